@@ -1,0 +1,145 @@
+"""The two protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
+
+Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
+
+| key       | dtype, shape            | meaning                                                                  |
+|-----------|-------------------------|--------------------------------------------------------------------------|
+| `image`   | uint8 or float, B C H W | the picture; `Split.on_device` turns it into what the network takes      |
+| `label`   | int64, B                | class of the sample, 0 .. classes-1                                      |
+| `index`   | int64, B                | row of the sample in its split; -1 marks padding of a last ragged batch  |
+| `view`    | int64, B                | which augmented version of the sample this is (faces: 0 plain, 1 mirror) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+Rows = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a data set is, as far as a task may know it."""
+
+    classes: int
+    """Number of classes in the training split."""
+    shape: tuple[int, int, int]
+    """Channels, height and width of one picture after `Split.on_device`."""
+    digest: str
+    """SHA-256 of the content, hexadecimal; equal digests mean equal data."""
+    class_names: tuple[str, ...] = ()
+
+
+class Split(Protocol):
+    """A set of samples to train on or to evaluate on."""
+
+    name: str
+    size: int
+    """Number of samples."""
+    digest: str
+    protocol: Any
+    """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """Sample rows of one epoch in training order, int64, (updates, batch_size), the same on every rank.
+
+        A pure function of its arguments and the seed. The loop cuts each row into micro-batches and ranks, so a recipe
+        means the same on any number of processes, and resuming or skipping costs nothing.
+        """
+
+    def fetch(self, indices: np.ndarray, epoch: int) -> Batch:
+        """Read the samples at `indices` (no -1 among them) as host tensors, with `index` among the keys."""
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Finish a batch where it lives: normalise, augment."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A data set whose files have been found and checked."""
+
+    meta: Meta
+    train: Split
+    evaluations: Mapping[str, Split]
+
+
+@runtime_checkable
+class Data(Protocol):
+    """What is learned from. An implementation is a dataclass whose fields are the YAML block."""
+
+    def open(self, seed: int) -> Opened:
+        """Find and check the files. Raises UserError naming file and row."""
+
+    def missing(self) -> list[str]:
+        """Sentences about files that are not there yet, for `--check`; empty when all is there."""
+
+
+@dataclass
+class Parts:
+    """The three kinds of state a task is made of."""
+
+    learns: nn.Module
+    """Gets gradients: wrapped, compiled, averaged (EMA), called only through forward."""
+    frozen: dict[str, nn.Module] = field(default_factory=dict)
+    """Placed on the device and nothing else: never wrapped, never saved. Scored on the first evaluation before step 1."""
+    remembers: nn.Module | None = None
+    """State that moves without gradients (class centres, norm statistics): saved, and equal on all ranks."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where in the training a micro-batch stands, and what its loss may use of the other processes."""
+
+    step: int
+    epoch: int
+    progress: float
+    """Share of the training that is behind, 0 to 1."""
+    gather: Callable[[Tensor], Tensor]
+    """(b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient."""
+    autocast: Callable[[], AbstractContextManager]
+    """The run's mixed precision, for forwards of frozen networks."""
+
+
+@dataclass
+class Loss:
+    """What the loop asks of a micro-batch: the sum over samples, what it is divided by, and scalars to log."""
+
+    sum: Tensor
+    weight: float
+    logs: dict[str, Tensor] = field(default_factory=dict)
+    """Means over the micro-batch, detached, kept on the device."""
+
+
+@dataclass
+class Scores:
+    """The outcome of one evaluation."""
+
+    metrics: dict[str, float]
+    """Name without the split (`accuracy`) to value."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """Columns of the per-sample table kept as parquet: id, group, prediction or score."""
+    curves: dict[str, Any] = field(default_factory=dict)
+    """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
+
+
+class Task(Protocol):
+    """What is learned. An implementation is a dataclass whose fields are the YAML block."""
+
+    def build(self, meta: Meta) -> Parts:
+        """Make the networks. Raises UserError when weights are missing or do not fit."""
+
+    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+        """Loss of one micro-batch. Calls `net(...)`, never `net.forward(...)`."""
+
+    def predict(self, net: nn.Module, batch: Batch) -> Rows:
+        """One row per sample of the batch, in its order; `net` is `parts.learns`, its average, or a frozen network."""
+
+    def score(self, rows: Rows, split: Split) -> Scores:
+        """Score a whole evaluation set from the rows of all its samples, each exactly once, ordered by index."""
