@@ -1,0 +1,82 @@
+"""How an evaluation set is scored: which of its images meet which. Nothing here knows a file or a picture.
+
+Every number is a row of the evaluation split, so each image is embedded once however many pairs it is in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """1:1 verification: image `first[i]` against image `second[i]`; the order is kept, for the ten contiguous folds."""
+
+    first: np.ndarray
+    """int64 (pairs,), rows of the split."""
+    second: np.ndarray
+    """int64 (pairs,), rows of the split."""
+    same: np.ndarray
+    """bool (pairs,), whether both show one person."""
+
+    def __post_init__(self):
+        _one_length(self, "first", "second", "same")
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+
+@dataclass(frozen=True)
+class Templates:
+    """IJB 1:1: images form media (one still, or the frames of one video), media form templates, templates form pairs.
+
+    `template`, `media` and `faceness` have one entry per image (row of the split); `first` and `second` hold template
+    ids as they stand in `template`, not positions.
+    """
+
+    template: np.ndarray
+    """int64 (images,), template id of each image."""
+    media: np.ndarray
+    """int64 (images,), media id of each image; two templates may share a media id."""
+    faceness: np.ndarray
+    """float32 (images,), the detector's score, 0 to 1; ones where the set has none."""
+    first: np.ndarray
+    """int64 (pairs,), template ids."""
+    second: np.ndarray
+    """int64 (pairs,), template ids."""
+    same: np.ndarray
+    """bool (pairs,)."""
+
+    def __post_init__(self):
+        _one_length(self, "template", "media", "faceness")
+        _one_length(self, "first", "second", "same")
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+
+@dataclass(frozen=True)
+class Identification:
+    """TinyFace, closed-set 1:N: each probe is looked up in the gallery, which holds matches and distractors."""
+
+    probe: np.ndarray
+    """int64 (probes,), rows of the split."""
+    gallery: np.ndarray
+    """int64 (gallery,), rows of the split: matches first, then distractors."""
+    label: np.ndarray
+    """int64 (images,), identity of each row of the split; -1 for distractors, whom no probe matches."""
+
+    def __post_init__(self):
+        if self.probe.ndim != 1 or self.gallery.ndim != 1 or self.label.ndim != 1:
+            raise ValueError("probe, gallery and label must have one dimension")
+
+    def __len__(self) -> int:
+        return len(self.probe)
+
+
+def _one_length(protocol: object, *names: str) -> None:
+    shapes = {name: np.shape(getattr(protocol, name)) for name in names}
+    if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
+        raise ValueError(f"{type(protocol).__name__}: one length expected, got {shapes}")
