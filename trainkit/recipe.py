@@ -1,0 +1,237 @@
+"""The dataclasses of a recipe: what the YAML may say, its types and its defaults. A default lives here and nowhere else.
+
+`task` and `data` are named blocks: their `name` is looked up in `TABLES`, and the class it names is the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from trainkit.config import Named
+from trainkit.schedule import AnySpan, Curve, Share, Span, TrainingSpan
+
+TABLES: dict[str, dict[str, str]] = {
+    "task": {
+        "embed": "trainkit.tasks.embed:Embed",
+        "adadistill": "trainkit.tasks.adadistill:AdaDistill",
+    },
+    "data": {"faces": "trainkit.data.faces:Faces"},
+}
+
+
+def _positive(block: object, *names: str) -> None:
+    for name in names:
+        if getattr(block, name) is not None and getattr(block, name) <= 0:
+            raise ValueError(f"{name} is {getattr(block, name)}; it must be above 0")
+
+
+@dataclass(kw_only=True)
+class Group:
+    """Parameters that are trained differently."""
+
+    match: str
+    """Pattern of parameter names with `*` and `?`; one that matches nothing is an error."""
+    lr_scale: float = 1.0
+    weight_decay: float | None = None
+
+
+@dataclass(kw_only=True)
+class Optim:
+    """How the weights move."""
+
+    name: str = "sgd"
+    """`sgd`, `adam`, `adamw`, or `timm:NAME` for any of timm's."""
+    lr: float
+    momentum: float = 0.9
+    """For `sgd`."""
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    """For `adam` and `adamw`."""
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decay_1d: bool = True
+    """Whether biases, norm weights and other one-dimensional parameters decay too."""
+    clip_norm: float | None = None
+    """Largest norm of the whole gradient; the gradient is scaled down to it."""
+    groups: list[Group] = field(default_factory=list)
+    fused: bool = True
+    """One kernel for all parameters, where the optimizer has one."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "lr", "clip_norm", "eps")
+        if not self.name.startswith("timm:") and self.name not in ("sgd", "adam", "adamw"):
+            raise ValueError(f"no optimizer {self.name!r}; there are sgd, adam, adamw and timm:NAME")
+
+
+@dataclass(kw_only=True)
+class Train:
+    """How long, in which portions and in which arithmetic."""
+
+    length: TrainingSpan
+    """The whole training: `26 epochs`, `80k steps`."""
+    batch_size: int
+    """Samples per update, over all processes."""
+    micro_batch: int | None = None
+    """Samples per process and forward; accumulation follows from it. None: the whole share of a process at once."""
+    schedule: Curve = field(default_factory=Curve)
+    precision: Literal["auto", "no", "bf16", "fp16", "fp8"] = "auto"
+    """`auto`: what the launcher says, else bf16 where the GPU has it, fp16 where not, float32 on a CPU."""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    ema: float | None = None
+    """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
+    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """What a loss or gradient that is not finite does: end the run, leave that update out, or go back to the last
+    checkpoint and leave it out."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "batch_size", "micro_batch")
+        if self.micro_batch and self.batch_size % self.micro_batch:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema is {self.ema}; a decay between 0 and 1 is needed, such as 0.999")
+
+
+@dataclass(kw_only=True)
+class Device:
+    """Switches of the machine. None: the good default of the device at hand."""
+
+    tf32: bool = True
+    """TensorFloat-32 matrix products and convolutions, on GPUs that have them."""
+    cudnn_benchmark: bool = True
+    channels_last: bool | None = None
+    """Memory format of networks and images. None: on for a GPU, off for a CPU."""
+    expandable_segments: bool = True
+    """The CUDA allocator grows its segments instead of splitting them."""
+    deterministic: bool = False
+    """Only kernels that repeat their bits. Needed for bit equality on a GPU; a CPU has it at equal threads."""
+    threads: int | None = None
+    """CPU threads of each process. None: what the launcher set."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "threads")
+
+
+@dataclass(kw_only=True)
+class Loader:
+    """How batches are read."""
+
+    workers: int = 0
+    """Worker processes per training process; 0 reads in the process itself, best for memory-mapped data."""
+    start: Literal["fork", "spawn", "forkserver"] | None = None
+    """How workers are started. None: the platform's way."""
+    prefetch: int = 2
+    """Batches each worker reads ahead."""
+    timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
+    """Time after which a silent worker ends the run."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.prefetch < 1:
+            raise ValueError("workers must be 0 or more and prefetch 1 or more")
+        if not self.timeout.timed:
+            raise ValueError(f"timeout is '{self.timeout}'; a time is needed, such as 5 min")
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """One named evaluation: on which split, and when."""
+
+    split: str | None = None
+    """A word of `data.evaluate`; None: the evaluation's own name."""
+    every: AnySpan | None = None
+    at_start: bool = False
+    at_end: bool = True
+    budget: Share | None = None
+    """Largest share of wall-clock that this evaluation may take; it is held less often when it is dear."""
+    batch_size: int = 256
+    """Samples per process and forward."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "batch_size")
+
+
+@dataclass(kw_only=True)
+class Best:
+    """What makes a checkpoint the best."""
+
+    metric: str
+    """Full name, such as `lfw/accuracy`."""
+    mode: Literal["max", "min"] = "max"
+
+
+@dataclass(kw_only=True)
+class Checkpoints:
+    """When checkpoints are written and which are kept."""
+
+    every: AnySpan | None = field(default_factory=lambda: Span(1, "epochs"))
+    at_end: bool = True
+    keep_last: int = 2
+    keep_best: int = 1
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1 or self.keep_best < 0:
+            raise ValueError("keep_last must be 1 or more and keep_best 0 or more")
+
+
+@dataclass(kw_only=True)
+class Log:
+    """What is written down, and how often."""
+
+    every: AnySpan = field(default_factory=lambda: Span(50, "steps"))
+    """Loss, learning rate, gradient norm, speed and time shares."""
+    progress: AnySpan = field(default_factory=lambda: Span(2, "seconds"))
+    """How often the progress line is drawn in a terminal; without one it is printed with `every`."""
+    figures: AnySpan | None = None
+    """Figures while training; they are always drawn at the end."""
+    system_every: AnySpan | None = field(default_factory=lambda: Span(10, "seconds"))
+    """Sampling of CPU, memory and GPU use; null switches it off."""
+    experiment: str | None = None
+    """MLflow experiment; None: the recipe's name."""
+    rows: bool = True
+    """Keep the per-sample rows of the best and the final evaluation as parquet."""
+
+    def __post_init__(self) -> None:
+        if self.system_every is not None and not self.system_every.timed:
+            raise ValueError(f"system_every is '{self.system_every}'; a time is needed, such as 10 s")
+
+
+@dataclass(kw_only=True)
+class StopWhen:
+    """Ends the training early when a metric no longer improves."""
+
+    metric: str
+    mode: Literal["max", "min"] = "max"
+    patience: int
+    """Evaluations without an improvement before the training ends."""
+    min_delta: float = 0.0
+    """Smallest change that counts as one."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "patience")
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """One experiment, complete in itself."""
+
+    name: str
+    seed: int = 0
+    task: Annotated[Any, Named("task")]
+    data: Annotated[Any, Named("data")]
+    optim: Optim
+    train: Train
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    best: Best | None = None
+    stop_when: StopWhen | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    log: Log = field(default_factory=Log)
+    loader: Loader = field(default_factory=Loader)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in self.name):
+            raise ValueError(f"name is {self.name!r}; letters, digits, - and _ are allowed")
+        for key, what in (("best", self.best), ("stop_when", self.stop_when)):
+            if what is not None and what.metric.split("/")[0] not in self.evaluations:
+                known = ", ".join(self.evaluations) or "none"
+                raise ValueError(f"{key}.metric is {what.metric!r}, of no evaluation here; there are: {known}")

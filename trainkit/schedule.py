@@ -1,0 +1,222 @@
+"""When things happen: spans of training, learning-rate curves and gates. Pure functions of the step where they can be.
+
+A span is written with its unit: `500 steps`, `1 epoch`, `1M samples`, `30 min`. A gate turns a span into the next step
+at which something is due, so that between two events the loop pays one comparison of integers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, PlainSerializer
+
+_UNITS = {
+    "step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs", "sample": "samples",
+    "samples": "samples", "s": "seconds", "sec": "seconds", "second": "seconds", "seconds": "seconds",
+    "min": "minutes", "minute": "minutes", "minutes": "minutes", "h": "hours", "hour": "hours", "hours": "hours",
+}  # fmt: skip
+_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600}
+_WRITTEN = {"seconds": "s", "minutes": "min", "hours": "h"}
+_FACTORS = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kKM]?)\s+([a-z]+)")
+
+
+@dataclass(frozen=True)
+class Span:
+    """An amount of training: steps, epochs or samples; or of wall-clock: seconds."""
+
+    amount: float
+    unit: str
+
+    @staticmethod
+    def parse(text: object) -> Span:
+        """Read `500 steps`, `1 epoch`, `0.5 epochs`, `1M samples`, `30 min`. Raises ValueError."""
+        match = _SPAN.fullmatch(text.strip()) if isinstance(text, str) else None
+        unit = _UNITS.get(match[3]) if match else None
+        if match is None or unit is None or float(match[1]) == 0:
+            raise ValueError(f"{text!r} is no span; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min")
+        amount = float(match[1]) * _FACTORS[match[2]]
+        if unit in ("steps", "samples") and amount != int(amount):
+            raise ValueError(f"{text!r}: {unit} are counted in whole numbers")
+        return Span(amount, unit)
+
+    def __str__(self) -> str:
+        amount = int(self.amount) if self.amount == int(self.amount) else self.amount
+        unit = _WRITTEN.get(self.unit, self.unit)
+        return f"{amount} {unit[:-1] if amount == 1 and unit in ('steps', 'epochs', 'samples') else unit}"
+
+    @property
+    def timed(self) -> bool:
+        """Whether the span is one of wall-clock."""
+        return self.unit in _SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """Length of a timed span."""
+        return self.amount * _SECONDS[self.unit]
+
+    def steps(self, steps_per_epoch: int, batch_size: int) -> int:
+        """Length of an untimed span in optimizer steps, at least 1."""
+        steps = {"steps": 1, "epochs": steps_per_epoch, "samples": 1 / batch_size}[self.unit] * self.amount
+        return max(1, round(steps))
+
+
+def _read_span(value: object) -> Span:
+    return value if isinstance(value, Span) else Span.parse(value)
+
+
+def _read_untimed(value: object) -> Span:
+    span = _read_span(value)
+    if span.timed:
+        raise ValueError(f"'{span}' is a time; here a length of training is needed: steps, epochs or samples")
+    return span
+
+
+def _read_share(value: object) -> float:
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", value.strip())):
+        value = float(match[1]) / 100
+        if 0 < value < 1:
+            return value
+    elif isinstance(value, float) and 0 < value < 1:
+        return value
+    raise ValueError(f"{value!r} is no share; write a percentage between 0% and 100%, such as 5%")
+
+
+_as_text = PlainSerializer(str, return_type=str)
+AnySpan = Annotated[Span, BeforeValidator(_read_span), _as_text]
+"""A span of training or of wall-clock."""
+TrainingSpan = Annotated[Span, BeforeValidator(_read_untimed), _as_text]
+"""A span of training."""
+Share = Annotated[float, BeforeValidator(_read_share), PlainSerializer(lambda x: f"{100 * x:g}%", return_type=str)]
+"""A percentage."""
+
+
+@dataclass(kw_only=True)
+class Warmup:
+    """The climb to the full learning rate at the start."""
+
+    over: TrainingSpan
+    kind: Literal["linear", "exponential", "quadratic"] = "linear"
+    start: float = 0.0
+    """Factor at step 0; an exponential climb needs one above 0."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < 1:
+            raise ValueError(f"start is {self.start}; a factor from 0 up to, not including, 1 is needed")
+        if self.kind == "exponential" and self.start == 0:
+            raise ValueError("an exponential warm-up needs start above 0, such as 0.1")
+
+    def factor(self, done: float) -> float:
+        """Factor when the share `done` of the warm-up is behind."""
+        if self.kind == "exponential":
+            return self.start ** (1 - done)
+        return self.start + (1 - self.start) * (done if self.kind == "linear" else done * done)
+
+
+@dataclass(kw_only=True)
+class Curve:
+    """Learning rate over the training, as a factor of `optim.lr`."""
+
+    name: Literal["constant", "steps", "cosine", "poly"] = "constant"
+    at: list[TrainingSpan] = field(default_factory=list)
+    """For `steps`: when the rate is multiplied by `gamma`."""
+    gamma: float = 0.1
+    power: float = 0.9
+    """For `poly`: (1 - share of training)^power."""
+    floor: float = 0.0
+    """Factor at the end of `cosine` and `poly`."""
+    warmup: Warmup | None = None
+
+    def __post_init__(self) -> None:
+        if (self.name == "steps") != bool(self.at):
+            raise ValueError("`at` lists where a `steps` curve drops, and belongs to that curve alone")
+        if not (0 < self.gamma < 1 and self.power > 0 and 0 <= self.floor < 1):
+            raise ValueError("needed: 0 < gamma < 1, power > 0 and 0 <= floor < 1")
+
+    def factor(self, step: int, steps: int, steps_per_epoch: int, batch_size: int) -> float:
+        """Factor for the update that follows `step` finished ones, of `steps` in all.
+
+        A function of the step alone: equal on any number of processes, and nothing to save.
+        """
+        warm = self.warmup.over.steps(steps_per_epoch, batch_size) if self.warmup else 0
+        if self.warmup and step < warm:
+            # The climb reaches the full rate with its last step, so that no update is wasted on a rate of 0.
+            return self.warmup.factor((step + 1) / warm)
+        if self.name == "steps":
+            return self.gamma ** sum(step >= at.steps(steps_per_epoch, batch_size) for at in self.at)
+        done = min(1.0, (step - warm) / max(1, steps - warm))
+        if self.name == "cosine":
+            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        if self.name == "poly":
+            return self.floor + (1 - self.floor) * (1 - done) ** self.power
+        return 1.0
+
+
+@dataclass
+class Gate:
+    """Decides when something is due, as a step number known in advance.
+
+    A gate in steps, epochs or samples is a pure function of the step. One in wall-clock, or one held to a share of
+    wall-clock, looks at the clock when its step has come and moves the step on if it is too early: the caller makes
+    that decision on one process, shares it and writes it down, so that a resumed run can repeat it.
+    """
+
+    every: Span | None
+    """None: never by itself."""
+    steps_per_epoch: int
+    batch_size: int
+    budget: float | None = None
+    """Largest share of wall-clock that the events may take."""
+    due: int = 0
+    spent: float = 0.0
+    """Seconds that past events took."""
+    cost: float = 0.0
+    """Seconds that the last event took: the estimate for the next."""
+    last: float = 0.0
+    """Elapsed seconds at the last event of a timed gate."""
+
+    NEVER = 1 << 62
+
+    def __post_init__(self) -> None:
+        self.due = self.after(0)
+
+    @property
+    def clocked(self) -> bool:
+        """Whether the gate needs to look at the clock."""
+        return self.every is not None and (self.every.timed or self.budget is not None)
+
+    def after(self, step: int, seconds_per_step: float = 0.0) -> int:
+        """The first step after `step` at which the event may be due."""
+        if self.every is None:
+            return self.NEVER
+        if self.every.timed:
+            ahead = self.every.seconds / seconds_per_step if seconds_per_step > 0 else 1
+            return step + max(1, min(int(ahead), 1_000_000))
+        length = self.every.steps(self.steps_per_epoch, self.batch_size)
+        return (step // length + 1) * length
+
+    def decide(self, step: int, elapsed: float, seconds_per_step: float) -> tuple[bool, int]:
+        """Whether the event happens at `step`, and the step at which to ask again.
+
+        `elapsed` is wall-clock since training began, in seconds. Called on one process only.
+        """
+        if self.every is None:
+            return False, self.NEVER
+        pace = max(seconds_per_step, 1e-9)
+        if self.every.timed and elapsed - self.last < self.every.seconds:
+            return False, step + max(1, math.ceil((self.every.seconds - (elapsed - self.last)) / pace))
+        if self.budget is not None and self.spent + self.cost > self.budget * (elapsed + self.cost):
+            wait = (self.spent + self.cost) / self.budget - self.cost - elapsed
+            later = step + max(1, math.ceil(wait / pace))
+            # Stretched gates keep to their own grid: an evaluation `every: 1 epoch` stays at ends of epochs.
+            return False, later if self.every.timed else self.after(later - 1)
+        return True, self.after(step, seconds_per_step)
+
+    def took(self, seconds: float, elapsed: float) -> None:
+        """Record that an event took place."""
+        self.cost = seconds
+        self.spent += seconds
+        self.last = elapsed
