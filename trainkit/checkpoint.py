@@ -1,0 +1,805 @@
+"""Checkpoints on disk: written aside, hashed, renamed into place, verified before use, and free of pickle.
+
+A checkpoint is a folder `step-000000123/` that holds
+
+| file                  | content                                                                            |
+|-----------------------|------------------------------------------------------------------------------------|
+| `<group>.safetensors` | tensors by name: `model`, `memory`, `ema`, `optimizer` (`<parameter>/<state key>`)  |
+| `state.json`          | all else that is needed to go on: step, epoch, cursor, best records, versions      |
+| `recipe.yaml`         | the resolved recipe                                                                |
+| `MANIFEST.json`       | written last: format version, and size and SHA-256 of each file above              |
+
+What is promised: after the first commit there is at every moment at least one complete checkpoint, whichever system
+call the process dies in; and a checkpoint whose bytes are not those of its manifest is never used.
+
+This module knows files and tensors; when to save, and what a state means, is the loop's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainkit.errors import UserError
+
+FORMAT = 1
+"""Version of the layout above. Raised whenever an older reader would misunderstand a newer folder."""
+MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+RECIPE = "recipe.yaml"
+LOCK = ".lock"
+HOLDER = ".lock.holder"
+
+_STEP = re.compile(r"step-(\d{9,})(\.old)?")
+_ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-(\d+)-(\d+)-[0-9a-f]+")
+_GROUP = re.compile(r"[a-z][a-z0-9_]*")
+_HEADROOM = 1.2
+_MANIFEST_LIMIT = 1 << 20
+_CHUNK = 8 << 20
+_LISTED = 10
+_OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable", "param_names"})
+"""Options of an optimizer that say how it computes on this machine, not what: never taken from a file."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint could not be written, or what lies on disk is not one. Older checkpoints are untouched."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory, its hashes verified."""
+
+    path: Path
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    """Group (`model`, `optimizer`, ...) to tensors by name, on the CPU."""
+    state: dict[str, Any]
+    recipe_text: str
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def write(
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], recipe_text: str
+) -> Path:
+    """Commit a checkpoint of `step` under `folder` and return its path.
+
+    `tensors` is group to tensors by name, on any device; `state` is plain JSON data (tuples come back as lists) and
+    gets the key `step`. A valid checkpoint of the same step is replaced without a moment in which neither exists.
+
+    Raises `CheckpointError` when the disk is full or fails: nothing half-written stays, older checkpoints are intact,
+    and training may go on. Raises ValueError for states that JSON would not give back unchanged.
+    """
+    folder = Path(folder)
+    if state.get("step", step) != step:
+        raise ValueError(f"state says step {state['step']}, the checkpoint is of step {step}")
+    for group in tensors:
+        if not _GROUP.fullmatch(group):
+            raise ValueError(f"{group!r} is no name for a group of tensors")
+    texts = {STATE: _json({**state, "step": step}), RECIPE: recipe_text.encode()}
+    needed = int(_HEADROOM * (sum(map(_bytes_of, tensors.values())) + sum(map(len, texts.values()))))
+    target = folder / f"step-{step:09d}"
+    aside = _aside(folder, "tmp", step)
+    try:
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+            _sync_folder(folder.parent)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise CheckpointError(
+                str(folder),
+                f"{free / 1e6:.1f} MB free, a checkpoint of step {step} needs {needed / 1e6:.1f} MB",
+                remedy="free some space; older checkpoints are intact",
+            )
+        os.mkdir(aside)
+        files = {}
+        for group, members in tensors.items():
+            # One group at a time in memory: an optimizer's state is twice the model.
+            files[f"{group}.safetensors"] = _write_file(aside / f"{group}.safetensors", _serialised(members))
+        for name, content in texts.items():
+            files[name] = _write_file(aside / name, content)
+        _write_file(aside / MANIFEST, _json({"format": FORMAT, "files": files}))
+        _sync_folder(aside)
+        superseded = _make_room(target)
+        os.rename(aside, target)
+        aside = target  # from here on, a failure withdraws the committed folder
+        _sync_folder(folder)
+        if problems := verify(target):
+            raise OSError(errno.EIO, f"read back differently from what was written: {problems[0]}")
+    except (OSError, SafetensorError) as error:
+        _discard(aside)
+        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(
+            str(target), f"could not be written: {detail}", remedy="older checkpoints are intact"
+        ) from error
+    except BaseException:
+        _discard(aside)
+        raise
+    if superseded is not None:
+        _discard(superseded)
+    return target
+
+
+def _make_room(target: Path) -> Path | None:
+    """Move an existing checkpoint of the same step aside, under a name that still counts as a checkpoint."""
+    old = target.with_name(target.name + ".old")
+    if os.path.lexists(target):
+        if verify(target):
+            _discard(target)  # damaged: nothing is lost
+        else:
+            _discard(old)
+            os.rename(target, old)
+    return old if os.path.lexists(old) else None
+
+
+def _write_file(path: Path, content: bytes) -> dict[str, Any]:
+    """Write, flush and sync a new file; returns its entry in the manifest."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view[:_CHUNK]) :]  # the system may take less than it is given
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return {"size": len(content), "sha256": _sha256(content)}
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in a folder durable (a rename is not, before this). Windows cannot open folders, and need not."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _serialised(members: Mapping[str, Tensor]) -> bytes:
+    plain, storages = {}, set()
+    for name, tensor in members.items():
+        tensor = tensor.detach().to("cpu").contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        # The format refuses tensors that share memory (tied weights): each gets its own copy.
+        plain[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return safetensors.torch.save(plain)
+
+
+def _bytes_of(members: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in members.values())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _json(value: Any) -> bytes:
+    _refuse_unfaithful(value, "state")
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _refuse_unfaithful(value: Any, where: str) -> None:
+    """Raise ValueError for what JSON would refuse, or silently change (1 as a key becomes "1")."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where} has the key {key!r}; keys of a state are strings")
+            _refuse_unfaithful(member, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for position, member in enumerate(value):
+            _refuse_unfaithful(member, f"{where}[{position}]")
+    elif not (value is None or isinstance(value, str | bool | int | float)):
+        raise ValueError(f"{where} is a {type(value).__name__}, which a state cannot hold")
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def verify(path: Path) -> list[str]:
+    """What is wrong with the checkpoint at `path`, a sentence each; empty when every byte is as it was written."""
+    path = Path(path)
+    try:
+        manifest, names = _look(path)
+        found = {name: _fingerprint(path / name) for name in names}
+    except CheckpointError as error:
+        return [str(error)]
+    except OSError as error:
+        return [f"{error.filename or path}: cannot be read: {error.strerror}"]
+    return [f"{path}/{problem}" for problem in _differences(manifest, found)]
+
+
+def read(path: Path) -> Loaded:
+    """Read a checkpoint. Raises `CheckpointError` naming the file when a byte differs from its manifest.
+
+    Each file is read once and the very bytes that were hashed are parsed: nothing can change in between.
+    """
+    path = Path(path)
+    try:
+        manifest, names = _look(path)
+        expected = _manifest_files(manifest)
+        if isinstance(expected, str):
+            raise _damaged(path, expected)
+        # The set of files first: nothing is read when it is wrong.
+        if problems := _differences(manifest, {name: expected.get(name, (0, "")) for name in names}):
+            raise _damaged(path, problems[0])
+        tensors, texts = {}, {}
+        for name in names:
+            content = _read_file(path / name)
+            if problems := _differences(manifest, {**expected, name: (len(content), _sha256(content))}):
+                raise _damaged(path, problems[0])
+            if name.endswith(".safetensors"):
+                tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(content)
+            else:
+                texts[name] = content
+        state = json.loads(texts[STATE])
+        recipe_text = texts[RECIPE].decode()
+        named = _STEP.fullmatch(path.name)
+        if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+            raise _damaged(path, f"{STATE}: says no step")
+        if named and int(named[1]) != state["step"]:
+            raise _damaged(path, f"{STATE}: is of step {state['step']}, the folder's name says {int(named[1])}")
+    except OSError as error:
+        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
+    except (SafetensorError, ValueError, KeyError, RecursionError) as error:
+        raise _damaged(path, f"not what trainkit writes: {error}") from error
+    return Loaded(path, state["step"], tensors, state, recipe_text)
+
+
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path}/{problem}", "the checkpoint is not used", remedy="resume from an older one")
+
+
+def _look(path: Path) -> tuple[bytes, list[str]]:
+    """Bytes of the manifest, and the names of all other files. Nothing but plain files may lie in a checkpoint."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise CheckpointError(str(path), "not a folder", "a checkpoint is a folder, and not a link to one")
+    names = sorted(os.listdir(path))
+    for name in names:
+        if not stat.S_ISREG(os.lstat(path / name).st_mode):
+            raise CheckpointError(str(path / name), "not a plain file", "links and folders are refused")
+    if MANIFEST not in names:
+        raise CheckpointError(str(path / MANIFEST), "missing", remedy="without it a checkpoint was never completed")
+    if os.path.getsize(path / MANIFEST) > _MANIFEST_LIMIT:
+        raise CheckpointError(str(path / MANIFEST), "too large to be a manifest")
+    names.remove(MANIFEST)
+    return _read_file(path / MANIFEST), names
+
+
+def _differences(manifest: bytes, found: Mapping[str, tuple[int, str]]) -> list[str]:
+    """Compare the manifest with name -> (size, SHA-256) of what is there."""
+    expected = _manifest_files(manifest)
+    if isinstance(expected, str):
+        return [expected]
+    problems = []
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            problems.append(f"{name}: missing")
+        elif name not in expected:
+            problems.append(f"{name}: not in the manifest")
+        elif found[name][0] != expected[name][0]:
+            problems.append(f"{name}: {found[name][0]} bytes, {expected[name][0]} were written")
+        elif found[name][1] != expected[name][1]:
+            problems.append(
+                f"{name}: its content has changed (SHA-256 {found[name][1][:12]}..., not {expected[name][1][:12]}...)"
+            )
+    return problems
+
+
+def _manifest_files(manifest: bytes) -> dict[str, tuple[int, str]] | str:
+    """Files a manifest lists, name -> (size, SHA-256), or what is wrong with it."""
+    try:
+        content = json.loads(manifest)
+        version = content["format"]
+        if type(version) is int and version > FORMAT:
+            return f"{MANIFEST}: format {version}, written by a newer trainkit; this one reads {FORMAT}"
+        if version != FORMAT:
+            return f"{MANIFEST}: format {version!r}, this trainkit reads {FORMAT}"
+        files = {name: (entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
+        # Whatever parses but was not written so (spaces, doubled keys, more fields) is damage as well.
+        canonical = _json({"format": FORMAT, "files": {n: {"size": s, "sha256": h} for n, (s, h) in files.items()}})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{MANIFEST}: damaged"
+    if canonical != manifest:
+        return f"{MANIFEST}: damaged"
+    if any("/" in name or "\\" in name or name in ("", ".", "..", MANIFEST) for name in files):
+        return f"{MANIFEST}: lists a name that no checkpoint has"
+    if not {STATE, RECIPE} <= files.keys():
+        return f"{MANIFEST}: lists no {STATE} or no {RECIPE}"
+    return files
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+
+
+def _read_file(path: Path) -> bytes:
+    with os.fdopen(_open(path), "rb") as file:
+        return file.read()
+
+
+def _fingerprint(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file of any size, in bounded memory."""
+    digest, size = hashlib.sha256(), 0
+    with os.fdopen(_open(path), "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------- a folder of many
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint under `folder` that verifies, and why newer ones were refused."""
+    refused: list[str] = []
+    for path in reversed(_checkpoints(Path(folder))):
+        problems = verify(path)
+        if not problems:
+            return path, refused
+        refused.append(problems[0])
+    return None, refused
+
+
+def prune(folder: Path, keep_last: int, keep_best: Iterable[int] = ()) -> list[Path]:
+    """Delete all but the newest `keep_last` complete checkpoints and those of the steps `keep_best`.
+
+    Call it after a commit. Damaged folders do not count as kept. Returns what was deleted; raises `CheckpointError`.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}; the last checkpoint is always kept")
+    folder, best = Path(folder), set(keep_best)
+    kept, deleted = 0, []
+    for path in reversed(_checkpoints(folder)):
+        if kept < keep_last:
+            kept += _complete(path)
+        elif int(_STEP.fullmatch(path.name)[1]) not in best:
+            deleted.append(path)
+    for path in deleted:
+        if (error := _discard(path)) is not None:
+            raise CheckpointError(str(path), f"could not be deleted: {error.strerror}") from error
+    return deleted
+
+
+def clean(folder: Path) -> list[Path]:
+    """Remove what processes that are dead left half-written or half-deleted. Returns what was removed.
+
+    Call it at the start of a run, with the lock held.
+    """
+    folder, removed = Path(folder), []
+    for name in _listing(folder):
+        match = _ASIDE.fullmatch(name)
+        superseded = name.endswith(".old") and _STEP.fullmatch(name) and not verify(folder / name.removesuffix(".old"))
+        if (superseded or (match and not _alive(int(match[1]), int(match[2])))) and _discard(folder / name) is None:
+            removed.append(folder / name)
+    return removed
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Folders that bear a checkpoint's name, oldest step first; of two with one step the replaced one first."""
+    found = [(int(match[1]), not match[2], name) for name in _listing(folder) if (match := _STEP.fullmatch(name))]
+    return [folder / name for _, _, name in sorted(found)]
+
+
+def _listing(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _complete(path: Path) -> bool:
+    """Whether all files are there with their sizes: what can be told without reading them."""
+    try:
+        manifest, names = _look(path)
+        files = _manifest_files(manifest)
+        return not isinstance(files, str) and {n: s for n, (s, _) in files.items()} == {
+            name: os.path.getsize(path / name) for name in names
+        }
+    except (CheckpointError, OSError):
+        return False
+
+
+def _discard(path: Path) -> OSError | None:
+    """Delete a folder; one that counts as a checkpoint first loses its name, so that no half of it is ever found."""
+    try:
+        if not os.path.lexists(path):
+            return None
+        if match := _STEP.fullmatch(path.name):
+            trash = _aside(path.parent, "trash", int(match[1]))
+            os.rename(path, trash)
+            path = trash
+        if os.path.islink(path) or not os.path.isdir(path):
+            os.unlink(path)
+            return None
+        for name in os.listdir(path):
+            if os.path.isdir(path / name) and not os.path.islink(path / name):
+                shutil.rmtree(path / name)
+            else:
+                os.unlink(path / name)
+        os.rmdir(path)
+    except OSError as error:
+        return error
+    return None
+
+
+def _aside(folder: Path, kind: str, step: int) -> Path:
+    """A name nobody else uses, which tells who is at work there: process id and its start, since ids come round."""
+    return folder / f".{kind}-{step}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:12]}"
+
+
+def _started(pid: int) -> int:
+    """Second in which a process started; -1 when there is none of that id."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return -1
+
+
+def _alive(pid: int, started: int) -> bool:
+    # The start is counted from the boot time, which the clock's corrections may move by a second.
+    return (now := _started(pid)) >= 0 and abs(now - started) <= 2
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the run in `folder` for this process; raises `UserError` at once where another live process holds it."""
+    import filelock
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = {"pid": os.getpid(), "started": _started(os.getpid()), "host": socket.gethostname()}
+    held = filelock.FileLock(folder / LOCK, thread_local=False)
+    try:
+        held.acquire(timeout=0.3)
+    except filelock.Timeout:
+        # A dead process frees its lock by dying, unless children it forked still have the file open.
+        with filelock.FileLock(folder / f"{LOCK}.takeover"):
+            holder = _holder(folder)
+            dead = holder.get("host") == mine["host"] and not _alive(holder.get("pid", -1), holder.get("started", -1))
+            if dead:
+                (folder / LOCK).unlink(missing_ok=True)
+            try:
+                held.acquire(timeout=0.3)
+            except filelock.Timeout:
+                raise UserError(
+                    str(folder),
+                    f"in use by process {holder.get('pid', '?')} on {holder.get('host', '?')}",
+                    remedy="wait for it, stop it, or start a run of another name",
+                ) from None
+    try:
+        (folder / HOLDER).write_text(json.dumps(mine))
+        yield
+    finally:
+        with suppress(OSError):
+            (folder / HOLDER).unlink(missing_ok=True)
+        held.release()
+
+
+def _holder(folder: Path) -> dict[str, Any]:
+    try:
+        holder = json.loads((folder / HOLDER).read_text())
+    except (OSError, ValueError):
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def describe(path: Path) -> str:
+    """What is in a checkpoint, in a few lines, for people."""
+    path = Path(path)
+    problems = verify(path)
+    lines = [str(path)]
+    try:
+        state = json.loads(_read_file(path / STATE))
+        for key in ("step", "epoch", "recipe_hash", "world_size", "device", "best", "versions"):
+            if key in state:
+                lines.append(f"  {key:<12} {_one_line(state[key])}")
+        for name in sorted(os.listdir(path)):
+            if name.endswith(".safetensors"):
+                count = _count_tensors(path / name)
+                lines.append(f"  {name:<24} {count} tensors, {os.path.getsize(path / name) / 1e6:.2f} MB")
+    except (OSError, ValueError, KeyError, struct.error, AttributeError, TypeError, RecursionError) as error:
+        lines.append(f"  cannot be read further: {error}")
+    lines += [f"  DAMAGED: {problem}" for problem in problems] or ["  every file is as it was written"]
+    return "\n".join(lines)
+
+
+def _one_line(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_one_line(member)}" for key, member in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _count_tensors(path: Path) -> int:
+    """Number of tensors by a safetensors file's header, without reading the tensors."""
+    with os.fdopen(_open(path), "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(100 << 20, os.path.getsize(path)):
+            raise ValueError(f"{path.name} has no header")
+        return len(json.loads(file.read(length)).keys() - {"__metadata__"})
+
+
+# ------------------------------------------------------------------------------------ between live objects and files
+
+
+def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by the names they have in files, whatever DDP and torch.compile have wrapped around."""
+    return {_plain_name(name): parameter for name, parameter in _unwrapped(module).named_parameters()}
+
+
+def module_tensors(module: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """Copies of a module's parameters and persistent buffers on the CPU, whole even where they are sharded.
+
+    With sharded parameters (FSDP2) this is a collective: every process calls it, and those that write nothing pass
+    `keep=False` and get an empty dict, which spares their memory.
+    """
+    tensors = {name: _whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
+    return tensors if keep else {}
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy tensors into a module in place. Raises `UserError` listing names, shapes and types that do not fit.
+
+    `where` names the source in messages. Nothing is changed unless everything fits.
+    """
+    live = _live_tensors(module)
+    problems = [f"{name} is missing" for name in live.keys() - tensors.keys()]
+    problems += [f"{name} is not in the network" for name in tensors.keys() - live.keys()]
+    for name in live.keys() & tensors.keys():
+        file, own = tensors[name], live[name]
+        if own.is_meta:
+            raise ValueError(f"{name} has no memory yet (meta device)")
+        if (file.shape, file.dtype) != (own.shape, own.dtype):
+            problems.append(f"{name} is {_kind(file)}, the network has {_kind(own)}")
+    if problems:
+        raise UserError(where, _listed(problems), remedy="these tensors are of another network or recipe")
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(_as_sharded(tensors[name], tensor))
+
+
+def optimizer_tensors(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]], keep: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State of an optimizer as (tensors by `<parameter name>/<state key>`, JSON data), by names and not positions.
+
+    The JSON data holds each group's options, all state that is not a tensor, and where each tensor belongs. As with
+    `module_tensors`, sharded state is gathered: every process calls it, `keep=False` where nothing is written.
+    """
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+    names = _names_by_parameter(parameters)
+    tensors: dict[str, Tensor] = {}
+    groups, state = [], {}
+    for group in optimizer.param_groups:
+        members = [_name_of(parameter, names) for parameter in group["params"]]
+        options = {
+            key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            for key, value in group.items()
+            if key != "params" and key not in _OF_THE_MACHINE
+        }
+        _refuse_unfaithful(options, "optimizer group")
+        groups.append({"parameters": members, "options": options})
+        for name, parameter in zip(members, group["params"], strict=True):
+            # .get: the state is a defaultdict, and an empty entry is not the same as none to every optimizer
+            entries = optimizer.state.get(parameter) or {}
+            packed = {}
+            for key in sorted(entries):
+                value = entries[key]
+                _refuse_shards(name, key, value, parameter)
+                packed[key] = _pack(value, f"{name}/{key}", tensors, keep)
+            if packed:
+                state[name] = packed
+    return tensors if keep else {}, {"class": type(optimizer).__name__, "groups": groups, "state": state}
+
+
+def load_optimizer(
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, Any],
+    where: str = "optimizer",
+) -> None:
+    """Put back what `optimizer_tensors` gave, bit for bit, into an optimizer over the same parameters.
+
+    Options that say how this machine computes (fused, foreach ...) stay as they are. Raises `UserError` naming what
+    does not fit: another optimizer, other groups, other parameters, tensors left over or missing.
+    """
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    names = _names_by_parameter(parameters)
+    _check_optimizer(optimizer, names, tensors, scalars, where)
+    optimizer.state.clear()
+    for group, saved in zip(optimizer.param_groups, scalars["groups"], strict=True):
+        for key, value in saved["options"].items():
+            own = group.get(key)
+            if isinstance(own, Tensor):
+                own.fill_(value)  # a learning rate that lives on the device, perhaps inside a captured graph
+            else:
+                group[key] = tuple(value) if isinstance(own, tuple) else value
+        on_device = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            packed = scalars["state"].get(_name_of(parameter, names))
+            if packed is not None:
+                optimizer.state[parameter] = {
+                    key: _unpack(value, tensors, parameter, stay=key == "step" and not on_device)
+                    for key, value in packed.items()
+                }
+
+
+def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of tensors that hold NaN or infinity."""
+    return [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while True:
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
+            module = module._orig_mod
+        else:
+            return module
+
+
+def _plain_name(name: str) -> str:
+    """A name without the parts that compiling a submodule puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def _live_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by plain name, sharing memory with the module."""
+    live: dict[str, Tensor] = {}
+    for name, value in _unwrapped(module).state_dict().items():
+        if not isinstance(value, Tensor) or name.endswith("_extra_state"):
+            continue  # extra state may be anything, pickles included, and is made anew by the layers that have it
+        if _plain_name(name) in live:
+            raise ValueError(f"two tensors of the network are called {_plain_name(name)}")
+        live[_plain_name(name)] = value
+    return live
+
+
+def _whole(tensor: Tensor, keep: bool = True) -> Tensor:
+    """A copy on the CPU, gathered from all processes where the tensor is sharded (a collective)."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "full_tensor"):
+        tensor = tensor.full_tensor()
+    return tensor.to("cpu", copy=True).contiguous() if keep else tensor
+
+
+def _as_sharded(full: Tensor, like: Tensor) -> Tensor:
+    """`full` laid out over the processes as `like` is; every process has all of `full`, so nothing is sent."""
+    if not hasattr(like, "full_tensor"):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _names_by_parameter(
+    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+) -> dict[nn.Parameter, str]:
+    pairs = [
+        (_plain_name(name), p) for name, p in (parameters.items() if isinstance(parameters, Mapping) else parameters)
+    ]
+    while pairs and all(name.startswith("module.") for name, _ in pairs):  # DDP's wrapper
+        pairs = [(name.removeprefix("module."), parameter) for name, parameter in pairs]
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("two parameters have one name")
+    return {parameter: name for name, parameter in pairs}
+
+
+def _name_of(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:
+    if parameter not in names:
+        raise ValueError(f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that bears no name")
+    return names[parameter]
+
+
+def _refuse_shards(name: str, key: str, value: Any, parameter: Tensor) -> None:
+    """Each process has a part of a sharded parameter; state that does not know it is a part cannot be gathered."""
+    if not isinstance(value, Tensor) or not hasattr(parameter, "full_tensor"):
+        return
+    if not hasattr(value, "full_tensor") and value.numel() > 1:
+        raise ValueError(f"state {key} of {name} is not sharded as its parameter is; it cannot be saved")
+
+
+def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool) -> Any:
+    """JSON data for a state value; tensors in it, at any depth, go to `tensors` under their path."""
+    if isinstance(value, Tensor):
+        tensors[path] = _whole(value, keep)
+        return {"tensor": path}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_pack(member, f"{path}/{i}", tensors, keep) for i, member in enumerate(value)]}
+    if isinstance(value, dict):
+        return {"dict": {key: _pack(member, f"{path}/{key}", tensors, keep) for key, member in value.items()}}
+    _refuse_unfaithful(value, path)
+    return value
+
+
+def _unpack(packed: Any, tensors: Mapping[str, Tensor], parameter: Tensor, stay: bool) -> Any:
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return _state_tensor(tensors[content], parameter, stay)
+    if kind == "dict":
+        return {key: _unpack(member, tensors, parameter, stay) for key, member in content.items()}
+    members = [_unpack(member, tensors, parameter, stay) for member in content]
+    return members if kind == "list" else tuple(members)
+
+
+def _state_tensor(full: Tensor, parameter: Tensor, stay: bool) -> Tensor:
+    """A tensor of an optimizer's state where the optimizer expects it; `stay`: step counters live on the CPU."""
+    if stay:
+        return full.clone()
+    if full.shape != parameter.shape:
+        return full.to(parameter.device, copy=True)
+    # Same strides as the parameter: fused kernels refuse channels_last weights with contiguous moments.
+    return torch.empty_like(parameter, dtype=full.dtype, requires_grad=False).copy_(_as_sharded(full, parameter))
+
+
+def _references(packed: Any) -> list[str]:
+    if not isinstance(packed, dict):
+        return []
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return [content]
+    members = content.values() if kind == "dict" else content
+    return [reference for member in members for reference in _references(member)]
+
+
+def _check_optimizer(
+    optimizer: Optimizer,
+    names: Mapping[nn.Parameter, str],
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, Any],
+    where: str,
+) -> None:
+    own_class = type(optimizer).__name__
+    if scalars["class"] != own_class:
+        raise UserError(where, f"state of {scalars['class']}", own_class, "resume with the recipe it was made with")
+    own = [[_name_of(parameter, names) for parameter in group["params"]] for group in optimizer.param_groups]
+    saved = [group["parameters"] for group in scalars["groups"]]
+    if own != saved:
+        flat_own, flat_saved = {n for group in own for n in group}, {n for group in saved for n in group}
+        problems = [f"{name} is missing" for name in flat_own - flat_saved]
+        problems += [f"{name} is not trained here" for name in flat_saved - flat_own]
+        problems = problems or [f"{len(saved)} groups of {[len(g) for g in saved]} parameters in another order"]
+        raise UserError(where, _listed(problems), f"{len(own)} groups of {[len(g) for g in own]} parameters")
+    used = [ref for entries in scalars["state"].values() for packed in entries.values() for ref in _references(packed)]
+    problems = [f"{name} is missing" for name in set(used) - tensors.keys()]
+    problems += [f"{name} belongs to nothing" for name in tensors.keys() - set(used)]
+    if problems:
+        raise UserError(where, _listed(problems))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _listed(problems: list[str]) -> str:
+    """At most ten problems, in order, and the number of the others."""
+    more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+    return ", ".join(sorted(problems)[:_LISTED] + more)
