@@ -1,0 +1,407 @@
+"""Margins, distillation losses and class centres, each against plain loops, and the published defects held off."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
+from trainkit.losses.margin import (
+    AdaFace,
+    ArcFace,
+    CosFace,
+    Margin,
+    MarginHead,
+    NormStatistics,
+    arcface,
+    margin_logits,
+)
+
+PRECISIONS = pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def unit(row: list[float]) -> list[float]:
+    length = math.sqrt(sum(v * v for v in row))
+    return [v / length for v in row]
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+# Margins
+
+
+def plain_margin(cos: float, margin, quality: float | None) -> float:
+    theta = math.acos(clip(cos, -1, 1))
+    if margin.name == "arcface":
+        return math.cos(theta + margin.m) if theta + margin.m < math.pi else cos - margin.m * math.sin(margin.m)
+    if margin.name == "cosface":
+        return cos - margin.m
+    theta = math.acos(clip(cos, -0.999, 0.999))
+    return math.cos(clip(theta - margin.m * quality, 1e-3, math.pi - 1e-3)) - (margin.m + margin.m * quality)
+
+
+MARGINS = [ArcFace(), ArcFace(m=0.45, scale=30.0), ArcFace(m=2.0), CosFace(), AdaFace(), AdaFace(m=0.5, scale=10.0)]
+
+
+@PRECISIONS
+@pytest.mark.parametrize("margin", MARGINS, ids=str)
+def test_every_logit_equals_the_formula(margin, dtype, close):
+    cos_BC = normal(40, 7, dtype=dtype).div(2).clamp(-1, 1)
+    cos_BC[0, 3], cos_BC[1, 4], cos_BC[2, 5] = 1.0, -1.0, math.cos(3.0)
+    label_B = torch.tensor([3, 4, 5, *(i % 7 for i in range(37))])
+    quality_B = normal(40, seed=1, dtype=dtype).clamp(-1, 1) if margin.name == "adaface" else None
+    logits_BC = margin_logits(cos_BC, label_B, margin, quality_B)
+    assert logits_BC.dtype == dtype
+    for i in range(40):
+        for j in range(7):
+            cos = cos_BC[i, j].item()
+            if j == label_B[i]:
+                cos = plain_margin(cos, margin, None if quality_B is None else quality_B[i].item())
+            assert logits_BC[i, j].item() == pytest.approx(margin.scale * cos, abs=close * margin.scale)
+
+
+def test_loss_of_a_margin_equals_the_formula_of_the_paper():
+    x, head = normal(9, 16), MarginHead(5, 16)
+    label = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3])
+    loss = F.cross_entropy(margin_logits(head(x), label, ArcFace(m=0.45)), label).item()
+    total = 0.0
+    for i in range(9):
+        e = unit(x[i].tolist())
+        cos = [dot(e, unit(w)) for w in head.weight.tolist()]
+        target = 64 * math.cos(math.acos(cos[label[i]]) + 0.45)
+        others = sum(math.exp(64 * c - target) for j, c in enumerate(cos) if j != label[i])
+        total += math.log1p(others)
+    assert loss == pytest.approx(total / 9, rel=1e-5)
+
+
+@pytest.mark.parametrize("m", [0.1, 0.5, 1.0, 2.0])
+def test_arcface_never_rewards_a_larger_angle(m):
+    theta = torch.linspace(0, math.pi, 2001, dtype=torch.float64)
+    lowered = arcface(theta.cos(), m)
+    assert (lowered.diff() < 1e-12).all()
+    assert (lowered <= theta.cos() + 1e-12).all()
+
+
+@pytest.mark.parametrize("margin", MARGINS, ids=str)
+def test_gradients_are_finite_where_the_angle_is_0_or_pi(margin):
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.6, 0.8]], requires_grad=True)
+    head = MarginHead(2, 2)
+    head.weight.data = torch.eye(2)
+    label = torch.tensor([0, 0, 1])
+    F.cross_entropy(margin_logits(head(x), label, margin, torch.zeros(3)), label).backward()
+    assert torch.isfinite(x.grad).all() and torch.isfinite(head.weight.grad).all()
+    assert head.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("margin", MARGINS, ids=str)
+def test_gradients_equal_finite_differences(margin):
+    cos = torch.tensor([[0.3, -0.2, 0.7], [0.1, 0.5, -0.4]], dtype=torch.float64, requires_grad=True)
+    label = torch.tensor([0, 2])
+    quality = torch.tensor([0.2, -0.6], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda c: margin_logits(c, label, margin, quality), (cos,))
+
+
+def test_adaface_with_extreme_quality_is_arcface_and_with_none_is_cosface():
+    cos, label = normal(6, 4).div(4).clamp(-0.9, 0.9), torch.tensor([0, 1, 2, 3, 0, 1])
+    ada = AdaFace(m=0.4)
+    assert torch.allclose(
+        margin_logits(cos, label, ada, -torch.ones(6)), margin_logits(cos, label, ArcFace(m=0.4)), atol=1e-3
+    )
+    assert torch.allclose(
+        margin_logits(cos, label, ada, torch.zeros(6)), margin_logits(cos, label, CosFace(m=0.4)), atol=1e-3
+    )
+    with pytest.raises(ValueError, match="quality_B"):
+        margin_logits(cos, label, ada)
+
+
+def test_norm_statistics_follow_the_published_running_mean_and_spread():
+    statistics, mean, std = NormStatistics(), 20.0, 100.0
+    assert set(statistics.state_dict()) == {"mean", "std"} and list(statistics.parameters()) == []
+    for step in range(30):
+        norms = normal(12, seed=step).mul(60).add(30)
+        statistics.update(norms, 0.01)
+        values = [clip(v, 1e-3, 100.0) for v in norms.tolist()]
+        batch_mean = sum(values) / 12
+        batch_std = math.sqrt(sum((v - batch_mean) ** 2 for v in values) / 11)
+        mean, std = 0.01 * batch_mean + 0.99 * mean, 0.01 * batch_std + 0.99 * std
+        quality = statistics.quality(norms, 0.333)
+        for v, q in zip(values, quality.tolist(), strict=True):
+            assert q == pytest.approx(clip((v - mean) / (std + 1e-3) * 0.333, -1, 1), abs=1e-5)
+    assert statistics.mean.item() == pytest.approx(mean, rel=1e-5)
+    assert statistics.std.item() == pytest.approx(std, rel=1e-5)
+
+
+def test_one_sample_alone_does_not_spoil_the_norm_statistics():
+    statistics = NormStatistics()
+    statistics.update(torch.tensor([30.0]), 0.5)
+    assert statistics.mean.item() == 25.0 and statistics.std.item() == 100.0
+
+
+def test_no_gradient_reaches_the_norm_through_the_margin():
+    norm = torch.tensor([10.0, 30.0], requires_grad=True)
+    statistics = NormStatistics()
+    statistics.update(norm, 0.01)
+    assert not statistics.quality(norm, 0.333).requires_grad
+    assert not statistics.mean.requires_grad and not statistics.std.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gives_float32_logits_also_under_autocast(dtype):
+    x, head, centres = normal(5, 32), MarginHead(6, 32), Centres(6, 32)
+    label = torch.arange(5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for cos, weight in ((head(x.to(dtype)), head.weight), (centres.cosines(x.to(dtype)), centres.weight)):
+            logits = margin_logits(cos, label, ArcFace())
+            assert cos.dtype == logits.dtype == torch.float32
+            exact = F.normalize(x.to(dtype).double()) @ F.normalize(weight.double()).T
+            assert (cos - exact).abs().max() < 1e-6
+        assert feature_mse(x.to(dtype), x).dtype == torch.float32
+    assert margin_logits(torch.zeros(5, 6, dtype=dtype), label, CosFace()).dtype == torch.float32
+
+
+def test_cosines_stay_within_one_whatever_the_length():
+    head = MarginHead(3, 3)
+    cos = head(torch.cat([head.weight.data * 1e6, head.weight.data * 1e-6, torch.zeros(1, 3)]))
+    assert cos.abs().max() <= 1 and torch.isfinite(cos).all()
+    assert torch.allclose(cos.diagonal(), torch.ones(3))
+
+
+def test_the_margin_block_is_chosen_by_its_name_and_checked():
+    adapter = TypeAdapter(Margin)
+    assert adapter.validate_python({"name": "adaface"}) == AdaFace(m=0.4, h=0.333, t_alpha=0.01, scale=64.0)
+    assert adapter.validate_python({"name": "cosface", "m": 0.3}) == CosFace(m=0.3)
+    for wrong in ({"name": "sphereface"}, {"name": "arcface", "m": 4.0}, {"name": "arcface", "scale": 0}):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)
+
+
+# Distillation
+
+
+@PRECISIONS
+def test_feature_mse_equals_the_formula(dtype, close):
+    s, t = normal(6, 5, dtype=dtype), normal(6, 5, seed=1, dtype=dtype)
+    expected = sum(
+        sum((a - b) ** 2 for a, b in zip(unit(s[i].tolist()), unit(t[i].tolist()), strict=True)) for i in range(6)
+    )
+    assert feature_mse(s, t).item() == pytest.approx(expected / 6, abs=close)
+
+
+def test_gradient_goes_to_the_student_alone():
+    s, t = normal(6, 5).requires_grad_(), normal(6, 5, seed=1).requires_grad_()
+    centres = Centres(4, 5)
+    label = torch.tensor([0, 1, 2, 3, 0, 1])
+    centres.update(label, s, t)
+    loss = feature_mse(s, t) + F.cross_entropy(margin_logits(centres.cosines(s), label, ArcFace(m=0.45)), label)
+    loss.backward()
+    assert s.grad.abs().sum() > 0 and t.grad is None and centres.weight.grad is None
+
+
+def plain_update(weight, label, student, teacher, alpha: str, duplicates: str):
+    """The update of seeds 1.1 by loops over samples; returns the centres and alpha."""
+    old = [list(row) for row in weight]
+    new = [list(row) for row in weight]
+    alphas = []
+    for y, s_row, t_row in zip(label, student, teacher, strict=True):
+        s, t = unit(s_row), unit(t_row)
+        w = new[y] if duplicates == "sequential" else old[y]
+        a = clip(dot(s, t), -1, 1)
+        if alpha == "hard":
+            a *= clip(dot(unit(w), t), 1e-6, 1)
+        a = clip(a, 1e-6, 1)
+        alphas.append(a)
+        new[y] = [a * wi + (1 - a) * ti for wi, ti in zip(w, t, strict=True)]
+    return new, alphas
+
+
+@pytest.mark.parametrize("duplicates", ["last", "sequential"])
+@pytest.mark.parametrize("alpha", ["plain", "hard"])
+@PRECISIONS
+def test_centres_move_as_the_formula_says(alpha, duplicates, dtype, close):
+    centres = Centres(6, 8, torch.Generator().manual_seed(0)).to(dtype)
+    weight = centres.weight.tolist()
+    most = 0
+    for step in range(12):
+        label = torch.randint(0, 5, (17,), generator=torch.Generator().manual_seed(step))  # class 5 never occurs
+        teacher = normal(17, 8, seed=100 + step, dtype=dtype) * 3
+        student = teacher + 2 * normal(17, 8, seed=200 + step, dtype=dtype)
+        weight, expected = plain_update(weight, label.tolist(), student.tolist(), teacher.tolist(), alpha, duplicates)
+        got = centres.update(label, student, teacher, alpha=alpha, duplicates=duplicates)
+        assert got.tolist() == pytest.approx(expected, abs=close)
+        assert torch.allclose(centres.weight, torch.tensor(weight, dtype=dtype), atol=close)
+        most = max(most, *Counter(label.tolist()).values())
+    assert most >= 6
+
+
+@pytest.mark.parametrize("duplicates", ["last", "sequential"])
+def test_a_batch_of_one_label_is_handled(duplicates):
+    centres = Centres(3, 4, torch.Generator().manual_seed(0))
+    weight = centres.weight.tolist()
+    label, s, t = torch.full((50,), 1), normal(50, 4), normal(50, 4, seed=1)
+    expected, _ = plain_update(weight, label.tolist(), s.tolist(), t.tolist(), "hard", duplicates)
+    centres.update(label, s, t, duplicates=duplicates)
+    assert torch.allclose(centres.weight, torch.tensor(expected), atol=1e-5)
+
+
+def test_without_duplicates_both_modes_agree_to_the_bit():
+    tables = []
+    for duplicates in ("last", "sequential"):
+        centres = Centres(30, 8, torch.Generator().manual_seed(0))
+        centres.update(
+            torch.randperm(30, generator=torch.Generator().manual_seed(1)),
+            normal(30, 8),
+            normal(30, 8, seed=2),
+            duplicates=duplicates,
+        )
+        tables.append(centres.weight)
+    assert torch.equal(*tables)
+
+
+def test_only_the_centres_of_the_batch_move():
+    centres = Centres(10, 4)
+    before = centres.weight.clone()
+    centres.update(torch.tensor([2, 7, 2]), normal(3, 4), normal(3, 4, seed=1))
+    moved = (centres.weight != before).any(1).nonzero()[:, 0].tolist()
+    assert moved == [2, 7]
+
+
+def test_a_student_that_equals_its_teacher_leaves_plain_centres_and_one_far_off_replaces_them():
+    centres = Centres(2, 4, torch.Generator().manual_seed(0))
+    before, teacher = centres.weight.clone(), normal(2, 4)
+    centres.update(torch.arange(2), teacher * 5, teacher, alpha="plain")
+    assert torch.allclose(centres.weight, before, atol=1e-6)
+    centres.update(torch.arange(2), -teacher, teacher, alpha="plain")
+    assert torch.allclose(centres.weight, F.normalize(teacher), atol=1e-5)
+
+
+def test_first_centres_are_normal_with_deviation_one_hundredth_and_repeat():
+    table = Centres(400, 64, torch.Generator().manual_seed(3)).weight
+    assert table.dtype == torch.float32
+    assert table.std().item() == pytest.approx(0.01, rel=0.02) and abs(table.mean().item()) < 3e-4
+    assert torch.equal(table, Centres(400, 64, torch.Generator().manual_seed(3)).weight)
+
+
+@pytest.mark.parametrize("margin", [ArcFace(m=0.45), CosFace(), AdaFace()], ids=str)
+@pytest.mark.parametrize("alpha", ["plain", "hard"])
+def test_a_student_learns_its_teacher_with_every_margin_and_alpha(margin, alpha):
+    """The loss of the whole method goes down, and the student comes to agree with the teacher."""
+    torch.manual_seed(0)
+    picture, label = normal(64, 12), torch.arange(64) % 8
+    class_place = normal(8, 16, seed=5)
+    teacher = class_place[label] + 0.3 * normal(64, 16, seed=6)
+    student, centres, statistics = nn.Linear(12, 16), Centres(8, 16), NormStatistics()
+    picture[:, :8] += 3 * F.one_hot(label, 8)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9)
+    seen = []
+    for _ in range(60):
+        s = student(picture)
+        norm = s.detach().norm(dim=1)
+        statistics.update(norm, 0.01)
+        centres.update(label, s.detach(), teacher, alpha=alpha)
+        quality = statistics.quality(norm, 0.333)
+        loss = F.cross_entropy(margin_logits(centres.cosines(s), label, margin, quality), label)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append((loss.item(), agreement(s.detach(), teacher).mean().item()))
+    assert seen[-1][0] < 0.5 * seen[0][0]
+    assert seen[-1][1] > 0.55 and seen[0][1] < 0.3
+
+
+# Defects of the published code
+
+
+def test_centres_are_no_parameter_so_nothing_is_reduced_over_ranks():
+    centres = Centres(10, 4)
+    assert list(centres.parameters()) == [] and not centres.weight.requires_grad
+    assert set(centres.state_dict()) == {"weight"}
+
+
+def test_plain_alpha_needs_no_undefined_name_and_hardness_is_always_there():
+    centres = Centres(4, 8)
+    alpha = centres.update(torch.arange(4), normal(4, 8), normal(4, 8), alpha="plain")
+    assert torch.allclose(alpha, torch.ones(4), atol=1e-6)
+    hardness = centres.hardness(torch.arange(4), normal(4, 8))
+    assert hardness.shape == (4,) and (hardness >= 1e-6).all() and (hardness <= 1).all()
+
+
+def test_a_misspelt_mode_is_an_error_and_leaves_the_centres():
+    centres = Centres(4, 8)
+    before = centres.weight.clone()
+    for wrong in ({"alpha": "adaptive"}, {"duplicates": "first"}):
+        with pytest.raises(ValueError, match="is needed"):
+            centres.update(torch.arange(4), normal(4, 8), normal(4, 8), **wrong)
+    with pytest.raises(TypeError):
+        centres.update(torch.arange(4), normal(4, 8), normal(4, 8), adaptive_alpha=True)
+    assert torch.equal(centres.weight, before)
+
+
+def test_all_ranks_hold_the_centres_of_one_process():
+    """Every rank is given the gathered batch in global order; their tables then equal that of a single process."""
+    label, s, t = torch.tensor([0, 1, 1, 2, 1, 0]), normal(6, 8), normal(6, 8, seed=1)
+    tables = []
+    for pieces in ([slice(0, 6)], [slice(0, 3), slice(3, 6)]):
+        gathered = [torch.cat([whole[piece] for piece in pieces]) for whole in (label, s, t)]
+        for _ in pieces:
+            centres = Centres(4, 8, torch.Generator().manual_seed(0))
+            centres.update(*gathered)
+            tables.append(centres.weight)
+    assert len(tables) == 3 and all(torch.equal(table, tables[0]) for table in tables)
+
+
+def test_the_last_of_a_label_wins_however_the_writes_are_ordered():
+    """Reversed writes give the same centres, for all samples of a label write what its last one would."""
+    label, s, t = torch.tensor([3, 1, 3, 1, 3]), normal(5, 8), normal(5, 8, seed=1)
+    alone, batch = (Centres(4, 8, torch.Generator().manual_seed(0)) for _ in range(2))
+    batch.update(label, s, t)
+    alone.update(label[[4, 3]], s[[4, 3]], t[[4, 3]])
+    assert torch.equal(batch.weight, alone.weight)
+
+
+def test_centres_of_a_teacher_stay_fixed_while_students_read_them():
+    centres = Centres(4, 8)
+    centres.weight.copy_(normal(4, 8))
+    before, s = centres.weight.clone(), normal(4, 8).requires_grad_()
+    F.cross_entropy(margin_logits(centres.cosines(s), torch.arange(4), ArcFace()), torch.arange(4)).backward()
+    assert torch.equal(centres.weight, before) and s.grad.abs().sum() > 0
+
+
+def test_centres_move_before_the_cosines_are_taken():
+    """With a student far from its teacher, the first centre is the teacher's embedding itself."""
+    centres, s, t = Centres(3, 8), normal(3, 8), normal(3, 8, seed=1)
+    s = s - (s * F.normalize(t)).sum(1, keepdim=True) * F.normalize(t)
+    centres.update(torch.arange(3), s, t)
+    assert torch.allclose(centres.cosines(s).diagonal(), agreement(s, t), atol=1e-4)
+    assert torch.allclose(centres.cosines(t).diagonal(), torch.ones(3), atol=1e-4)
+
+
+def test_half_precision_features_leave_float32_centres():
+    centres = Centres(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        alpha = centres.update(
+            torch.tensor([0, 1, 1]), normal(3, 8).bfloat16(), normal(3, 8).half(), duplicates="sequential"
+        )
+    assert centres.weight.dtype == alpha.dtype == torch.float32
+
+
+def test_geometry_adds_to_the_quality_where_the_student_lags_behind():
+    hardness, agrees = torch.tensor([0.9, 0.5, 0.2]), torch.tensor([0.4, 0.5, 0.8])
+    assert geometry(hardness, agrees, 3.0).tolist() == pytest.approx([3 * 0.9 * 0.5, 0.0, 0.0])
+    quality = NormStatistics().quality(torch.full((3,), 20.0), 0.333, 0.5 * geometry(hardness, agrees, 3.0))
+    assert quality.tolist() == pytest.approx([0.675, 0.0, 0.0], abs=1e-6)

@@ -1,0 +1,1 @@
+"""Losses, written from their formulas; each is tested against plain loops."""

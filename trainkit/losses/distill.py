@@ -1,0 +1,110 @@
+"""Distilling a face embedding: feature MSE, fixed teacher centres, AdaDistill's moving centres.
+
+Boutros, Štruc, Damer, "AdaDistill", ECCV 2024, arXiv 2407.01332. B samples, C classes, D embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit.losses.margin import at_least_float32, cosines
+
+SMALLEST = 1e-6
+"""Lower end of alpha and of the hardness, as published."""
+
+
+def feature_mse(student_BD: Tensor, teacher_BD: Tensor) -> Tensor:
+    """Squared distance of the normalised features, mean over samples (equation 2). Gradient for the student alone."""
+    difference_BD = F.normalize(at_least_float32(student_BD)) - F.normalize(at_least_float32(teacher_BD.detach()))
+    return difference_BD.square().sum(1).mean()
+
+
+def agreement(a_BD: Tensor, b_BD: Tensor) -> Tensor:
+    """Cosine (B,) of each row of `a` with the same row of `b`, within [-1, 1]."""
+    return (F.normalize(at_least_float32(a_BD)) * F.normalize(at_least_float32(b_BD))).sum(1).clamp(-1, 1)
+
+
+def geometry(hardness_B: Tensor, agreement_B: Tensor, gain: float = 3.0) -> Tensor:
+    """What the geometry margin adds to AdaFace's quality: gain * hardness * relu(hardness - agreement).
+
+    It raises the quality of samples whose teacher embedding is close to the centre while the student's is not yet close
+    to the teacher's. From an AdaFace fork of AdaDistill (rayyichen310/adadistill_with_adaface_loss), no paper.
+    """
+    return gain * hardness_B * (hardness_B - agreement_B).relu()
+
+
+class Centres(nn.Module):
+    """One centre per class, `weight` (C, D), float32: state that no gradient ever reaches.
+
+    Filled from a teacher's head and left alone, they are AMLDistill's; moved by `update`, AdaDistill's.
+    """
+
+    weight: Tensor
+
+    def __init__(self, classes: int, embedding: int, generator: torch.Generator | None = None):
+        super().__init__()
+        self.register_buffer("weight", torch.empty(classes, embedding).normal_(0.0, 0.01, generator=generator))
+
+    def cosines(self, student_BD: Tensor) -> Tensor:
+        """Cosines (B, C) of embeddings with every centre; the gradient goes to the embeddings alone."""
+        return cosines(student_BD, self.weight)
+
+    @torch.no_grad()
+    def hardness(self, label_B: Tensor, teacher_BD: Tensor) -> Tensor:
+        """Cosine (B,) of each teacher embedding with the centre of its class, at least 1e-6; low is a hard sample."""
+        return agreement(self.weight[label_B], teacher_BD).clamp(SMALLEST, 1)
+
+    @torch.no_grad()
+    def update(
+        self,
+        label_B: Tensor,
+        student_BD: Tensor,
+        teacher_BD: Tensor,
+        alpha: Literal["plain", "hard"] = "hard",
+        duplicates: Literal["last", "sequential"] = "last",
+    ) -> Tensor:
+        """Move centres towards the teacher's embeddings: w <- alpha w + (1 - alpha) t (equation 6). Returns alpha (B,).
+
+        Called before `cosines`, as published, with the samples of all ranks in global order, so that ranks stay equal.
+        `plain` is alpha = cos(student, teacher) (equation 7); `hard` multiplies it by `hardness` (equation 8). Where a
+        label occurs more than once, `last` computes all from the old centre and keeps the last one (as published);
+        `sequential` moves the centre by one sample after the other.
+        """
+        if alpha not in ("plain", "hard"):
+            raise ValueError(f"alpha is {alpha!r}; plain or hard is needed")
+        if duplicates not in ("last", "sequential"):
+            raise ValueError(f"duplicates is {duplicates!r}; last or sequential is needed")
+        teacher_BD = F.normalize(teacher_BD.to(self.weight.dtype))
+        cosine_B = agreement(student_BD, teacher_BD).to(self.weight.dtype)
+        sorted_B, order_B = label_B.sort(stable=True)
+        if duplicates == "last":
+            moved_BD, alpha_B = self._moved(label_B, teacher_BD, cosine_B, alpha)
+            # Every sample writes what the last of its label would: the order of the writes, which a GPU does not
+            # promise, no longer matters, and no shape depends on the labels.
+            last_B = order_B[torch.searchsorted(sorted_B, label_B, right=True) - 1]
+            self.weight[label_B] = moved_BD[last_B]
+            return alpha_B
+        # Round r moves the centres of all samples that are the r-th of their label: as many rounds as the commonest
+        # label has samples, not as many as there are samples.
+        place_B = torch.empty_like(order_B)
+        place_B[order_B] = torch.arange(len(order_B), device=order_B.device)
+        occurrence_B = place_B - torch.searchsorted(sorted_B, label_B)
+        alpha_B = torch.empty_like(cosine_B)
+        by_round_B = occurrence_B.argsort(stable=True)
+        for rows in by_round_B.split(torch.bincount(occurrence_B).tolist()):
+            moved, alpha_B[rows] = self._moved(label_B[rows], teacher_BD[rows], cosine_B[rows], alpha)
+            self.weight[label_B[rows]] = moved
+        return alpha_B
+
+    def _moved(self, label_B: Tensor, teacher_BD: Tensor, cosine_B: Tensor, alpha: str) -> tuple[Tensor, Tensor]:
+        if alpha == "hard":
+            cosine_B = cosine_B * self.hardness(label_B, teacher_BD)
+        alpha_B = cosine_B.clamp(SMALLEST, 1)
+        # The stored centre keeps the length it comes to; only `cosines` normalises. The length is part of the method:
+        # a centre that is shorter gives way sooner.
+        moved_BD = alpha_B[:, None] * self.weight[label_B] + (1 - alpha_B)[:, None] * teacher_BD
+        return moved_BD, alpha_B

@@ -1,0 +1,178 @@
+"""Softmax losses with a margin on the target: ArcFace, CosFace, AdaFace. B batch, C classes, D embedding.
+
+All take the cosine between an embedding and the centre of its class, lower it, and multiply every cosine by `scale`;
+the cross-entropy of the result is the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+NORM_EPS = 1e-3
+"""AdaFace: what is added to the spread of the norms, and how far its angles stay from 0 and pi."""
+NORM_RANGE = (1e-3, 100.0)
+"""AdaFace: norms outside are read as the nearer end."""
+
+
+@dataclass(kw_only=True)
+class ArcFace:
+    """Additive angular margin: cos(theta + m) (Deng et al., CVPR 2019, equation 3)."""
+
+    name: Literal["arcface"] = "arcface"
+    m: float = 0.5
+    """Radians."""
+    scale: float = 64.0
+
+    def __post_init__(self) -> None:
+        _check(self.m, self.scale, math.pi)
+
+
+@dataclass(kw_only=True)
+class CosFace:
+    """Additive cosine margin: cos(theta) - m (Wang et al., CVPR 2018, equation 4)."""
+
+    name: Literal["cosface"] = "cosface"
+    m: float = 0.35
+    scale: float = 64.0
+
+    def __post_init__(self) -> None:
+        _check(self.m, self.scale, 2.0)
+
+
+@dataclass(kw_only=True)
+class AdaFace:
+    """Margin by picture quality, read from the norm of the embedding (Kim et al., CVPR 2022, equations 14 and 15)."""
+
+    name: Literal["adaface"] = "adaface"
+    m: float = 0.4
+    h: float = 0.333
+    """How much of [-1, 1] one standard deviation of the norms spans."""
+    t_alpha: float = 0.01
+    """Weight of the newest batch in the running mean and spread of the norms."""
+    scale: float = 64.0
+
+    def __post_init__(self) -> None:
+        _check(self.m, self.scale, math.pi)
+        if self.h < 0:
+            raise ValueError(f"h is {self.h}; 0 or more is needed")
+        if not 0 < self.t_alpha <= 1:
+            raise ValueError(f"t_alpha is {self.t_alpha}; a weight above 0 and up to 1 is needed")
+
+
+AnyMargin = ArcFace | CosFace | AdaFace
+Margin = Annotated[AnyMargin, Field(discriminator="name")]
+"""The block of a recipe that chooses a margin."""
+
+
+def _check(m: float, scale: float, below: float) -> None:
+    if not 0 <= m < below:
+        raise ValueError(f"m is {m}; a margin from 0 to below {below:.4g} is needed")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale is {scale}; it must be above 0")
+
+
+def arcface(cos_B: Tensor, m: float) -> Tensor:
+    """Cosine of an angle that is larger by `m`.
+
+    From theta = pi - m on, where cos(theta + m) would rise again, InsightFace's line cos(theta) - m sin(m) follows, so
+    a harder sample always costs more. (The line lies below -1 there: the function steps down, never up.)
+    """
+    # sin's slope is infinite at cos = 1; the clamp makes it zero there instead of the source of a NaN.
+    sin_B = (1 - cos_B.square()).clamp(min=1e-30).sqrt()
+    shifted_B = cos_B * math.cos(m) - sin_B * math.sin(m)
+    return torch.where(cos_B > -math.cos(m), shifted_B, cos_B - m * math.sin(m))
+
+
+def cosface(cos_B: Tensor, m: float) -> Tensor:
+    """A cosine that is lower by `m`."""
+    return cos_B - m
+
+
+def adaface(cos_B: Tensor, quality_B: Tensor, m: float) -> Tensor:
+    """cos(theta - m q) - m (1 + q) for a quality q in [-1, 1]: q = -1 is ArcFace, q = 0 is CosFace.
+
+    The angles stay `NORM_EPS` away from 0 and pi, as published.
+    """
+    theta_B = cos_B.clamp(-1 + NORM_EPS, 1 - NORM_EPS).acos()
+    angle_B = (theta_B - m * quality_B).clamp(NORM_EPS, math.pi - NORM_EPS)
+    return angle_B.cos() - m * (1 + quality_B)
+
+
+class NormStatistics(nn.Module):
+    """Running mean and standard deviation of embedding norms, for AdaFace. State without gradient."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(20.0))
+        self.register_buffer("std", torch.tensor(100.0))
+
+    @torch.no_grad()
+    def update(self, norm_N: Tensor, t_alpha: float) -> None:
+        """Take in the norms of a batch: those of all ranks, in global sample order, so that ranks stay equal."""
+        norm_N = norm_N.float().clamp(*NORM_RANGE)
+        self.mean.lerp_(norm_N.mean(), t_alpha)
+        if norm_N.numel() > 1:  # One norm has no spread.
+            self.std.lerp_(norm_N.std(), t_alpha)
+
+    @torch.no_grad()
+    def quality(self, norm_B: Tensor, h: float, plus_B: Tensor | float = 0.0) -> Tensor:
+        """Norms as multiples of their spread, times `h`, plus `plus_B`, within [-1, 1]. No gradient flows through it.
+
+        Called after `update` with the same batch, as published. `plus_B` is for a margin by geometry.
+        """
+        norm_B = at_least_float32(norm_B).clamp(*NORM_RANGE)
+        return ((norm_B - self.mean) / (self.std + NORM_EPS) * h + plus_B).clamp(-1, 1)
+
+
+def margin_logits(cos_BC: Tensor, label_B: Tensor, margin: AnyMargin, quality_B: Tensor | None = None) -> Tensor:
+    """Cosines (B, C) to logits (B, C): the margin on the target of each row, then the scale. Float32 or wider.
+
+    AdaFace needs `quality_B`, which `NormStatistics.quality` gives.
+    """
+    cos_BC = at_least_float32(cos_BC)
+    target_B1 = label_B[:, None]
+    cos_B = cos_BC.gather(1, target_B1)[:, 0]
+    if isinstance(margin, ArcFace):
+        with_margin_B = arcface(cos_B, margin.m)
+    elif isinstance(margin, CosFace):
+        with_margin_B = cosface(cos_B, margin.m)
+    elif quality_B is None:
+        raise ValueError("AdaFace needs quality_B")
+    else:
+        with_margin_B = adaface(cos_B, quality_B, margin.m)
+    return margin.scale * cos_BC.scatter(1, target_B1, with_margin_B[:, None])
+
+
+class MarginHead(nn.Module):
+    """Class centres that are trained: `weight` (C, D), the orientation of InsightFace."""
+
+    def __init__(self, classes: int, embedding: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(classes, embedding))
+        nn.init.normal_(self.weight, 0.0, 0.01)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """Embeddings of any norm to cosines with every centre, (B, C), float32 whatever the precision of the run."""
+        return cosines(x_BD, self.weight)
+
+
+def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
+    """Cosines (B, C) within [-1, 1], in float32 or wider, also under autocast."""
+    # At scale 64 the eight bits of bfloat16 would move a logit by a quarter.
+    with torch.autocast(x_BD.device.type, enabled=False):
+        return F.linear(F.normalize(at_least_float32(x_BD)), F.normalize(at_least_float32(centre_CD))).clamp(-1, 1)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision to float32; float32 and float64 as they are."""
+    return x if x.dtype == torch.float64 else x.float()
