@@ -76,6 +76,9 @@ class Identification:
         return len(self.probe)
 
 
+Protocol = Pairs | Templates | Identification
+
+
 def _one_length(protocol: object, *names: str) -> None:
     shapes = {name: np.shape(getattr(protocol, name)) for name in names}
     if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):

@@ -1,0 +1,180 @@
+"""From any source to the packed form: decode, check, align, fit, number the people, write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from trainkit.data import packed, pictures, sources
+from trainkit.data.packed import Packed, Store, Writer
+from trainkit.data.protocols import Protocol
+from trainkit.data.sources import Record, Source
+from trainkit.errors import UserError
+
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
+
+Resize = Literal["no", "down", "any"]
+
+_NAMED = 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an import made of its source."""
+
+    out: Path
+    kind: str
+    rows: int
+    classes: int
+    store: Store
+    digest: str
+    renumbered: bool
+    """The labels of the source were not 0 .. classes-1; `names.json` keeps them."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what is odd but usable, and about what was skipped."""
+
+
+def import_faces(
+    source: Path | str | Source,
+    out: Path | str,
+    *,
+    image_size: int = 112,
+    align: bool = False,
+    resize: Resize = "no",
+    damaged: Literal["fail", "skip"] = "fail",
+    store: Literal["auto", "decoded", "encoded"] = "auto",
+    on_progress: Progress | None = None,
+    protocol: Protocol | None = None,
+) -> Report:
+    """Convert a set of faces to the packed form at `out`, which must not exist yet.
+
+    `align` warps each picture by its five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
+    out and names them in the report. With a `protocol` it is an evaluation set: its rows have no class.
+    Raises UserError naming the damaged pictures by file and row, up to 20 of them.
+    """
+    out = Path(out)
+    source = source if isinstance(source, Source) else sources.open_source(Path(source))
+    if source.size == 0:
+        raise UserError(source.where, "no pictures", "at least one")
+    if protocol is not None and damaged == "skip":
+        raise ValueError("an evaluation set without some of its pictures would be another evaluation set")
+    if store == "auto":
+        store = "decoded" if source.size * 3 * image_size**2 < packed.DECODED_LIMIT else "encoded"
+    labels: list[int | str] = []
+    ids: list[str] = []
+    bad: list[str] = []
+    with Writer(out, image_size=image_size, store=store) as writer:
+        for done, made in enumerate(_prepare(source, image_size, align, resize), start=1):
+            if isinstance(made, UserError):
+                bad.append(str(made))
+                if damaged == "fail" and len(bad) == _NAMED:
+                    break
+            else:
+                record, pixels, encoded = made
+                writer.add(pixels, encoded)
+                labels.append(record.label)
+                ids.append(record.id)
+            if on_progress:
+                on_progress(done, source.size)
+        if bad and damaged == "fail":
+            _refuse(source, bad)
+        if not ids:
+            raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
+        if protocol is None:
+            numbers, names, renumbered = number(labels)
+        else:
+            numbers, names, renumbered = np.full(len(ids), -1, np.int64), [], False
+        made_from = f"{source.kind} {Path(source.where).name}"
+        result = writer.finish(labels=numbers, class_names=names, ids=ids, protocol=protocol, made_from=made_from)
+    notes = [f"skipped: {text}" for text in bad]
+    if renumbered:
+        notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
+    notes += oddities(result)
+    return Report(out, source.kind, len(result), result.classes, result.store, result.digest, renumbered, notes)
+
+
+def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
+    """Class numbers 0, 1, ... for labels in their own order; the labels as names; whether integers had to change."""
+    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    place = {label: position for position, label in enumerate(distinct)}
+    renumbered = any(not isinstance(label, str) and label != position for label, position in place.items())
+    return np.asarray([place[label] for label in labels], np.int64), [str(label) for label in distinct], renumbered
+
+
+def _prepare(
+    source: Source, image_size: int, align: bool, resize: Resize
+) -> Iterator[tuple[Record, np.ndarray, bytes | None] | UserError]:
+    def one(record: Record) -> tuple[Record, np.ndarray, bytes | None] | UserError:
+        try:
+            return _one(record, image_size, align, resize)
+        except UserError as error:
+            return error
+
+    # PIL releases the interpreter lock while it decodes, so threads suffice. Chunks bound the memory.
+    workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    records = source.records()
+    with ThreadPoolExecutor(workers) as pool:
+        while chunk := list(islice(records, 64 * workers)):
+            yield from pool.map(one, chunk)
+
+
+def _one(record: Record, image_size: int, align: bool, resize: Resize) -> tuple[Record, np.ndarray, bytes | None]:
+    data = pictures.read(record.data, record.where) if isinstance(record.data, Path) else record.data
+    pixels = pictures.decode(data, record.where) if isinstance(data, bytes) else data
+    original = pixels
+    if align:
+        from trainkit.data.align import align_face
+
+        if record.landmarks is None:
+            raise UserError(record.where, "no landmarks", "five points", "add it to landmarks5.json")
+        pixels = align_face(pixels, record.landmarks, image_size, record.where)
+    pixels = pictures.fit(pixels, image_size, record.where, resize)
+    encoded = data if isinstance(data, bytes) and pixels is original else None
+    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded
+
+
+def _refuse(source: Source, bad: list[str]) -> None:
+    more = " (or more)" if len(bad) == _NAMED else ""
+    listing = "".join(f"\n  {text}" for text in bad)
+    remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
+    raise UserError(source.where, f"{len(bad)}{more} unusable pictures:{listing}\n", remedy=remedy)
+
+
+def oddities(data: Packed) -> list[str]:
+    """Sentences about what is odd but usable: people with one picture, one picture under two people."""
+    notes = []
+    names = data.class_names
+    if data.classes:
+        counts = np.bincount(data.labels, minlength=data.classes)
+        lonely = np.flatnonzero(counts == 1)
+        if len(lonely):
+            notes.append(f"{len(lonely)} of {data.classes} classes have one picture: {_few(names[i] for i in lonely)}")
+        missing = np.flatnonzero(counts == 0)
+        if len(missing):
+            notes.append(f"{len(missing)} of {data.classes} classes have no picture: {_few(names[i] for i in missing)}")
+        pairs = _across(data)
+        if pairs:
+            ids = data.ids()
+            listing = _few(f"{ids[a]} = {ids[b]}" for a, b in pairs)
+            notes.append(f"{len(pairs)} pictures stand under two classes: {listing}")
+    return notes
+
+
+def _across(data: Packed) -> list[tuple[int, int]]:
+    contents = np.asarray(data.contents())
+    order = np.argsort(contents, kind="stable")
+    same = (contents[order][1:] == contents[order][:-1]) & (data.labels[order][1:] != data.labels[order][:-1])
+    return [(int(order[i]), int(order[i + 1])) for i in np.flatnonzero(same)]
+
+
+def _few(names: Iterator[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
