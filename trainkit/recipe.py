@@ -1,4 +1,4 @@
-"""The dataclasses of a recipe: what the YAML may say, its types and its defaults. A default lives here and nowhere else.
+"""The dataclasses of a recipe: what the YAML may say, its types and its defaults. Each default lives here alone.
 
 `task` and `data` are named blocks: their `name` is looked up in `TABLES`, and the class it names is the block.
 """

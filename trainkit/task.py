@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -37,6 +38,14 @@ class Meta:
     class_names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where weights come from: a file, a logged model (`models:/ID`, `run:NAME`), or a recipe that trains them first."""
+
+    weights: str | None = None
+    recipe: str | None = None
+
+
 class Split(Protocol):
     """A set of samples to train on or to evaluate on."""
 
@@ -44,6 +53,8 @@ class Split(Protocol):
     size: int
     """Number of samples."""
     digest: str
+    views: int
+    """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
     protocol: Any
     """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
 
@@ -54,8 +65,11 @@ class Split(Protocol):
         means the same on any number of processes, and resuming or skipping costs nothing.
         """
 
-    def fetch(self, indices: np.ndarray, epoch: int) -> Batch:
-        """Read the samples at `indices` (no -1 among them) as host tensors, with `index` among the keys."""
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Read the samples at `indices` as host tensors, with `index` and `view` among the keys.
+
+        `view` asks for one version of each sample; None leaves the choice to the epoch.
+        """
 
     def on_device(self, batch: Batch) -> Batch:
         """Finish a batch where it lives: normalise, augment."""
@@ -88,7 +102,13 @@ class Parts:
     learns: nn.Module
     """Gets gradients: wrapped, compiled, averaged (EMA), called only through forward."""
     frozen: dict[str, nn.Module] = field(default_factory=dict)
-    """Placed on the device and nothing else: never wrapped, never saved. Scored on the first evaluation before step 1."""
+    """Placed on the device and nothing else: never wrapped, never saved. All are scored on the first evaluation
+    before step 1."""
+    trusted: tuple[str, ...] = ()
+    """Names in `frozen` that training leans on: one that does not beat chance ends the run."""
+    tabulated: dict[str, nn.Module] = field(default_factory=dict)
+    """Frozen networks whose output over the training split is computed once, ahead, for every sample and view; each
+    batch then carries the outputs of its samples under the same key."""
     remembers: nn.Module | None = None
     """State that moves without gradients (class centres, norm statistics): saved, and equal on all ranks."""
 
@@ -112,7 +132,8 @@ class Loss:
     """What the loop asks of a micro-batch: the sum over samples, what it is divided by, and scalars to log."""
 
     sum: Tensor
-    weight: float
+    weight: float | Tensor
+    """Samples, pixels or whatever the sum runs over."""
     logs: dict[str, Tensor] = field(default_factory=dict)
     """Means over the micro-batch, detached, kept on the device."""
 
@@ -127,13 +148,18 @@ class Scores:
     """Columns of the per-sample table kept as parquet: id, group, prediction or score."""
     curves: dict[str, Any] = field(default_factory=dict)
     """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
+    chance: dict[str, float] = field(default_factory=dict)
+    """For some metrics, the score that guessing stays below in 999 of 1,000 cases."""
 
 
 class Task(Protocol):
     """What is learned. An implementation is a dataclass whose fields are the YAML block."""
 
-    def build(self, meta: Meta) -> Parts:
-        """Make the networks. Raises UserError when weights are missing or do not fit."""
+    def needs(self) -> dict[str, Source]:
+        """Weights that must exist before `build`, by name."""
+
+    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+        """Make the networks. `found` holds a file for each of `needs`. Raises UserError when weights do not fit."""
 
     def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
         """Loss of one micro-batch. Calls `net(...)`, never `net.forward(...)`."""

@@ -1,0 +1,138 @@
+"""Batches in the order of the plan, read in this process or by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainkit.errors import UserError
+from trainkit.recipe import Loader, Recipe
+from trainkit.task import Batch, Opened, Split
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a training is cut into epochs, updates, micro-batches and shares of processes."""
+
+    steps: int
+    """Updates in all."""
+    steps_per_epoch: int
+    batch_size: int
+    micro_batch: int
+    accumulation: int
+    world: int
+    rank: int
+
+    @staticmethod
+    def make(recipe: Recipe, data: Opened, world: int, rank: int) -> Plan:
+        """The plan of a recipe on `world` processes. Raises UserError when the numbers do not divide."""
+        batch = recipe.train.batch_size
+        share, rest = divmod(batch, world)
+        if rest:
+            raise UserError(
+                "train.batch_size", f"{batch} over {world} processes", "a multiple", f"try {share * world or world}"
+            )
+        micro = recipe.train.micro_batch or share
+        micro = min(micro, share)
+        if share % micro:
+            fits = max(m for m in range(1, micro + 1) if share % m == 0)
+            raise UserError(
+                "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
+            )
+        per_epoch = data.train.size // batch
+        if per_epoch == 0:
+            raise UserError("train.batch_size", f"{batch}, of {data.train.size} samples", f"at most {data.train.size}")
+        steps = recipe.train.length.steps(per_epoch, batch)
+        return Plan(steps, per_epoch, batch, micro, share // micro, world, rank)
+
+    def where(self, step: int) -> tuple[int, int]:
+        """Epoch and update within it that follow `step` finished updates."""
+        return divmod(step, self.steps_per_epoch)
+
+    def keys(self, split: Split, step: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(epoch, rows) of every micro-batch of this rank from `step` to the end.
+
+        Micro-batch m takes the next `world * micro_batch` rows of the update and each rank its run of them, so that
+        gathering in rank order restores the order of the update.
+        """
+        order, known = None, -1
+        for done in range(step, self.steps):
+            epoch, update = self.where(done)
+            if epoch != known:
+                order, known = split.order(epoch, self.batch_size), epoch
+            for m in range(self.accumulation):
+                first = (m * self.world + self.rank) * self.micro_batch
+                yield epoch, order[update, first : first + self.micro_batch]
+
+
+class _Fetch(Dataset):
+    """Hands whole batches to a DataLoader: an item is a batch, and its key says which."""
+
+    def __init__(self, split: Split):
+        self.split = split
+
+    def __getitem__(self, key: tuple[int, np.ndarray]) -> Batch:
+        return self.split.fetch(key[1], key[0])
+
+
+class _Keys:
+    """The keys of a plan as something a DataLoader can iterate over."""
+
+    def __init__(self, split: Split, plan: Plan, step: int):
+        self.split, self.plan, self.step = split, plan, step
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        return self.plan.keys(self.split, self.step)
+
+
+def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> Iterator[Batch]:
+    """Micro-batches of this rank from `step` to the end of training, as host tensors.
+
+    One stream for the whole run: no epoch boundary restarts the workers.
+    """
+    if loader.workers == 0:
+        for epoch, rows in plan.keys(split, step):
+            batch = split.fetch(rows, epoch)
+            yield {key: value.pin_memory() for key, value in batch.items()} if pin else batch
+        return
+    try:
+        yield from DataLoader(
+            _Fetch(split),
+            sampler=_Keys(split, plan, step),
+            batch_size=None,
+            num_workers=loader.workers,
+            prefetch_factor=loader.prefetch,
+            multiprocessing_context=loader.start,
+            timeout=loader.timeout.seconds,
+            pin_memory=pin,
+        )
+    except (RuntimeError, ConnectionResetError) as error:
+        if "DataLoader worker" in str(error) or isinstance(error, ConnectionResetError):
+            raise UserError(
+                "loader",
+                f"a worker process died or fell silent ({str(error).splitlines()[0]})",
+                remedy="lower loader.workers, or look at memory and /dev/shm; --resume continues the run",
+            ) from None
+        raise
+
+
+def every_sample(split: Split, batch_size: int, world: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows for this rank that cover a split once, with the mask of those that are no padding.
+
+    All batches have the same size and all ranks equally many, so that nothing recompiles and no collective is missed.
+    """
+    batch_size = min(batch_size, -(-split.size // world))
+    rounds = -(-split.size // (batch_size * world))
+    rows = np.arange(rounds * batch_size * world).reshape(rounds, world, batch_size)[:, rank]
+    for row in rows:
+        yield np.minimum(row, split.size - 1), row < split.size
+
+
+def stack(batches: Iterable[Batch]) -> Batch:
+    """Several batches as one."""
+    batches = list(batches)
+    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}

@@ -1,0 +1,283 @@
+"""Where a run happens: processes, device and arithmetic, through Accelerate.
+
+The accelerate config owns processes, devices and sharding. What came up is compared with what was asked for, since
+Accelerate 1.15 starts something else in silence on several paths: MULTI_CPU with two processes starts one, MULTI_GPU
+with use_cpu starts two that each believe to be alone, and FSDP on a CPU becomes plain data parallelism.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import platform
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from trainkit.errors import UserError
+from trainkit.recipe import Recipe
+from trainkit.task import Batch
+
+
+class Machine:
+    """The processes and the device of one launch; made once, shared by a run and the runs it needs first."""
+
+    def __init__(self, recipe: Recipe, say=lambda text: None):
+        _set_environment(recipe)
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+        _check_precision(recipe.train.precision)
+        precision = recipe.train.precision
+        if precision == "auto":
+            precision = _launcher_precision() or _device_precision()
+        on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+        if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+            on_cpu = True
+        if on_cpu and precision == "fp16":
+            raise UserError("train.precision", "fp16 on a CPU", "no or bf16", "a CPU has no loss scaler for fp16")
+        handlers = [
+            # Buffers are averaged after each update (`average_buffers`), by one rule for every kind of parallelism.
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            # The default of 30 minutes is far too long to notice that a process has died.
+            InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=10)),
+        ]
+        try:
+            self.accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu, kwargs_handlers=handlers)
+        except (ValueError, ImportError) as error:
+            raise UserError(
+                "launch", str(error), remedy="see accelerate_configs/ for configs that are tested"
+            ) from None
+        self.precision = precision
+        self.device: torch.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.world: int = self.accelerator.num_processes
+        self.main: bool = self.accelerator.is_main_process
+        self._check_processes()
+        self._shard_on_cpu()
+        # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
+        self._control = dist.new_group(backend="gloo") if self.world > 1 and self.device.type != "cpu" else None
+        self.channels_last = recipe.device.channels_last
+        if self.channels_last is None:
+            self.channels_last = self.device.type == "cuda"
+        _set_switches(recipe)
+
+    def _check_processes(self) -> None:
+        asked = max(int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("TRAINKIT_PROCESSES", 1)))
+        if self.world != asked:
+            raise UserError(
+                "launch",
+                f"{self.world} process came up" if self.world == 1 else f"{self.world} processes came up",
+                f"{asked}, as the launcher was told",
+                "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process in silence",
+            )
+
+    def _shard_on_cpu(self) -> None:
+        """Accelerate 1.15 reads its FSDP settings on GPUs only; FSDP2 itself runs on gloo, so they are read here."""
+        if self.device.type != "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true" or self.world == 1:
+            return
+        from accelerate import FullyShardedDataParallelPlugin
+        from accelerate.utils import DistributedType
+
+        plugin = FullyShardedDataParallelPlugin()
+        if plugin.fsdp_version != 2:
+            raise UserError("launch", "FSDP1", "fsdp_version: 2", "see accelerate_configs/fsdp2.yaml")
+        self.accelerator.state.distributed_type = DistributedType.FSDP
+        self.accelerator.state.fsdp_plugin = plugin
+
+    @property
+    def kind(self) -> str:
+        """How processes share the work: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED."""
+        return self.accelerator.distributed_type.value
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are split over processes, so that a forward is a joint act of all."""
+        return self.kind == "FSDP"
+
+    def describe(self) -> dict[str, Any]:
+        """What the run ran on, for its parameters."""
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
+        return {
+            "device": self.device.type,
+            "gpu": gpu,
+            "cpu": _cpu_name(),
+            "cpu_cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "processes": self.world,
+            "parallelism": self.kind,
+            "precision": self.precision,
+        }
+
+    # ---- placing
+
+    def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+        """Wrap what learns and its optimizer for the processes and the precision at hand."""
+        return self.accelerator.prepare(net, optimizer)
+
+    def place(self, batch: Batch) -> Batch:
+        """Move a batch to the device, without waiting where the host memory is pinned."""
+        return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+
+    def layout(self, net: nn.Module) -> nn.Module:
+        """Move a network to the device in the memory format of the run."""
+        return net.to(self.device, memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
+
+    def bare(self, net: nn.Module) -> nn.Module:
+        """The network without the wrapper that averages gradients."""
+        return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+
+    def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
+        """Leave gradients unsynchronised until the last micro-batch of an update."""
+        return contextlib.nullcontext() if last else self.accelerator.no_sync(net)
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that time spent on it is counted where it was spent."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # ---- speaking with the other processes
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient."""
+        if self.world == 1:
+            return x.detach()
+        out = x.new_empty((self.world * x.shape[0], *x.shape[1:]))
+        dist.all_gather_into_tensor(out, x.detach().contiguous())
+        return out
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over ranks, on every rank."""
+        if self.world > 1:
+            x = x.clone()
+            dist.all_reduce(x)
+        return x
+
+    def share(self, thing: Any) -> Any:
+        """What rank 0 has, on every rank; `thing` must be plain data."""
+        if self.world == 1:
+            return thing
+        box = [thing]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def each(self, thing: Any) -> list[Any]:
+        """What each rank has, on every rank, in rank order."""
+        if self.world == 1:
+            return [thing]
+        box: list[Any] = [None] * self.world
+        dist.all_gather_object(box, thing, group=self._control)
+        return box
+
+    def any(self, flag: bool) -> Any:
+        """Start asking whether a flag is up on any rank; call what is returned for the answer.
+
+        The question travels while the caller works on, and the answer is read a step later.
+        """
+        if self.world == 1:
+            return lambda: flag
+        box = torch.tensor([int(flag)])
+        work = dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+        def answer() -> bool:
+            work.wait()
+            return bool(box.item())
+
+        return answer
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.world > 1:
+            dist.barrier(group=self._control)
+
+    def average_buffers(self, net: nn.Module) -> None:
+        """Make floating-point buffers (batch-norm statistics) equal on all ranks: their mean.
+
+        After every update, not before evaluations: then looking at a run changes no bit of it, and what a checkpoint
+        holds is what every rank has.
+        """
+        if self.world == 1:
+            return
+        buffers = [b for b in net.buffers() if b.is_floating_point()]
+        if not buffers:
+            return
+        flat = torch.cat([b.reshape(-1).float() for b in buffers])
+        dist.all_reduce(flat)
+        flat /= self.world
+        offset = 0
+        for b in buffers:
+            b.copy_(flat[offset : offset + b.numel()].view_as(b))
+            offset += b.numel()
+
+    def check_equal(self, what: str, tensors: Iterable[Tensor]) -> None:
+        """Compare a checksum over ranks. Raises RuntimeError: state that must be equal is not, and nothing is saved."""
+        if self.world == 1:
+            return
+        sums = self.each(checksum(tensors))
+        if len(set(sums)) > 1:
+            raise RuntimeError(f"{what} differs between processes (checksums {sums}); nothing was saved")
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def checksum(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 over the bytes of tensors, in order."""
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _launcher_precision() -> str | None:
+    word = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    return word if word in ("bf16", "fp16", "fp8") else None
+
+
+def _device_precision() -> str:
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "no"
+
+
+def _check_precision(precision: str) -> None:
+    if precision == "fp8" or _launcher_precision() == "fp8":
+        import importlib.util
+
+        if not torch.cuda.is_available():
+            raise UserError("train.precision", "fp8 without a GPU", "a GPU of the Hopper generation or later")
+        if not any(importlib.util.find_spec(name) for name in ("torchao", "transformer_engine", "msamp")):
+            raise UserError("train.precision", "fp8 without a backend", "torchao", "pip install torchao")
+
+
+def _set_environment(recipe: Recipe) -> None:
+    if recipe.device.expandable_segments:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if recipe.device.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _set_switches(recipe: Recipe) -> None:
+    device = recipe.device
+    torch.backends.cuda.matmul.allow_tf32 = device.tf32
+    torch.backends.cudnn.allow_tf32 = device.tf32
+    torch.backends.cudnn.benchmark = device.cudnn_benchmark and not device.deterministic
+    torch.use_deterministic_algorithms(device.deterministic, warn_only=False)
+    if device.threads:
+        torch.set_num_threads(device.threads)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

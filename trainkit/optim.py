@@ -1,0 +1,94 @@
+"""Parameter groups, the optimizer and the moving average of the weights."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit.errors import UserError
+from trainkit.recipe import Optim
+
+
+def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
+    """Parameters that are trained alike, as optimizer groups with an `lr_scale` each.
+
+    Every parameter belongs to the last group whose pattern matches its name. Raises UserError when a pattern matches
+    nothing: a misspelt one would silently train with the wrong rate.
+    """
+    named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    settings: dict[str, tuple[float, float]] = {}
+    for name, p in named:
+        settings[name] = (1.0, optim.weight_decay if optim.decay_1d or p.ndim > 1 else 0.0)
+    for i, group in enumerate(optim.groups):
+        matched = [name for name, _ in named if fnmatch.fnmatchcase(name, group.match)]
+        if not matched:
+            some = ", ".join(name for name, _ in named[:4])
+            raise UserError(
+                f"optim.groups[{i}].match", f"{group.match!r} matches no parameter", f"a pattern such as {some}"
+            )
+        for name in matched:
+            decay = settings[name][1] if group.weight_decay is None else group.weight_decay
+            settings[name] = (group.lr_scale, decay)
+    grouped: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, p in named:
+        grouped.setdefault(settings[name], []).append(p)
+    return [
+        {"params": params, "lr": optim.lr * scale, "lr_scale": scale, "weight_decay": decay}
+        for (scale, decay), params in grouped.items()
+    ]
+
+
+def build(net: nn.Module, optim: Optim) -> torch.optim.Optimizer:
+    """The optimizer of a recipe over the parameters of `net`."""
+    parts = groups(net, optim)
+    if optim.name.startswith("timm:"):
+        from timm.optim import create_optimizer_v2
+
+        try:
+            return create_optimizer_v2(parts, opt=optim.name[5:], lr=optim.lr, weight_decay=optim.weight_decay)
+        except (AssertionError, KeyError, ValueError) as error:
+            raise UserError("optim.name", f"{optim.name!r}: {error}", "one of timm.optim.list_optimizers()") from None
+    if optim.name == "sgd":
+        return torch.optim.SGD(parts, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=optim.fused)
+    kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
+    return kind(parts, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, fused=optim.fused)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, each with its own scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+class Average:
+    """Exponential moving average of weights and floating-point buffers (Polyak and Juditsky 1992).
+
+    Early on the decay is capped at (1 + step) / (10 + step), so that the average forgets the random start.
+    """
+
+    def __init__(self, net: nn.Module, decay: float):
+        self.decay = decay
+        with torch.no_grad():
+            self.tensors = {name: t.detach().clone() for name, t in _averaged(net)}
+
+    @torch.no_grad()
+    def update(self, net: nn.Module, step: int) -> None:
+        """Move towards the weights after update `step`."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.tensors.values()), [t.detach() for _, t in _averaged(net)], 1 - decay)
+
+    @torch.no_grad()
+    def swap(self, net: nn.Module) -> None:
+        """Exchange the average and the weights of `net`; calling it twice changes nothing."""
+        for name, t in _averaged(net):
+            kept = t.detach().clone()
+            t.copy_(self.tensors[name])
+            self.tensors[name].copy_(kept)
+
+
+def _averaged(net: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    named = [*net.named_parameters(), *net.named_buffers()]
+    return [(name, t) for name, t in named if t.is_floating_point()]

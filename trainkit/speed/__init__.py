@@ -1,0 +1,1 @@
+"""What a run's time went into."""

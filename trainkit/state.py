@@ -1,0 +1,98 @@
+"""Everything about a training that a checkpoint holds, and how it goes to files and back."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit import __version__, checkpoint
+from trainkit.agenda import Agenda
+from trainkit.errors import UserError
+from trainkit.optim import Average
+
+
+@dataclass
+class State:
+    """The moving parts of a training: what learns, what remembers, the optimizer, and where everything stands."""
+
+    net: nn.Module
+    """Without the wrapper that averages gradients."""
+    optimizer: torch.optim.Optimizer
+    memory: nn.Module | None
+    average: Average | None
+    scaler: torch.amp.GradScaler | None
+    agenda: Agenda
+    identity: dict[str, Any]
+    """What must be equal for a checkpoint to be continued: recipe and data hashes, frozen networks, processes."""
+    step: int = 0
+    elapsed: float = 0.0
+    """Seconds of training before this process began."""
+    best: list[dict[str, Any]] = field(default_factory=list)
+    """Records of the best evaluations, best first: value, step."""
+    record: float | None = None
+    """The value that `stop_when` compares with."""
+    waited: int = 0
+    """Evaluations since that value improved."""
+    left_out: list[int] = field(default_factory=list)
+    """Steps whose update was left out because it was not finite."""
+    rollbacks: int = 0
+
+    _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks")
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Tensors by file. Every rank calls this: sharded parameters are gathered."""
+        moving, _ = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters())
+        files = {"model": checkpoint.module_tensors(self.net), "optimizer": moving}
+        if self.memory is not None:
+            files["memory"] = checkpoint.module_tensors(self.memory)
+        if self.average is not None:
+            files["ema"] = {name: checkpoint.whole(t) for name, t in self.average.tensors.items()}
+        return files
+
+    def scalars(self) -> dict[str, Any]:
+        """The rest of the state, as plain data."""
+        _, scalars = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters())
+        return {
+            **{name: getattr(self, name) for name in self._COUNTERS},
+            "optimizer": scalars,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "gates": self.agenda.state(),
+            "identity": self.identity,
+            "versions": {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def load(self, loaded: checkpoint.Loaded) -> None:
+        """Continue from a checkpoint. Raises UserError when it belongs to another recipe, data or set of networks."""
+        where = str(loaded.path)
+        then = loaded.state["identity"]
+        for key, remedy in (
+            ("recipe", "start a new run for a changed recipe"),
+            ("data", "the data has changed since; start a new run"),
+            ("frozen", "the frozen weights have changed since; start a new run"),
+            ("processes", "resume with the number of processes of the checkpoint; bits would differ"),
+        ):
+            if then.get(key) != self.identity.get(key):
+                found = f"{key} {_short(then.get(key))}"
+                raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
+        checkpoint.load_module(self.net, loaded.tensors["model"], where)
+        named = list(self.net.named_parameters())
+        checkpoint.load_optimizer(self.optimizer, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
+        if self.memory is not None:
+            checkpoint.load_module(self.memory, loaded.tensors["memory"], where)
+        if self.average is not None:
+            with torch.no_grad():
+                for name, t in self.average.tensors.items():
+                    t.copy_(checkpoint.like(loaded.tensors["ema"][name], t))
+        if self.scaler is not None and loaded.state["scaler"]:
+            self.scaler.load_state_dict(loaded.state["scaler"])
+        for name in self._COUNTERS:
+            setattr(self, name, loaded.state[name])
+        self.agenda.restore(loaded.state["gates"])
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}" if isinstance(value, str) else str(value)
