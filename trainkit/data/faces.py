@@ -15,6 +15,7 @@ import torch
 
 from trainkit import seeding
 from trainkit.data import evaluations, importing, packed, sources
+from trainkit.data.evaluations import Evaluation
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
 from trainkit.data.sources import Source
@@ -82,8 +83,7 @@ class Faces:
                 raise UserError(str(path), "a set to train on", "an evaluation set")
             if faces.image_size == self.image_size:
                 return faces
-        source, protocol = evaluations.recognise(path)
-        return pack_once(source, self.image_size, protocol)
+        return pack_once(evaluations.recognise(path), self.image_size)
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,11 @@ class FaceSplit:
     def size(self) -> int:
         """Number of pictures."""
         return len(self.packed)
+
+    @property
+    def views(self) -> int:
+        """Two where pictures are mirrored, else one."""
+        return 2 if self.mirror else 1
 
     @property
     def digest(self) -> str:
@@ -122,20 +127,23 @@ class FaceSplit:
         rows = seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size]
         return rows.astype(np.int64).reshape(updates, batch_size)
 
-    def fetch(self, indices: np.ndarray, epoch: int) -> Batch:
-        """The pictures at `indices` with those of view 1 mirrored. Raises UserError at a damaged row."""
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """The pictures at `indices` with those of view 1 mirrored: all in the view asked for, or as the epoch draws it.
+
+        Raises UserError at a damaged row.
+        """
         indices = np.array(indices, dtype=np.int64)
         images = self.packed.fetch(indices)
-        view = np.zeros(len(indices), np.int64)
-        if self.mirror:
-            view[:] = seeding.uniform(self.seed, "mirror", epoch, indices) < 0.5
-            chosen = np.flatnonzero(view)
-            images[chosen] = images[chosen][..., ::-1]
+        views = np.full(len(indices), view or 0, np.int64)
+        if self.mirror and view is None:
+            views[:] = seeding.uniform(self.seed, "mirror", epoch, indices) < 0.5
+        chosen = np.flatnonzero(views)
+        images[chosen] = images[chosen][..., ::-1]
         return {
             "image": torch.from_numpy(images),
             "label": torch.from_numpy(np.array(self.packed.labels[indices])),
             "index": torch.from_numpy(indices),
-            "view": torch.from_numpy(view),
+            "view": torch.from_numpy(views),
         }
 
     def on_device(self, batch: Batch) -> Batch:
@@ -153,9 +161,9 @@ def locate(path: str) -> Path:
     return data_root() / Path(path).expanduser()
 
 
-def pack_once(source: Source, image_size: int, protocol: Protocol | None = None) -> Packed:
+def pack_once(found: Source | Evaluation, image_size: int) -> Packed:
     """The packed form of a source, made when it is not there yet. Processes that start together make it once."""
-    folder = cache_root() / _key(source, image_size)
+    folder = cache_root() / _key(found, image_size)
     if is_packed(folder):
         return Packed(folder)
     try:
@@ -163,7 +171,8 @@ def pack_once(source: Source, image_size: int, protocol: Protocol | None = None)
         (folder.parent / ".gitignore").write_text("*\n")
         with filelock.FileLock(folder.with_suffix(".lock")):
             if not is_packed(folder):
-                _log.info("packing %s (%d pictures) into %s, once", source.where, source.size, folder)
+                _log.info("packing %s into %s, once", found.where, folder)
+                source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
                 report = importing.import_faces(source, folder, image_size=image_size, resize="down", protocol=protocol)
                 for note in report.notes:
                     _log.warning("%s: %s", source.where, note)
@@ -188,7 +197,7 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit" / "packed"
 
 
-def _key(source: Source, image_size: int) -> str:
+def _key(source: Source | Evaluation, image_size: int) -> str:
     """Names a packed set by what it is made from: any file that was changed, replaced or added gives another key.
 
     The time of the last change of the file's entry (ctime) is part of it: unlike the time of modification, it cannot be

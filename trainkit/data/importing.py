@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def import_faces(
     ids: list[str] = []
     bad: list[str] = []
     with Writer(out, image_size=image_size, store=store) as writer:
-        for done, made in enumerate(_prepare(source, image_size, align, resize), start=1):
+        for done, made in enumerate(_prepare(source, image_size, align or not source.aligned, resize), start=1):
             if isinstance(made, UserError):
                 bad.append(str(made))
                 if damaged == "fail" and len(bad) == _NAMED:
@@ -90,6 +90,8 @@ def import_faces(
             raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
         if protocol is None:
             numbers, names, renumbered = number(labels)
+            if source.names:
+                names = [source.names[int(name)] for name in names]
         else:
             numbers, names, renumbered = np.full(len(ids), -1, np.int64), [], False
         made_from = f"{source.kind} {Path(source.where).name}"
@@ -166,6 +168,65 @@ def oddities(data: Packed) -> list[str]:
             listing = _few(f"{ids[a]} = {ids[b]}" for a, b in pairs)
             notes.append(f"{len(pairs)} pictures stand under two classes: {listing}")
     return notes
+
+
+def info(path: Path | str) -> dict[str, Any]:
+    """What a packed set is: numbers, digest, and how many pictures its classes have."""
+    data = Packed(path)
+    facts: dict[str, Any] = {
+        "path": str(data.path),
+        "made_from": data.manifest.get("made_from", ""),
+        "pictures": len(data),
+        "classes": data.classes,
+        "image_size": data.image_size,
+        "store": data.store,
+        "bytes": sum(entry["bytes"] for entry in data.manifest["files"].values()),
+        "digest": data.digest,
+    }
+    if data.classes:
+        counts = np.bincount(data.labels, minlength=data.classes)
+        spread = int(counts.min()), float(np.median(counts)), int(counts.max())
+        facts["pictures_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
+    protocol = data.protocol()
+    if protocol is not None:
+        facts["protocol"] = type(protocol).__name__
+        facts["trials"] = len(protocol)
+    return facts
+
+
+def verify(
+    path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None
+) -> tuple[list[str], list[str]]:
+    """Read everything in a packed set and compare it with what was written: (what is damaged, what is odd).
+
+    Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. Odd: classes with one
+    picture, one picture under two classes, pictures that are also in one of the packed sets `against` (a training set's
+    evaluations). Raises UserError when the set cannot even be opened.
+    """
+    data = Packed(path)
+    files = data.manifest["files"]
+    damage = [
+        f"{data.path / name}: is not what was written (SHA-256 differs)"
+        for name, entry in files.items()
+        if packed.sha256(data.path / name) != entry["sha256"]
+    ]
+    for row in range(len(data)):
+        try:
+            data.fetch(np.asarray([row]))
+        except UserError as error:
+            damage.append(str(error))
+        if on_progress:
+            on_progress(row + 1, len(data))
+    return damage, oddities(data) + [note for other in against for note in _shared(data, Packed(other))]
+
+
+def _shared(data: Packed, other: Packed) -> list[str]:
+    both, here, there = np.intersect1d(data.contents(), other.contents(), return_indices=True)
+    if not len(both):
+        return []
+    ids, others = data.ids(), other.ids()
+    listing = _few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
+    return [f"{len(both)} pictures are also in {other.path}: {listing}"]
 
 
 def _across(data: Packed) -> list[tuple[int, int]]:
