@@ -111,9 +111,20 @@ class Journal:
         with self._lock:
             return self._written + len(self._held)
 
-    def last(self, name: str) -> Point | None:
-        """The newest value of a metric."""
-        return self._last.get(name)
+    @property
+    def last_step(self) -> int:
+        """Greatest step in the journal, 0 when it is empty; samples of `system/` have steps of their own."""
+        with self._lock:
+            return max((p.step for name, p in self._last.items() if not name.startswith("system/")), default=0)
+
+    def lookup(self, name: str, step: int) -> Point | None:
+        """The value of a metric at a step. Reads the file unless it is the newest one."""
+        with self._lock:
+            last = self._last.get(name)
+            if last is None or last.step == step:
+                return last
+            end = self.pass_on()
+        return next((p for _, n, p in rows(self.path, 0, end) if (n, p.step) == (name, step)), None)
 
     def highest(self, prefix: str) -> int:
         """Greatest step at which a metric of this prefix was logged, in what was cut off too; -1 when never."""

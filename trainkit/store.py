@@ -1,0 +1,473 @@
+"""Where runs are kept: the MLflow store, and beside it one folder for each run.
+
+    <home>/mlflow.db          metrics, parameters, tags (SQLite), unless MLFLOW_TRACKING_URI names another store
+    <home>/artifacts/         files shown in MLflow
+    <home>/runs/<run name>/   journal.jsonl  run.json  recipe.yaml  checkpoints/
+
+`home` is `mlruns/` of the checkout, outside one of the current folder; TRAINKIT_STORE names another.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import sqlite3
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote, urlsplit
+
+from trainkit.errors import UserError
+from trainkit.redact import without_secrets
+
+_LOCK_SECONDS = 10.0
+"""How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
+_CHECKED_BYTES = 256 * 2**20
+"""Databases up to this size are checked page by page at the start (0.3 s for 100 MB)."""
+_NETWORK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
+
+_log = logging.getLogger("trainkit")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What run.json says."""
+
+    name: str
+    recipe: str
+    recipe_hash: str
+    seed: int
+    started: float
+    """Seconds since 1970."""
+    status: str = "RUNNING"
+    """RUNNING, FINISHED, FAILED or KILLED, as in MLflow; RUNNING of a process that is gone means killed."""
+    run_id: str | None = None
+    """Id of the run in MLflow."""
+    experiment: str | None = None
+    data_digest: str | None = None
+    key: str | None = None
+    """`run_key` of the recipe and data; equal keys mean that the run need not be repeated."""
+    parent: str | None = None
+    last_step: int = 0
+    pid: int = 0
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk."""
+
+    path: Path
+
+    # Locks live as long as the process and belong to it, not to one of several objects that name the same folder.
+    _claims: ClassVar[dict[Path, Any]] = {}
+
+    @property
+    def name(self) -> str:
+        """Name of the run, which is that of its folder."""
+        return self.path.name
+
+    @property
+    def journal(self) -> Path:
+        """File of metrics and events."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def recipe(self) -> Path:
+        """File of the resolved recipe."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def info(self) -> RunInfo:
+        """Read run.json. Raises UserError when it is missing or damaged."""
+        file = self.path / "run.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            known = {field.name for field in fields(RunInfo)}
+            return RunInfo(**{key: value for key, value in found.items() if key in known})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UserError(str(file), f"cannot be read: {error}", remedy="start a new run") from None
+
+    def update(self, **changes: Any) -> RunInfo:
+        """Change fields of run.json, written aside and renamed; only the process that claimed the run does this."""
+        unknown = changes.keys() - {field.name for field in fields(RunInfo)}
+        if unknown:
+            raise ValueError(f"run.json has no {', '.join(sorted(unknown))}")
+        info = RunInfo(**{**asdict(self.info()), **changes})
+        write_aside(self.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
+        return info
+
+    def claim(self) -> None:
+        """Make this process the only one that writes here, until it ends. Raises UserError when another one is."""
+        key = self.path.resolve()
+        if key in self._claims:
+            return
+        file = open(self.path / ".lock", "a")  # noqa: SIM115 - held for as long as the process lives
+        if not _lock(file):
+            file.close()
+            info = self.info()
+            raise UserError(
+                f"run {self.name}",
+                f"in use by process {info.pid} on {info.host}",
+                remedy="wait for it, or stop it first",
+            )
+        self._claims[key] = file
+
+    def release(self) -> None:
+        """Let other processes write here; harmless without a claim."""
+        file = self._claims.pop(self.path.resolve(), None)
+        if file is not None:
+            file.close()
+
+    def alive(self) -> bool:
+        """Whether a process is writing this run; one of another machine counts as alive while RUNNING."""
+        if self.path.resolve() in self._claims:
+            return True
+        info = self.info()
+        if info.host != socket.gethostname():
+            return info.status == "RUNNING"
+        if info.pid == os.getpid():
+            # Not claimed (any more) by this process. Opening the file here would be safe, asking is not needed.
+            return False
+        try:
+            with open(self.path / ".lock", "a") as file:
+                return not _lock(file)
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
+class Store:
+    """A place for runs. Making one touches nothing; `prepare` and `client` do."""
+
+    home: Path
+    uri: str
+    """MLflow tracking URI; may hold a password, so show `shown`."""
+
+    @classmethod
+    def locate(cls) -> Store:
+        """The store that the environment and the current folder stand for."""
+        home = _home()
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"sqlite:///{home / 'mlflow.db'}"
+        if uri.startswith("sqlite:///"):
+            uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+        return cls(home, uri)
+
+    @property
+    def database(self) -> Path | None:
+        """The SQLite file, or None for a server."""
+        return Path(self.uri.removeprefix("sqlite:///")) if self.uri.startswith("sqlite:///") else None
+
+    @property
+    def artifacts(self) -> Path | None:
+        """Folder of artifacts, beside the database; None where a server decides."""
+        return self.database.parent / "artifacts" if self.database else None
+
+    @property
+    def shown(self) -> str:
+        """The URI without user name, password and tokens."""
+        return without_secrets(self.uri)
+
+    def prepare(self) -> None:
+        """Make the folders and the database where they are missing and check what is there.
+
+        Raises UserError, within seconds, for a place that cannot be written and for a database that is damaged, locked,
+        of another program or of a newer MLflow.
+        """
+        try:
+            (self.home / "runs").mkdir(parents=True, exist_ok=True)
+            if self.database:
+                self.database.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(str(self.home), f"cannot be made: {error.strerror}", remedy=_ELSEWHERE) from None
+        for folder in {self.home / "runs", self.database.parent if self.database else self.home}:
+            if not os.access(folder, os.W_OK):
+                raise UserError(str(folder), "cannot be written", remedy=_ELSEWHERE)
+        if self.database:
+            _warn_of_network(self.database.parent)
+            _make_database(self.database)
+            _check_database(self.database)
+        elif "://" not in self.uri or self.uri.startswith("file:"):
+            found = f"{self.shown} is a folder, which MLflow no longer writes"
+            raise UserError(
+                "MLFLOW_TRACKING_URI", found, "sqlite:///FILE or http(s)://HOST", "unset it for the default"
+            )
+        elif not self.uri.startswith(("http://", "https://", "databricks")):
+            _check_reachable(self.uri, self.shown)
+
+    def client(self) -> Any:
+        """An MlflowClient of this store, after `prepare`.
+
+        Raises UserError when the store does not answer, after 35 s at most.
+        """
+        self.prepare()
+        settle_mlflow()
+        from mlflow.tracking import MlflowClient
+
+        try:
+            client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+            client.search_experiments(max_results=1)
+        except Exception as error:
+            found = without_secrets(str(error)).strip().splitlines()[0][:300]
+            if "out-of-date database schema" in found:
+                remedy = f"copy the database, then run: mlflow db upgrade {self.shown}"
+                raise UserError(self.shown, "written by an older MLflow", remedy=remedy) from None
+            remedy = "check the address and that the server runs" if self.database is None else ""
+            if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "PERMISSION_DENIED") or "401" in found:
+                remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            raise UserError(self.shown, f"the store does not answer: {found}", remedy=remedy) from None
+        return client
+
+    def new_run(self, recipe_name: str, seed: int, recipe_hash: str, parent: str | None = None) -> RunFolder:
+        """Make and claim a new run's folder, named by recipe, seed, time and hash: `adadistill-s0-1121-0103-a1b2`."""
+        runs = self.home / "runs"
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(str(runs), f"cannot be made: {error.strerror}", remedy=_ELSEWHERE) from None
+        word = re.sub(r"[^a-z0-9_]+", "-", recipe_name.lower()).strip("-")[:40] or "run"
+        tail = (re.sub(r"[^0-9a-f]", "", recipe_hash.lower()) or secrets.token_hex(2))[:4]
+        while True:
+            started = time.time()
+            stamp = time.strftime("%m%d-%H%M", time.localtime(started))
+            folder = RunFolder(runs / f"{word}-s{seed}-{stamp}-{tail}")
+            try:
+                folder.path.mkdir()
+                break
+            except FileExistsError:
+                tail = secrets.token_hex(2)
+            except OSError as error:
+                raise UserError(str(runs), f"cannot be written: {error.strerror}", remedy=_ELSEWHERE) from None
+        folder.checkpoints.mkdir()
+        info = RunInfo(
+            folder.name,
+            recipe_name,
+            recipe_hash,
+            seed,
+            started,
+            parent=parent,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+        folder.claim()
+        write_aside(folder.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
+        return folder
+
+    def runs(self) -> list[RunFolder]:
+        """All run folders, oldest first. A folder whose run.json cannot be read is left out with a warning."""
+        found = []
+        for file in (self.home / "runs").glob("*/run.json"):
+            folder = RunFolder(file.parent)
+            try:
+                found.append((folder.info().started, folder.name, folder))
+            except UserError as error:
+                _log.warning("%s", error)
+        return [folder for _, _, folder in sorted(found, key=lambda entry: entry[:2])]
+
+    def find(self, word: str) -> RunFolder:
+        """The run of this name, unique beginning of a name, or MLflow id. Raises UserError naming the nearest."""
+        word = word.rstrip("/")
+        if "/" in word and Path(word).absolute().parent == (self.home / "runs").absolute():
+            word = Path(word).name
+        runs = {folder.name: folder for folder in self.runs()}
+        if word in runs:
+            return runs[word]
+        if word:
+            by_id = [folder for folder in runs.values() if folder.info().run_id == word]
+            matches = by_id or [folder for name, folder in runs.items() if name.startswith(word)]
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                names = ", ".join(folder.name for folder in matches[-5:])
+                raise UserError(f"run {word!r}", f"{len(matches)} runs begin so", remedy=f"the newest are {names}")
+        near = difflib.get_close_matches(word, runs, n=3, cutoff=0.4) or list(runs)[-3:]
+        remedy = f"the nearest are {', '.join(near)}" if near else "there are no runs yet"
+        raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
+
+    def newest_unfinished(self, recipe_name: str, key: str | None = None) -> RunFolder | None:
+        """The newest run of a recipe (and key) that neither finished nor is being written now."""
+        for folder in reversed(self.runs()):
+            info = folder.info()
+            wanted = info.recipe == recipe_name and info.status != "FINISHED" and key in (None, info.key)
+            if wanted and not folder.alive():
+                return folder
+        return None
+
+    def finished_with(self, key: str) -> RunFolder | None:
+        """The newest finished run of this `run_key`."""
+        for folder in reversed(self.runs()):
+            info = folder.info()
+            if info.key == key and info.status == "FINISHED":
+                return folder
+        return None
+
+    def abandoned(self) -> list[RunFolder]:
+        """Runs said to be RUNNING whose process on this machine is gone."""
+        return [folder for folder in self.runs() if folder.info().status == "RUNNING" and not folder.alive()]
+
+
+_ELSEWHERE = "name another folder in TRAINKIT_STORE"
+
+
+def run_key(recipe_hash: str, data_digest: str) -> str:
+    """Hash under which a finished run can be used again: 32 hexadecimal digits."""
+    return hashlib.sha256(f"{recipe_hash}\n{data_digest}".encode()).hexdigest()[:32]
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a text file so that a reader, and a crash, sees all of it or the old one."""
+    out = path.with_name(f".{path.name}.new")
+    with open(out, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(out, path)
+
+
+def settle_mlflow() -> None:
+    """Settings of MLflow that are read from the environment; what the user has set stays. Call before importing it."""
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # The defaults (7 retries of 120 s, doubling pauses) take 247 s to notice a server that is down.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def _home() -> Path:
+    named = os.environ.get("TRAINKIT_STORE", "").strip()
+    if named:
+        return Path(named).expanduser().absolute()
+    checkout = Path(__file__).resolve().parents[1]
+    return (checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()) / "mlruns"
+
+
+def _lock(file: Any) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return True
+    # A lock of the process, not of the open file: loader workers that outlive a killed run do not inherit it.
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _make_database(database: Path) -> None:
+    if database.is_file() and database.stat().st_size:
+        return
+    from filelock import FileLock, Timeout
+
+    lock = database.with_name(f".{database.name}.lock")
+    try:
+        # Two processes that create it at once destroy it (MLflow migrates an empty database in many steps).
+        with FileLock(lock, timeout=120):
+            if database.is_file() and database.stat().st_size:
+                return
+            settle_mlflow()
+            import mlflow.store.db.utils  # noqa: F401 - sets up the loggers that are quieted below
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+            aside = database.with_name(f".{database.name}.new")
+            aside.unlink(missing_ok=True)
+            uri = f"sqlite:///{aside}"
+            loud = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
+            levels = [logger.level for logger in loud]
+            for logger in loud:
+                logger.setLevel(logging.WARNING)
+            try:
+                made = SqlAlchemyStore(uri, (database.parent / "artifacts").as_uri())
+            finally:
+                for logger, level in zip(loud, levels, strict=True):
+                    logger.setLevel(level)
+            made.engine.dispose()
+            SqlAlchemyStore._engine_map.pop(uri, None)
+            os.replace(aside, database)
+    except Timeout:
+        raise UserError(str(lock), "held by another process for 120 s", remedy="stop it, or delete the file") from None
+    except OSError as error:
+        raise UserError(str(database), f"cannot be made: {error.strerror or error}", remedy=_ELSEWHERE) from None
+
+
+def _check_database(database: Path) -> None:
+    restore = (
+        f"restore a copy, or move it away and begin a new one (journals of the runs are in {database.parent}/runs)"
+    )
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=_LOCK_SECONDS)
+        try:
+            connection.isolation_level = None
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            version = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            if database.stat().st_size <= _CHECKED_BYTES:
+                verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if verdict != "ok":
+                    raise UserError(str(database), f"damaged: {verdict.splitlines()[-1]}", remedy=restore)
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "locked" in text:
+            found = f"locked by another program for {_LOCK_SECONDS:.0f} s"
+            raise UserError(str(database), found, remedy="close what holds it (a database browser?)") from None
+        if "no such table" in text:
+            raise UserError(str(database), "not an MLflow database", remedy=_ELSEWHERE) from None
+        if "readonly" in text or "unable to open" in text:
+            raise UserError(str(database), f"cannot be written: {text}", remedy=_ELSEWHERE) from None
+        raise UserError(str(database), f"damaged: {text}", remedy=restore) from None
+    except sqlite3.DatabaseError as error:
+        raise UserError(str(database), f"damaged: {error}", remedy=restore) from None
+    spec = importlib.util.find_spec("mlflow")
+    if version and spec and spec.origin:
+        known = {file.name.split("_")[0] for file in Path(spec.origin).parent.glob("store/db_migrations/versions/*.py")}
+        if known and version[0] not in known:
+            found = f"written by a newer MLflow (schema {version[0]})"
+            raise UserError(str(database), found, remedy="install that MLflow, or name another store in TRAINKIT_STORE")
+
+
+def _check_reachable(uri: str, shown: str) -> None:
+    """Ask a database server once: MLflow itself would try for most of an hour."""
+    settle_mlflow()
+    try:
+        parts = urlsplit(uri)
+        port = parts.port or {"postgresql": 5432, "mysql": 3306, "mssql": 1433}.get(parts.scheme.split("+")[0])
+        if parts.hostname and port:
+            socket.create_connection((parts.hostname, port), timeout=5).close()
+        import sqlalchemy
+        from mlflow.store.db.utils import create_sqlalchemy_engine
+
+        engine = create_sqlalchemy_engine(uri)
+        sqlalchemy.inspect(engine)
+        engine.dispose()
+    except Exception as error:
+        found = without_secrets(str(error)).strip().splitlines()[0][:300]
+        raise UserError(shown, f"the store does not answer: {found}", remedy="check MLFLOW_TRACKING_URI") from None
+
+
+def _warn_of_network(folder: Path) -> None:
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except (OSError, IndexError):
+        return
+    here = [(place, kind) for place, kind in mounts if folder.resolve().is_relative_to(place)]
+    _, kind = max(here, key=lambda entry: len(entry[0]), default=("", ""))
+    if _NETWORK.match(kind):
+        _log.warning("%s is on a network file system (%s), where SQLite is not safe; %s", folder, kind, _ELSEWHERE)
