@@ -118,7 +118,7 @@ def write(
             files[f"{group}.safetensors"] = _write_file(aside / f"{group}.safetensors", _serialised(members))
         for name, content in texts.items():
             files[name] = _write_file(aside / name, content)
-        _write_file(aside / MANIFEST, _json({"format": FORMAT, "files": files}))
+        _write_file(aside / MANIFEST, _manifest(files))
         _sync_folder(aside)
         superseded = _make_room(target)
         os.rename(aside, target)
@@ -143,17 +143,16 @@ def write(
 def _make_room(target: Path) -> Path | None:
     """Move an existing checkpoint of the same step aside, under a name that still counts as a checkpoint."""
     old = target.with_name(target.name + ".old")
+    if os.path.lexists(target) and os.path.lexists(old):
+        # An earlier replacement was cut short. Only the loser of the two goes, so that one is left whatever happens.
+        _discard(target if verify(target) else old)
     if os.path.lexists(target):
-        if verify(target):
-            _discard(target)  # damaged: nothing is lost
-        else:
-            _discard(old)
-            os.rename(target, old)
+        os.rename(target, old)
     return old if os.path.lexists(old) else None
 
 
-def _write_file(path: Path, content: bytes) -> dict[str, Any]:
-    """Write, flush and sync a new file; returns its entry in the manifest."""
+def _write_file(path: Path, content: bytes) -> tuple[int, str]:
+    """Write and sync a new file; returns its size and SHA-256."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         view = memoryview(content)
@@ -162,7 +161,7 @@ def _write_file(path: Path, content: bytes) -> dict[str, Any]:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return {"size": len(content), "sha256": _sha256(content)}
+    return len(content), _sha256(content)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -194,9 +193,14 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _json(value: Any) -> bytes:
+def _json(value: Mapping[str, Any]) -> bytes:
     _refuse_unfaithful(value, "state")
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
+    entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in sorted(files.items())}
+    return _json({"format": FORMAT, "files": entries})
 
 
 def _refuse_unfaithful(value: Any, where: str) -> None:
@@ -221,12 +225,14 @@ def verify(path: Path) -> list[str]:
     path = Path(path)
     try:
         manifest, names = _look(path)
-        found = {name: _fingerprint(path / name) for name in names}
+        problems = _differences(manifest, {name: _fingerprint(path / name) for name in names})
+        if not problems:
+            _parsed_state(path, _read_file(path / STATE))
     except CheckpointError as error:
-        return [str(error)]
+        return [f"{error.where}: {error.found}"]
     except OSError as error:
         return [f"{error.filename or path}: cannot be read: {error.strerror}"]
-    return [f"{path}/{problem}" for problem in _differences(manifest, found)]
+    return [f"{path}/{problem}" for problem in problems]
 
 
 def read(path: Path) -> Loaded:
@@ -249,25 +255,42 @@ def read(path: Path) -> Loaded:
             if problems := _differences(manifest, {**expected, name: (len(content), _sha256(content))}):
                 raise _damaged(path, problems[0])
             if name.endswith(".safetensors"):
-                tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(content)
+                tensors[name.removesuffix(".safetensors")] = _parsed_tensors(path / name, content)
             else:
                 texts[name] = content
-        state = json.loads(texts[STATE])
+        state = _parsed_state(path, texts[STATE])
         recipe_text = texts[RECIPE].decode()
-        named = _STEP.fullmatch(path.name)
-        if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-            raise _damaged(path, f"{STATE}: says no step")
-        if named and int(named[1]) != state["step"]:
-            raise _damaged(path, f"{STATE}: is of step {state['step']}, the folder's name says {int(named[1])}")
     except OSError as error:
         raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
-    except (SafetensorError, ValueError, KeyError, RecursionError) as error:
-        raise _damaged(path, f"not what trainkit writes: {error}") from error
+    except UnicodeDecodeError as error:
+        raise _damaged(path, f"{RECIPE}: is no text") from error
     return Loaded(path, state["step"], tensors, state, recipe_text)
 
 
+def _parsed_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise _damaged(path.parent, f"{path.name}: is no safetensors file: {error}") from error
+
+
+def _parsed_state(path: Path, content: bytes) -> dict[str, Any]:
+    """The state, if it is one and of the step that the folder's name says."""
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"{STATE}: is no JSON") from error
+    if not isinstance(state, dict) or type(state.get("step")) is not int:
+        raise _damaged(path, f"{STATE}: says no step")
+    named = _STEP.fullmatch(path.name)
+    if named and int(named[1]) != state["step"]:
+        raise _damaged(path, f"{STATE}: is of step {state['step']}, the folder's name says {int(named[1])}")
+    return state
+
+
 def _damaged(path: Path, problem: str) -> CheckpointError:
-    return CheckpointError(f"{path}/{problem}", "the checkpoint is not used", remedy="resume from an older one")
+    where, _, found = problem.partition(": ")
+    return CheckpointError(f"{path}/{where}", found, remedy="the checkpoint is not used; resume from an older one")
 
 
 def _look(path: Path) -> tuple[bytes, list[str]]:
@@ -317,7 +340,7 @@ def _manifest_files(manifest: bytes) -> dict[str, tuple[int, str]] | str:
             return f"{MANIFEST}: format {version!r}, this trainkit reads {FORMAT}"
         files = {name: (entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
         # Whatever parses but was not written so (spaces, doubled keys, more fields) is damage as well.
-        canonical = _json({"format": FORMAT, "files": {n: {"size": s, "sha256": h} for n, (s, h) in files.items()}})
+        canonical = _manifest(files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST}: damaged"
     if canonical != manifest:
@@ -365,21 +388,27 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 def prune(folder: Path, keep_last: int, keep_best: Iterable[int] = ()) -> list[Path]:
     """Delete all but the newest `keep_last` complete checkpoints and those of the steps `keep_best`.
 
-    Call it after a commit. Damaged folders do not count as kept. Returns what was deleted; raises `CheckpointError`.
+    Call it after a commit. The checkpoint written last is kept in any case, also where later steps lie about that a
+    run had to go back behind. Returns what was deleted; raises `CheckpointError`.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}; the last checkpoint is always kept")
     folder, best = Path(folder), set(keep_best)
-    kept, deleted = 0, []
-    for path in reversed(_checkpoints(folder)):
-        if kept < keep_last:
-            kept += _complete(path)
-        elif int(_STEP.fullmatch(path.name)[1]) not in best:
-            deleted.append(path)
-    for path in deleted:
-        if (error := _discard(path)) is not None:
-            raise CheckpointError(str(path), f"could not be deleted: {error.strerror}") from error
+    complete = {path: written for path in _checkpoints(folder) if (written := _completed_at(path)) is not None}
+    kept = {*list(complete)[-keep_last:], *sorted(complete, key=complete.get)[-1:]}
+    deleted = [path for path in _checkpoints(folder) if path not in kept and _step_of(path) not in best]
+    # What is later than all that is kept is damaged, and of use to whoever wants to know why.
+    newest = max(map(_step_of, kept), default=-1)
+    deleted = [path for path in deleted if _step_of(path) <= newest]
+    _delete(deleted)
     return deleted
+
+
+def drop_after(folder: Path, step: int) -> list[Path]:
+    """Delete checkpoints later than `step`: the future that a run gives up when it goes back to `step`."""
+    later = [path for path in _checkpoints(Path(folder)) if _step_of(path) > step]
+    _delete(later)
+    return later
 
 
 def clean(folder: Path) -> list[Path]:
@@ -396,6 +425,16 @@ def clean(folder: Path) -> list[Path]:
     return removed
 
 
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if (error := _discard(path)) is not None:
+            raise CheckpointError(str(path), f"could not be deleted: {error.strerror}") from error
+
+
+def _step_of(path: Path) -> int:
+    return int(_STEP.fullmatch(path.name)[1])
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     """Folders that bear a checkpoint's name, oldest step first; of two with one step the replaced one first."""
     found = [(int(match[1]), not match[2], name) for name in _listing(folder) if (match := _STEP.fullmatch(name))]
@@ -409,16 +448,17 @@ def _listing(folder: Path) -> list[str]:
         return []
 
 
-def _complete(path: Path) -> bool:
-    """Whether all files are there with their sizes: what can be told without reading them."""
+def _completed_at(path: Path) -> float | None:
+    """When a checkpoint was written, if all files are there with their sizes: what can be told without reading them."""
     try:
         manifest, names = _look(path)
         files = _manifest_files(manifest)
-        return not isinstance(files, str) and {n: s for n, (s, _) in files.items()} == {
-            name: os.path.getsize(path / name) for name in names
-        }
+        sizes = {name: os.path.getsize(path / name) for name in names}
+        if isinstance(files, str) or {name: size for name, (size, _) in files.items()} != sizes:
+            return None
+        return os.path.getmtime(path / MANIFEST)
     except (CheckpointError, OSError):
-        return False
+        return None
 
 
 def _discard(path: Path) -> OSError | None:
@@ -450,12 +490,13 @@ def _aside(folder: Path, kind: str, step: int) -> Path:
 
 
 def _started(pid: int) -> int:
-    """Second in which a process started; -1 when there is none of that id."""
+    """Second in which a process started; -1 when none of that id lives."""
     import psutil
 
     try:
-        return int(psutil.Process(pid).create_time())
-    except psutil.Error:
+        process = psutil.Process(pid)
+        return -1 if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
+    except (psutil.Error, ValueError, TypeError, OverflowError):
         return -1
 
 
@@ -470,33 +511,46 @@ def lock(folder: Path) -> Iterator[None]:
     import filelock
 
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     mine = {"pid": os.getpid(), "started": _started(os.getpid()), "host": socket.gethostname()}
     held = filelock.FileLock(folder / LOCK, thread_local=False)
     try:
-        held.acquire(timeout=0.3)
-    except filelock.Timeout:
-        # A dead process frees its lock by dying, unless children it forked still have the file open.
-        with filelock.FileLock(folder / f"{LOCK}.takeover"):
-            holder = _holder(folder)
-            dead = holder.get("host") == mine["host"] and not _alive(holder.get("pid", -1), holder.get("started", -1))
-            if dead:
-                (folder / LOCK).unlink(missing_ok=True)
-            try:
-                held.acquire(timeout=0.3)
-            except filelock.Timeout:
-                raise UserError(
-                    str(folder),
-                    f"in use by process {holder.get('pid', '?')} on {holder.get('host', '?')}",
-                    remedy="wait for it, stop it, or start a run of another name",
-                ) from None
-    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            held.acquire(timeout=0.3)
+        except filelock.Timeout:
+            _take_over(folder, held, mine["host"])
         (folder / HOLDER).write_text(json.dumps(mine))
+    except filelock.Timeout:
+        holder = _holder(folder)
+        raise UserError(
+            str(folder),
+            f"in use by process {holder.get('pid', '?')} on {holder.get('host', '?')}",
+            remedy="wait for it, stop it, or start a run of another name",
+        ) from None
+    except OSError as error:
+        held.release()
+        raise UserError(str(folder), f"cannot be written to: {error.strerror}") from error
+    try:
         yield
     finally:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
         held.release()
+
+
+def _take_over(folder: Path, held: Any, host: str) -> None:
+    """Acquire a lock whose holder died; raises `filelock.Timeout` where it lives.
+
+    A process frees its lock by dying, unless children it forked still have the file open: then a new file is needed.
+    """
+    import filelock
+
+    with filelock.FileLock(folder / f"{LOCK}.takeover", timeout=0.5):  # one at a time, or two would both succeed
+        holder = _holder(folder)
+        started = holder.get("started")
+        if holder.get("host") == host and isinstance(started, int) and not _alive(holder.get("pid"), started):
+            (folder / LOCK).unlink(missing_ok=True)
+        held.acquire(timeout=0.3)
 
 
 def _holder(folder: Path) -> dict[str, Any]:
@@ -556,7 +610,7 @@ def module_tensors(module: nn.Module, keep: bool = True) -> dict[str, Tensor]:
     With sharded parameters (FSDP2) this is a collective: every process calls it, and those that write nothing pass
     `keep=False` and get an empty dict, which spares their memory.
     """
-    tensors = {name: _whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
+    tensors = {name: whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
     return tensors if keep else {}
 
 
@@ -578,7 +632,7 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
         raise UserError(where, _listed(problems), remedy="these tensors are of another network or recipe")
     with torch.no_grad():
         for name, tensor in live.items():
-            tensor.copy_(_as_sharded(tensors[name], tensor))
+            tensor.copy_(sharded_like(tensors[name], tensor))
 
 
 def optimizer_tensors(
@@ -680,7 +734,7 @@ def _live_tensors(module: nn.Module) -> dict[str, Tensor]:
     return live
 
 
-def _whole(tensor: Tensor, keep: bool = True) -> Tensor:
+def whole(tensor: Tensor, keep: bool = True) -> Tensor:
     """A copy on the CPU, gathered from all processes where the tensor is sharded (a collective)."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
@@ -688,7 +742,7 @@ def _whole(tensor: Tensor, keep: bool = True) -> Tensor:
     return tensor.to("cpu", copy=True).contiguous() if keep else tensor
 
 
-def _as_sharded(full: Tensor, like: Tensor) -> Tensor:
+def sharded_like(full: Tensor, like: Tensor) -> Tensor:
     """`full` laid out over the processes as `like` is; every process has all of `full`, so nothing is sent."""
     if not hasattr(like, "full_tensor"):
         return full
@@ -727,7 +781,7 @@ def _refuse_shards(name: str, key: str, value: Any, parameter: Tensor) -> None:
 def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool) -> Any:
     """JSON data for a state value; tensors in it, at any depth, go to `tensors` under their path."""
     if isinstance(value, Tensor):
-        tensors[path] = _whole(value, keep)
+        tensors[path] = whole(value, keep)
         return {"tensor": path}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
@@ -757,7 +811,7 @@ def _state_tensor(full: Tensor, parameter: Tensor, stay: bool) -> Tensor:
     if full.shape != parameter.shape:
         return full.to(parameter.device, copy=True)
     # Same strides as the parameter: fused kernels refuse channels_last weights with contiguous moments.
-    return torch.empty_like(parameter, dtype=full.dtype, requires_grad=False).copy_(_as_sharded(full, parameter))
+    return torch.empty_like(parameter, dtype=full.dtype, requires_grad=False).copy_(sharded_like(full, parameter))
 
 
 def _references(packed: Any) -> list[str]:
