@@ -6,9 +6,10 @@ rank 0, shared, and written to the journal; a resumed run repeats the decisions 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from trainkit.journal import Event
 from trainkit.schedule import Gate
 
 Decision = tuple[bool, int]
@@ -66,8 +67,6 @@ class Agenda:
         self.next = min((gate.due for gate in self.gates.values()), default=Gate.NEVER)
 
 
-def recorded_decisions(events: list[dict[str, Any]]) -> dict[tuple[str, int], Decision]:
+def recorded_decisions(events: Iterable[Event]) -> dict[tuple[str, int], Decision]:
     """Decisions of clocked gates among the events of a journal."""
-    return {
-        (e["data"]["name"], e["step"]): (e["data"]["happens"], e["data"]["next"]) for e in events if e["event"] == "gate"
-    }
+    return {(e.data["name"], e.step): (e.data["happens"], e.data["next"]) for e in events if e.name == "gate"}

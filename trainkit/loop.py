@@ -22,11 +22,11 @@ from trainkit.data.loading import Plan
 from trainkit.errors import UserError
 from trainkit.machine import Machine, checksum
 from trainkit.recipe import Best, Evaluation, Recipe
-from trainkit.run_files import Run
 from trainkit.schedule import Gate
 from trainkit.speed.clock import Clock
 from trainkit.state import State
 from trainkit.task import At, Batch, Opened, Parts, Rows, Scores, Split, Task
+from trainkit.witness import Witness
 
 MOST_ROLLBACKS = 5
 """A run that goes back more often does not get better by going back."""
@@ -48,7 +48,7 @@ class Outcome:
     """Curves of the last evaluations, by evaluation."""
 
 
-def train(recipe: Recipe, data: Opened, machine: Machine, run: Run, resume: bool = False) -> Outcome:
+def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness, resume: bool = False) -> Outcome:
     """Train a recipe to its end, or to the moment the run is told to stop.
 
     Raises UserError for what the user can mend: weights that do not fit, a teacher that did not learn, a loss that is
@@ -124,9 +124,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Run, resume: bool
             for title, weights in nets.items():
                 if weights:
                     weights.swap(bare)
-                scored[title] = evaluate(
-                    task, bare, splits[name], recipe.evaluations[name].batch_size, machine, run.stopping
-                )
+                scored[title] = evaluate(task, bare, splits[name], recipe.evaluations[name].batch_size, machine)
                 if weights:
                     weights.swap(bare)
             clock.to("log")
@@ -154,16 +152,13 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Run, resume: bool
     def save() -> None:
         """Commit a checkpoint; none is committed before the last update is known to be finite."""
         clock.to("checkpoint")
-        if state.step in saved:
+        if state.step in saved or ((bad := watch.look()) is not None and recipe.train.nonfinite == "rollback"):
             return
-        _stop_if(watch.read(), recipe)
+        _stop_if(bad, recipe)
         machine.check_equal("the state of batch norm or of class centres", _replicated(bare, parts))
-        kept = State.scalars(state) | {"elapsed": machine.share(state.elapsed + clock.elapsed())}
-        tensors = state.tensors()
-        # Rank 0 writes; its failure is everybody's.
-        failure = run.commit(state.step, tensors, kept, [r["step"] for r in state.best]) if machine.main else None
-        if failure := machine.share(failure):
-            raise UserError(*failure)
+        kept = state.scalars() | {"elapsed": machine.share(state.elapsed + clock.elapsed())}
+        tensors = state.tensors(keep=machine.main)
+        machine.lead(lambda: run.commit(state.step, tensors, kept, [record["step"] for record in state.best]))
         saved.add(state.step)
 
     watch, held, saved = _Watch(), {}, set()
@@ -208,9 +203,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Run, resume: bool
                 _refuse_row(state)
                 run.tracker.event(state.step, "left_out", {"reason": "loss or gradient not finite"})
             else:
-                factor = recipe.train.schedule.factor(
-                    state.step, plan.steps, plan.steps_per_epoch, plan.batch_size
-                )
+                factor = recipe.train.schedule.factor(state.step, plan.steps, plan.steps_per_epoch, plan.batch_size)
                 optim.set_lr(inner, recipe.optim.lr * factor)
                 optimizer.step()
                 machine.average_buffers(bare)
@@ -223,10 +216,15 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Run, resume: bool
         run.progress(state.step, plan.steps)
 
         # ---- The last update but one is known to be finite before anything is built on it
-        if not leave_out and snapshot is None and (bad := watch.turn(finite, state.step - 1)) is not None:
+        if not leave_out and snapshot is None:
+            bad = watch.turn(finite, state.step - 1)
+            if state.step == plan.steps and bad is None:
+                bad = watch.look()
             _stop_if(bad, recipe)
-            stream = _roll_back(state, bad, run, recipe, data, plan, device)
-            continue
+            if bad is not None:
+                watch.clear()
+                stream = _roll_back(state, bad, run, recipe, data, plan, device)
+                continue
 
         # ---- What is due at this step
         if state.step >= agenda.next:
@@ -255,7 +253,6 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Run, resume: bool
     machine.synchronize()
     outcome.step = state.step
     if outcome.status == "FINISHED":
-        _stop_if(watch.read(), recipe)
         _log(run, state, plan, tally, clock, machine, inner, recipe)
         hold([n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step], final=True)
         if recipe.checkpoints.at_end:
@@ -267,9 +264,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Run, resume: bool
 
 
 @torch.no_grad()
-def evaluate(
-    task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine, stopping=lambda: False
-) -> Scores:
+def evaluate(task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine) -> Scores:
     """Score a network on a split. Every rank takes part and every sample counts exactly once.
 
     Rows are gathered with the sample's index; padding is dropped, and an evaluation whose rows are not the split's
@@ -314,9 +309,7 @@ def tabulate(module: nn.Module, split: Split, machine: Machine, batch_size: int 
     return torch.stack(table, 1)
 
 
-def describe_plan(
-    recipe: Recipe, plan: Plan, splits: dict[str, Split], seconds: dict[str, float]
-) -> str:
+def describe_plan(recipe: Recipe, plan: Plan, splits: dict[str, Split], seconds: dict[str, float]) -> str:
     """The plan in words: how long, in which portions, and which evaluation when, at what estimated cost."""
     lines = [
         f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
@@ -336,7 +329,9 @@ def describe_plan(
             f"evaluate {name}: {', '.join(when) or 'never'}{limit}; {splits[name].size} samples, "
             f"about {cost:.2g} s each, {times}x = {times * cost:.2g} s"
         )
-    lines.append(f"checkpoint: every {recipe.checkpoints.every}" if recipe.checkpoints.every else "checkpoint: at the end")
+    lines.append(
+        f"checkpoint: every {recipe.checkpoints.every}" if recipe.checkpoints.every else "checkpoint: at the end"
+    )
     return "\n".join(lines)
 
 
@@ -353,19 +348,22 @@ class _Watch:
 
     def turn(self, finite: Tensor, step: int) -> int | None:
         """Hand in the flag of `step`; returns the step before it if that one was not finite."""
-        bad = self.read()
+        bad = self.look()
         self._flag = finite.to("cpu", non_blocking=True) if finite.device.type != "cuda" else _pinned(finite)
         self._step = step
         return bad
 
-    def read(self) -> int | None:
-        """The step of the flag handed in last if that update was not finite. Waits for it."""
+    def look(self) -> int | None:
+        """The step of the flag handed in last if that update was not finite. Waits for the device."""
         if self._flag is None:
             return None
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
-        finite, self._flag = bool(self._flag), None
-        return None if finite else self._step
+        return None if bool(self._flag) else self._step
+
+    def clear(self) -> None:
+        """Forget the flag."""
+        self._flag = None
 
 
 def _pinned(x: Tensor) -> Tensor:
@@ -394,11 +392,15 @@ class _Tally:
         self.batches += 1
 
 
-def _log(run, state: State, plan: Plan, tally: _Tally, clock: Clock, machine: Machine, optimizer, recipe: Recipe) -> None:
+def _log(
+    run, state: State, plan: Plan, tally: _Tally, clock: Clock, machine: Machine, optimizer, recipe: Recipe
+) -> None:
     """Write loss, rate, norm, speed and time shares since the last line."""
     clock.to("log")
     if tally.batches:
-        sums = torch.stack([tally.loss, tally.weight, *(v.to(tally.device) / tally.batches for v in tally.logs.values())])
+        sums = torch.stack(
+            [tally.loss, tally.weight, *(v.to(tally.device) / tally.batches for v in tally.logs.values())]
+        )
         loss, weight, *logs = machine.sum(sums).tolist()
         metrics = {"train/loss": loss / weight, "train/lr": optimizer.param_groups[0]["lr"]}
         metrics |= {f"train/{key}": value / machine.world for key, value in zip(tally.logs, logs, strict=True)}
@@ -481,7 +483,7 @@ def _stop_if(bad: int | None, recipe: Recipe) -> None:
         )
 
 
-def _roll_back(state: State, bad: int, run: Run, recipe: Recipe, data: Opened, plan: Plan, device: torch.device):
+def _roll_back(state: State, bad: int, run: Witness, recipe: Recipe, data: Opened, plan: Plan, device: torch.device):
     """Return to the newest checkpoint and leave the update of step `bad` out from there."""
     left_out, rollbacks = [*state.left_out, bad], state.rollbacks + 1
     path = run.newest_checkpoint()

@@ -12,23 +12,26 @@ import datetime
 import hashlib
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from trainkit.errors import UserError
+from trainkit.launcher import asked_processes
 from trainkit.recipe import Recipe
 from trainkit.task import Batch
+
+T = TypeVar("T")
 
 
 class Machine:
     """The processes and the device of one launch; made once, shared by a run and the runs it needs first."""
 
-    def __init__(self, recipe: Recipe, say=lambda text: None):
+    def __init__(self, recipe: Recipe):
         _set_environment(recipe)
         from accelerate import Accelerator
         from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -64,12 +67,10 @@ class Machine:
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         self._control = dist.new_group(backend="gloo") if self.world > 1 and self.device.type != "cpu" else None
         self.channels_last = recipe.device.channels_last
-        if self.channels_last is None:
-            self.channels_last = self.device.type == "cuda"
         _set_switches(recipe)
 
     def _check_processes(self) -> None:
-        asked = max(int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("TRAINKIT_PROCESSES", 1)))
+        asked = asked_processes()
         if self.world != asked:
             raise UserError(
                 "launch",
@@ -166,6 +167,21 @@ class Machine:
         box = [thing]
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
+
+    def lead(self, act: Callable[[], T]) -> T:
+        """Do something on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError."""
+        if self.world == 1:
+            return act()
+        done, failure = None, None
+        if self.main:
+            try:
+                done = act()
+            except UserError as error:
+                failure = (error.where, error.found, error.expected, error.remedy)
+        done, failure = self.share((done, failure))
+        if failure:
+            raise UserError(*failure)
+        return done
 
     def each(self, thing: Any) -> list[Any]:
         """What each rank has, on every rank, in rank order."""

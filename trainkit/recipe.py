@@ -94,13 +94,13 @@ class Train:
 
 @dataclass(kw_only=True)
 class Device:
-    """Switches of the machine. None: the good default of the device at hand."""
+    """Switches of the machine."""
 
     tf32: bool = True
     """TensorFloat-32 matrix products and convolutions, on GPUs that have them."""
     cudnn_benchmark: bool = True
-    channels_last: bool | None = None
-    """Memory format of networks and images. None: on for a GPU, off for a CPU."""
+    channels_last: bool = True
+    """Memory format of networks and images. On CPUs too: 1.3 to 1.6 times the rate for the face networks at 48 px."""
     expandable_segments: bool = True
     """The CUDA allocator grows its segments instead of splitting them."""
     deterministic: bool = False

@@ -43,10 +43,10 @@ class State:
 
     _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks")
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Tensors by file. Every rank calls this: sharded parameters are gathered."""
-        moving, _ = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters())
-        files = {"model": checkpoint.module_tensors(self.net), "optimizer": moving}
+    def tensors(self, keep: bool) -> dict[str, dict[str, Tensor]]:
+        """Tensors by file. Every rank calls this, since sharded parameters are gathered; one of them keeps the result."""
+        moving, _ = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep)
+        files = {"model": checkpoint.module_tensors(self.net, keep), "optimizer": moving}
         if self.memory is not None:
             files["memory"] = checkpoint.module_tensors(self.memory)
         if self.average is not None:
@@ -55,7 +55,7 @@ class State:
 
     def scalars(self) -> dict[str, Any]:
         """The rest of the state, as plain data."""
-        _, scalars = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters())
+        _, scalars = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep=False)
         return {
             **{name: getattr(self, name) for name in self._COUNTERS},
             "optimizer": scalars,
@@ -86,7 +86,7 @@ class State:
         if self.average is not None:
             with torch.no_grad():
                 for name, t in self.average.tensors.items():
-                    t.copy_(checkpoint.like(loaded.tensors["ema"][name], t))
+                    t.copy_(checkpoint.sharded_like(loaded.tensors["ema"][name], t))
         if self.scaler is not None and loaded.state["scaler"]:
             self.scaler.load_state_dict(loaded.state["scaler"])
         for name in self._COUNTERS:

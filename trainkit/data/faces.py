@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trainkit import seeding
-from trainkit.data import evaluations, importing, packed, sources
+from trainkit.data import evaluations, hub, importing, packed, sources
 from trainkit.data.evaluations import Evaluation
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
@@ -58,13 +58,31 @@ class Faces:
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
         named = {"data.train": self.train} | {f"data.evaluate.{name}": path for name, path in self.evaluate.items()}
-        return [
-            f"{key}: {locate(path)} does not exist"
-            for key, path in named.items()
-            if path != SAMPLE and not locate(path).exists()
-        ]
+        absent = []
+        for key, path in named.items():
+            if hub.is_hub(path):
+                if not is_packed(_hub_folder(path, self.image_size)):
+                    absent.append(f"{key}: {path} is not here yet; `trainkit fetch RECIPE` downloads it")
+            elif path != SAMPLE and not locate(path).exists():
+                absent.append(f"{key}: {locate(path)} does not exist")
+        return absent
+
+    def fetch(self, on_progress: importing.Progress | None = None) -> list[str]:
+        """Download and pack what is named by its place on the hub: the only thing here that uses a network."""
+        folder = _hub_folder(self.train, self.image_size)
+        if not hub.is_hub(self.train) or is_packed(folder):
+            return []
+        found = importing.import_faces(
+            self.train, folder, image_size=self.image_size, resize="down", on_progress=on_progress
+        )
+        return [f"{self.train}: {found.rows} pictures of {found.classes} people, SHA-256 {found.digest}", *found.notes]
 
     def _packed_train(self) -> Packed:
+        if hub.is_hub(self.train):
+            folder = _hub_folder(self.train, self.image_size)
+            if not is_packed(folder):
+                raise UserError(self.train, "is not here yet", remedy="download it with `trainkit fetch RECIPE`")
+            return Packed(folder)
         path = _sample(self.image_size) / "train" if self.train == SAMPLE else locate(self.train)
         if is_packed(path):
             faces = Packed(path)
@@ -213,6 +231,11 @@ def _key(source: Source | Evaluation, image_size: int) -> str:
         stamp = f"\n{file} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
         key.update(stamp.encode(errors="surrogateescape"))
     return key.hexdigest()[:24]
+
+
+def _hub_folder(path: str, image_size: int) -> Path:
+    key = hashlib.sha256(f"{packed.FORMAT} {packed.VERSION} {path} {image_size}".encode())
+    return cache_root() / key.hexdigest()[:24]
 
 
 def _sample(image_size: int) -> Path:

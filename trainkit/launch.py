@@ -1,0 +1,268 @@
+"""From a recipe's path to a finished run: load, check, train what it needs first, train, report."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit import config
+from trainkit.errors import UserError
+from trainkit.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asked for."""
+
+    path: Path
+    """The recipe's file; recipes it names are looked up from its folder."""
+    overrides: Sequence[str] = ()
+    plugins: Sequence[str] = ()
+    resume: str | None = None
+    """Name of a run to continue; empty: the newest unfinished one of this recipe; None: start a new one."""
+
+
+def check(order: Order) -> str:
+    """The resolved recipe, and sentences about data and weights that are not there yet. Touches no device or store.
+
+    Raises ConfigError with every mistake of the recipe and of the recipes it needs.
+    """
+    recipe = load(order)
+    notes = list(recipe.data.missing())
+    for name, source in recipe.task.needs().items():
+        if source.recipe is not None:
+            load(Order(_beside(order.path, source.recipe), plugins=order.plugins))
+        elif ":" not in source.weights and not Path(source.weights).is_file():
+            notes.append(f"task.{name}.weights: {source.weights} does not exist")
+    text = config.dump(recipe)
+    return text + "".join(f"# not there yet: {note}\n" for note in notes)
+
+
+def load(order: Order) -> Recipe:
+    """Load the recipe of an order."""
+    return config.load(order.path, list(order.overrides), tuple(order.plugins))
+
+
+def launch(order: Order, stopping: Callable[[], bool]) -> int:
+    """Run an order to its end. Returns the exit code: 0 finished, 143 told to stop.
+
+    Raises UserError for what the user can mend.
+    """
+    recipe = load(order)
+    from trainkit.machine import Machine
+    from trainkit.store import Store
+
+    machine = Machine(recipe)
+    store = Store.locate()
+    machine.lead(store.prepare)
+    try:
+        found = {
+            name: Path(machine.lead(lambda name=name, s=source: str(_provide(name, s, store))))
+            if source.recipe is None
+            else _train_first(name, source.recipe, order, machine, store, stopping)
+            for name, source in recipe.task.needs().items()
+        }
+        if stopping():
+            return 143
+        outcome, _ = _run(recipe, order, machine, store, found, stopping)
+    finally:
+        machine.close()
+    return 0 if outcome.status == "FINISHED" else 143
+
+
+def _run(
+    recipe: Recipe,
+    order: Order,
+    machine: Any,
+    store: Any,
+    found: Mapping[str, Path],
+    stopping: Callable[[], bool],
+    parent: str | None = None,
+) -> tuple[Any, Path]:
+    """Train one recipe as one run. Returns its outcome and its folder."""
+    from trainkit import loop
+    from trainkit.report import closing
+    from trainkit.store import RunFolder, run_key
+    from trainkit.witness import Witness
+
+    data = recipe.data.open(recipe.seed)
+    recipe_hash = config.digest(recipe)
+
+    def open_folder() -> tuple[str, bool]:
+        if order.resume is None or parent is not None:
+            folder = store.new_run(recipe.name, recipe.seed, recipe_hash, parent)
+            folder.recipe.write_text(config.dump(recipe), encoding="utf-8")
+            return str(folder.path), False
+        folder = store.find(order.resume) if order.resume else store.newest_unfinished(recipe.name)
+        if folder is None:
+            raise UserError("--resume", f"no unfinished run of {recipe.name}", remedy="leave --resume out to start one")
+        folder.claim()
+        return str(folder.path), True
+
+    path, resuming = machine.lead(open_folder)
+    folder = RunFolder(Path(path))
+    with _tracked(recipe, order, machine, store, folder, parent, resuming, data) as (
+        tracker,
+        checkpoint_path,
+        replayed,
+    ):
+        witness = Witness(
+            recipe,
+            recipe_hash,
+            config.dump(recipe),
+            folder,
+            tracker,
+            machine.main,
+            stopping,
+            found,
+            replayed,
+            checkpoint_path,
+        )
+        again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
+        witness.say(f"run {folder.name}{again}")
+        try:
+            outcome = loop.train(recipe, data, machine, witness, resume=checkpoint_path is not None)
+        finally:
+            witness.close()
+        if machine.main:
+            closing.write(witness, outcome)
+            tracker.finish(outcome.status)
+            folder.update(data_digest=data.meta.digest, key=run_key(recipe_hash, data.meta.digest))
+            witness.say(closing.table(witness, outcome, store))
+    machine.accelerator.free_memory()
+    machine.wait()
+    return outcome, folder.path
+
+
+@contextlib.contextmanager
+def _tracked(
+    recipe: Recipe,
+    order: Order,
+    machine: Any,
+    store: Any,
+    folder: Any,
+    parent: str | None,
+    resuming: bool,
+    data: Any,
+) -> Iterator[tuple[Any, Path | None, list[Any]]]:
+    """The tracker of a run, the checkpoint to resume from, and the decisions to repeat.
+
+    However the run ends, its status says so.
+    """
+    from trainkit.tracking import Silent, Tracker
+
+    tracker: Any = Silent()
+
+    def begin() -> tuple[str | None, list[Any]]:
+        nonlocal tracker
+        path, position = _newest(folder) if resuming else (None, 0)
+        best = recipe.best
+        tracker = Tracker.start(
+            folder,
+            store,
+            experiment=recipe.log.experiment or recipe.name,
+            run_name=folder.name,
+            params={**config.flat(recipe), **{f"machine.{k}": v for k, v in machine.describe().items()}},
+            tags={"trainkit.recipe": recipe.name},
+            parent=parent,
+            resume=resuming,
+            primary_metric=best.metric if best else None,
+            higher_is_better=best is None or best.mode == "max",
+            system_metrics_every=recipe.log.system_every.seconds if recipe.log.system_every else 0.0,
+        )
+        decided = tracker.cut_back(position).decided if resuming else []
+        tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))
+        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
+        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
+        for name, split in data.evaluations.items():
+            tracker.dataset(name, "test", split.digest, getattr(recipe.data, "evaluate", {}).get(name, ""), split.size)
+        return path, decided
+
+    try:
+        path, decided = machine.lead(begin)
+        yield tracker, Path(path) if path else None, decided
+    except UserError as error:
+        tracker.finish("FAILED", str(error))
+        raise
+    except KeyboardInterrupt:
+        tracker.finish("KILLED")
+        raise
+    except BaseException as error:
+        tracker.finish("FAILED", error)
+        raise
+
+
+def _newest(folder: Any) -> tuple[str | None, int]:
+    """The newest checkpoint of a run that verifies, and its position in the journal."""
+    from trainkit import checkpoint
+
+    checkpoint.clean(folder.checkpoints)
+    path, problems = checkpoint.newest_valid(folder.checkpoints)
+    for problem in problems:
+        print(f"left aside: {problem}", flush=True)
+    return (str(path), checkpoint.read(path).state["journal"]) if path else (None, 0)
+
+
+def _provide(name: str, source: Any, store: Any) -> Path:
+    """The file behind `weights: ...`: a path, `run:NAME`, or a logged model."""
+    word = source.weights
+    if word.startswith("run:"):
+        return best_weights(store.find(word[4:]).path)
+    if word.startswith("models:/"):
+        return store.model_file(word)
+    path = Path(word).expanduser()
+    if not path.is_file():
+        raise UserError(f"task.{name}.weights", f"{word} does not exist", remedy="give a file, run:NAME or models:/ID")
+    return path
+
+
+def best_weights(run: Path) -> Path:
+    """Weights of a run's best checkpoint, or of its last where no evaluation named a best."""
+    import json
+
+    from trainkit import checkpoint
+
+    newest, _ = checkpoint.newest_valid(run / "checkpoints")
+    if newest is None:
+        raise UserError(str(run), "holds no checkpoint", remedy="train it again")
+    best = json.loads((newest / "state.json").read_text())["best"]
+    chosen = run / "checkpoints" / f"step-{best[0]['step']:09d}" if best else newest
+    return (chosen if chosen.is_dir() else newest) / "model.safetensors"
+
+
+def _train_first(
+    name: str, recipe_path: str, order: Order, machine: Any, store: Any, stopping: Callable[[], bool]
+) -> Path:
+    """Train the recipe that makes a network's weights, or reuse the run that made them from the same recipe and data."""
+    from trainkit.store import run_key
+
+    child = Order(_beside(order.path, recipe_path), plugins=order.plugins)
+    recipe = load(child)
+    key = run_key(config.digest(recipe), recipe.data.open(recipe.seed).meta.digest)
+
+    def look() -> str | None:
+        done = store.finished_with(key)
+        return str(done.path) if done else None
+
+    path = machine.lead(look)
+    if path is not None:
+        if machine.main:
+            print(f"{name}: reusing run {Path(path).name} (same recipe and data)", flush=True)
+        return best_weights(Path(path))
+    unfinished = machine.lead(lambda: getattr(store.newest_unfinished(recipe.name), "name", None))
+    if order.resume is not None and unfinished:
+        child = Order(child.path, plugins=order.plugins, resume=unfinished)
+    if machine.main:
+        print(f"{name}: training {child.path} first", flush=True)
+    _, folder = _run(recipe, child, machine, store, {}, stopping)
+    return best_weights(folder)
+
+
+def _beside(recipe: Path, named: str) -> Path:
+    """A recipe named in a recipe, from that recipe's folder."""
+    return (recipe.parent / named).resolve()

@@ -1,0 +1,174 @@
+"""AdaDistill: a small face network learns from a large frozen one through class centres that follow the teacher.
+
+Boutros, Štruc and Damer, "AdaDistill: Adaptive Knowledge Distillation for Deep Face Recognition", ECCV 2024,
+arXiv 2407.01332; and the two methods it is compared with there, feature MSE and AML-distill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit import metrics, models, seeding, weights
+from trainkit.errors import UserError
+from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
+from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_logits
+from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.tasks.embed import Pixels, embed_both_views, hits
+
+
+@dataclass(kw_only=True)
+class Teacher:
+    """The frozen network: what it is, and either its weights or the recipe that trains them first."""
+
+    net: models.Net
+    weights: str | None = None
+    """A file (.safetensors, .pth, .pt), a logged model `models:/ID`, or `run:NAME`."""
+    recipe: str | None = None
+    """A recipe, looked up from the folder of this one. Its run is reused while recipe and data are unchanged."""
+    centres: str | None = None
+    """For `aml`: a file with the teacher's class centres; None: they are in `weights`."""
+
+    def __post_init__(self) -> None:
+        if (self.weights is None) == (self.recipe is None):
+            raise ValueError("give either weights or recipe")
+
+
+@dataclass(kw_only=True)
+class GeometryMargin:
+    """Raises AdaFace's margin where the student lags behind the teacher on easy samples (no paper: see `geometry`)."""
+
+    weight: float = 1.0
+    gain: float = 3.0
+    ramp: float = 0.04
+    """Share of the training over which it grows to its full weight."""
+
+
+@dataclass(kw_only=True)
+class AdaDistill:
+    """Distil a face teacher into a student."""
+
+    student: models.Net
+    teacher: Teacher
+    method: Literal["adadistill", "aml", "mse"] = "adadistill"
+    """`adadistill`: centres follow the teacher's embeddings. `aml`: the teacher's own centres, fixed. `mse`: distance
+    of normalised embeddings, without centres."""
+    alpha: Literal["hard", "plain"] = "hard"
+    """How far a centre moves: `plain` by the agreement of student and teacher (equation 7), `hard` also by how close
+    the sample is to its centre (equation 8)."""
+    duplicates: Literal["last", "sequential"] = "last"
+    """Several samples of a class in one micro-batch: the last counts (as published), or one moves it after another."""
+    margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
+    geometry: GeometryMargin | None = None
+    cache_teacher: bool = True
+    """Compute the teacher's embeddings once for every picture and mirror image; needs memory for both."""
+
+    def __post_init__(self) -> None:
+        if self.student.embedding != self.teacher.net.embedding:
+            raise ValueError(
+                f"student.embedding is {self.student.embedding}, the teacher's is {self.teacher.net.embedding}; "
+                "the student learns to give the teacher's embeddings, so they must be equal"
+            )
+        if self.geometry is not None and not (isinstance(self.margin, AdaFace) and self.method == "adadistill"):
+            raise ValueError("geometry belongs to method adadistill with margin adaface")
+
+    def needs(self) -> dict[str, Source]:
+        """The teacher's weights."""
+        return {"teacher": Source(weights=self.teacher.weights, recipe=self.teacher.recipe)}
+
+    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+        """The student, the frozen teacher, and the centres that follow it."""
+        teacher = models.build(self.teacher.net, meta.shape)
+        tensors = weights.read_tensors(found["teacher"])
+        centres = {"weight": tensors.pop("head.weight")} if "head.weight" in tensors else None
+        backbone = {name.removeprefix("net."): t for name, t in tensors.items()}
+        weights.load_into(teacher, backbone, str(found["teacher"]))
+        return Parts(
+            models.build(self.student, meta.shape),
+            frozen={"pixels": Pixels(), "teacher": teacher},
+            trusted=("teacher",),
+            tabulated={"teacher": teacher} if self.cache_teacher else {},
+            remembers=None if self.method == "mse" else self._memory(meta, centres, seed),
+        )
+
+    def _memory(self, meta: Meta, found: dict[str, Tensor] | None, seed: int) -> Memory:
+        """The centres at the start: drawn at random, or those of the teacher."""
+        embedding = self.teacher.net.embedding
+        centres = Centres(meta.classes, embedding, seeding.generator(seed, "centres"))
+        if self.method == "aml":
+            if self.teacher.centres is not None:
+                centres.weight.copy_(weights.read_centres(self.teacher.centres, meta.classes, embedding))
+            elif found is None:
+                raise UserError("task.teacher", "its weights hold no class centres", "task.teacher.centres: a file")
+            elif found["weight"].shape != centres.weight.shape:
+                raise UserError(
+                    "task.teacher",
+                    f"its centres are {tuple(found['weight'].shape)}",
+                    f"{tuple(centres.weight.shape)} (classes, embedding)",
+                    "method aml needs a teacher that was trained on the same classes; adadistill does not",
+                )
+            else:
+                centres.weight.copy_(found["weight"])
+        return Memory(centres, NormStatistics() if isinstance(self.margin, AdaFace) else None)
+
+    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+        """The one loss of the method; only the student gets a gradient."""
+        student = net(batch["image"])
+        if self.cache_teacher:
+            teacher = batch["teacher"]
+        else:
+            with at.autocast():
+                teacher = parts.frozen["teacher"](batch["image"]).float().detach()
+        cosine = agreement(student.detach(), teacher)
+        logs = {"cosine_to_teacher": cosine.mean()}
+        if self.method == "mse":
+            return Loss(feature_mse(student, teacher) * len(student), len(student), logs)
+        memory, label = parts.remembers, batch["label"]
+        if self.method == "adadistill":
+            alpha = memory.centres.update(
+                at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
+            )
+            logs["alpha"] = alpha.mean()
+        cosines = memory.centres.cosines(student)
+        logits = margin_logits(cosines, label, self.margin, self._quality(student, teacher, cosine, memory, label, at))
+        loss = F.cross_entropy(logits, label, reduction="sum")
+        return Loss(loss, len(label), logs | {"accuracy": hits(cosines, label)})
+
+    def _quality(
+        self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: At
+    ) -> Tensor | None:
+        """AdaFace's quality of each sample, raised by the geometry margin where that is asked for."""
+        if memory.norms is None:
+            return None
+        norm = student.detach().float().norm(dim=1)
+        memory.norms.update(at.gather(norm), self.margin.t_alpha)
+        plus: Tensor | float = 0.0
+        if self.geometry is not None:
+            grown = min(1.0, at.progress / self.geometry.ramp) if self.geometry.ramp > 0 else 1.0
+            plus = (
+                self.geometry.weight
+                * grown
+                * geometry(memory.centres.hardness(label, teacher), cosine, self.geometry.gain)
+            )
+        return memory.norms.quality(norm, self.margin.h, plus)
+
+    def predict(self, net: nn.Module, batch: Batch) -> Rows:
+        """Embedding of each picture summed with that of its mirror image, and the mean norm of the two."""
+        return embed_both_views(net, batch["image"])
+
+    def score(self, rows: Rows, split: Split) -> Scores:
+        """The score of the split's protocol: pairs, templates or identification."""
+        return metrics.score(rows, split.protocol, split.name)
+
+
+class Memory(nn.Module):
+    """What AdaDistill remembers: class centres and, for AdaFace, norm statistics. None of it is trained."""
+
+    def __init__(self, centres: Centres, norms: NormStatistics | None):
+        super().__init__()
+        self.centres, self.norms = centres, norms

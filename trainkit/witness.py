@@ -1,0 +1,105 @@
+"""What a run tells the world: its journal and tracker, its checkpoints, and its lines in the terminal.
+
+The loop calls a witness on every rank; on ranks other than 0 it keeps silent.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainkit import checkpoint
+from trainkit.recipe import Recipe
+from trainkit.store import RunFolder
+
+
+@dataclass
+class Witness:
+    """One run as the loop sees it."""
+
+    recipe: Recipe
+    recipe_hash: str
+    recipe_text: str
+    folder: RunFolder
+    tracker: Any
+    """A `Tracker` on rank 0, `Silent` elsewhere."""
+    main: bool
+    stopping: Callable[[], bool]
+    """Whether a signal has asked this process to stop."""
+    found: Mapping[str, Path] = field(default_factory=dict)
+    """Weights that the task needs, by name."""
+    replayed: list[Any] = field(default_factory=list)
+    """Journal events behind the checkpoint that is resumed from."""
+    checkpoint: Path | None = None
+    """Where to resume from."""
+
+    def __post_init__(self) -> None:
+        self._bar = None
+        self._due = 0
+
+    def say(self, text: str) -> None:
+        """Print lines, above the progress bar where there is one."""
+        if not self.main:
+            return
+        if self._bar is not None:
+            self._bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def progress(self, step: int, steps: int) -> None:
+        """A step has ended. Draws nothing without a terminal."""
+        if step < self._due or not self.main:
+            return
+        if not sys.stderr.isatty():
+            self._due = steps + 1
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            seconds = self.recipe.log.progress.seconds if self.recipe.log.progress.timed else 1
+            self._bar = tqdm(total=steps, initial=step, unit="step", mininterval=seconds, dynamic_ncols=True)
+        self._bar.update(step - self._bar.n)
+
+    def line(self, step: int, steps: int, loss: float, rate: float) -> None:
+        """Loss and speed since the last line."""
+        if not self.main:
+            return
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.4f}, {rate:.0f} samples/s", refresh=False)
+            return
+        left = (steps - step) * self.recipe.train.batch_size / rate if rate else 0.0
+        self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:.1f} samples/s  {_duration(left)} left")
+
+    def commit(
+        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], best: list[int]
+    ) -> None:
+        """Write a checkpoint, then prune. Called on rank 0. Raises UserError; older checkpoints are intact then."""
+        position = self.tracker.commit()
+        checkpoint.write(self.folder.checkpoints, step, tensors, {**state, "journal": position}, self.recipe_text)
+        keep = self.recipe.checkpoints
+        checkpoint.prune(self.folder.checkpoints, keep.keep_last, best[: keep.keep_best])
+        self.folder.update(last_step=step)
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest checkpoint that verifies."""
+        path, problems = checkpoint.newest_valid(self.folder.checkpoints)
+        for problem in problems:
+            self.say(f"left aside: {problem}")
+        return path
+
+    def close(self) -> None:
+        """Take the progress bar down."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
