@@ -1,0 +1,33 @@
+"""Scores of whole evaluation sets, from one row per picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from trainkit.data.protocols import Identification, Pairs, Templates
+from trainkit.metrics.identification import score_identification
+from trainkit.metrics.templates import score_templates
+from trainkit.metrics.verification import score_pairs
+from trainkit.task import Scores
+
+
+def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set") -> Scores:
+    """Score an evaluation set of faces as its protocol says.
+
+    `rows` are ordered by index: `embedding` (N, D), picture and mirrored picture summed; `norm` (N,), the mean norm of
+    the two before they were summed. `where` is what messages call the set.
+    """
+    match protocol:
+        case Pairs():
+            return score_pairs(rows["embedding"], protocol, rows.get("norm"), where)
+        case Templates():
+            scores = score_templates(rows["embedding"], protocol, where=where)
+        case Identification():
+            scores = score_identification(rows["embedding"], protocol, where=where)
+        case _:
+            raise ValueError(f"no score for a protocol of type {type(protocol).__name__}")
+    if "norm" in rows:
+        scores.metrics["xnorm"] = float(rows["norm"].double().mean())
+    return scores

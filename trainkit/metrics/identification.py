@@ -1,0 +1,101 @@
+"""Closed-set 1:N identification: who of these people is this? TinyFace (Cheng et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainkit.data.protocols import Identification
+from trainkit.errors import UserError
+from trainkit.metrics.verification import as_array, refuse_nonfinite
+from trainkit.task import Scores
+
+RANKS = (1, 5, 20)
+SCORES_AT_ONCE = 16_000_000
+CURVE_RANKS = 50
+
+
+def score_identification(
+    embedding: np.ndarray | Tensor, protocol: Identification, where: str = "identification set"
+) -> Scores:
+    """Share of probes whose identity is among the k gallery pictures with the highest cosine, for k of 1, 5 and 20.
+
+    `embedding` is (N, D), picture and mirrored picture summed, not normalised. The gallery holds matches and
+    distractors; a negative label marks a distractor, which matches nobody. A gallery picture of someone else that
+    scores as high as the best match is ranked before it, so a network that answers the same to all scores 0. A k that
+    reaches the size of the gallery is left out. Raises UserError when a probe has no match or is itself in the gallery.
+    """
+    probe, gallery, label = (np.asarray(x) for x in (protocol.probe, protocol.gallery, protocol.label))
+    embedding = as_array(embedding)
+    if len(embedding) != len(label):
+        raise ValueError(f"{len(embedding)} embeddings for {len(label)} pictures")
+    if not len(probe) or not len(gallery):
+        raise UserError(where, f"{len(probe)} probes and {len(gallery)} gallery pictures", "at least one of each")
+    unmatched = np.flatnonzero((label[probe] < 0) | ~np.isin(label[probe], label[gallery]))
+    if len(unmatched):
+        raise UserError(
+            where,
+            f"{len(unmatched)} of {len(probe)} probes have no match in the gallery, the first is row "
+            f"{probe[unmatched[0]]}",
+            "a closed set: a gallery picture of each probe's person",
+        )
+    twice = np.intersect1d(probe, gallery)
+    if len(twice):
+        raise UserError(where, f"{len(twice)} pictures are probe and gallery at once, the first is row {twice[0]}")
+    rank, best, rival = ranks(embedding, probe, gallery, label, where)
+    metrics = {f"rank_{k}": float((rank <= k).mean()) for k in RANKS if k < len(gallery)}
+    upto = np.arange(1, min(CURVE_RANKS, len(gallery)) + 1)
+    rate = np.searchsorted(np.sort(rank), upto, side="right") / len(rank)
+    table = {"probe": probe, "label": label[probe], "rank": rank, "match_score": best, "other_score": rival}
+    return Scores(metrics, table, {"cmc": {"rank": upto, "rate": rate}}, _by_chance(label[probe], label[gallery]))
+
+
+def _by_chance(probe_label: np.ndarray, gallery_label: np.ndarray) -> dict[str, float]:
+    """The rank-1 rate that guessing does not exceed in 999 of 1,000 cases; empty when all right would show no skill.
+
+    Binomial with the mean chance of a probe, which spreads no less than the probes' own chances do.
+    """
+    known, count = np.unique(gallery_label, return_counts=True)
+    p = float(count[np.searchsorted(known, probe_label)].mean() / len(gallery_label))
+    n = len(probe_label)
+    if p == 1:
+        return {}
+    up_to = 0.0
+    for hits in range(n):
+        ways = math.lgamma(n + 1) - math.lgamma(hits + 1) - math.lgamma(n - hits + 1)
+        up_to += math.exp(ways + hits * math.log(p) + (n - hits) * math.log1p(-p))
+        if up_to >= 0.999:
+            return {"rank_1": hits / n}
+    return {}
+
+
+def ranks(
+    embedding: np.ndarray, probe: np.ndarray, gallery: np.ndarray, label: np.ndarray, where: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rank of each probe's best match, from 1; its cosine; and the highest cosine of anyone else (-inf without one).
+
+    Rows of length N in `embedding` and `label`; results are int64, float32 and float32 of (probes,).
+    """
+    length = np.sqrt(np.einsum("ij,ij->i", embedding, embedding, dtype=np.float64))
+    refuse_nonfinite(length[np.concatenate([probe, gallery])], where)
+    unit = embedding / np.where(length > 0, length, 1)[:, None].astype(np.float32)
+    unit = torch.from_numpy(unit.astype(np.float32, copy=False))
+    targets = unit[torch.from_numpy(gallery)]
+    target_label = torch.from_numpy(label[gallery])
+    rank = np.empty(len(probe), dtype=np.int64)
+    best, rival = np.empty(len(probe), dtype=np.float32), np.empty(len(probe), dtype=np.float32)
+    step = max(1, SCORES_AT_ONCE // len(gallery))
+    for at in range(0, len(probe), step):
+        part = slice(at, at + step)
+        rows = torch.from_numpy(probe[part])
+        score = unit[rows] @ targets.T
+        match = torch.from_numpy(label[probe[part]])[:, None] == target_label[None, :]
+        top = score.masked_fill(~match, -torch.inf).amax(dim=1, keepdim=True)
+        score.masked_fill_(match, -torch.inf)
+        rank[part] = ((score >= top).sum(dim=1) + 1).numpy()
+        best[part] = top[:, 0].numpy()
+        rival[part] = score.amax(dim=1).numpy()
+    return rank, best, rival

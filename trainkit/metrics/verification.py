@@ -1,0 +1,300 @@
+"""1:1 verification on pairs of pictures: is this the same person?
+
+Ten-fold accuracy as Labeled Faces in the Wild defines it (Huang et al. 2007, view 2), with the thresholds that
+FaceNet's evaluation made customary and that ArcFace, AdaFace and AdaDistill report; VAL at a FAR as in FaceNet (Schroff
+et al. 2015, section 4). Plain NumPy in float64, whatever the embeddings come in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from trainkit.data.protocols import Pairs
+from trainkit.errors import UserError
+from trainkit.task import Scores
+
+FOLDS = 10
+ACCURACY_GRID = np.arange(0, 400) / 100
+"""Squared distances tried for the accuracy: 0, 0.01, ... 3.99."""
+VAL_GRID = np.arange(0, 4000) / 1000
+"""Squared distances tried for VAL: 0, 0.001, ... 3.999."""
+VAL_FAR = 1000
+"""VAL is taken at a false accept rate of 1 in this many."""
+CHUNK = 4096
+Z_999 = 3.0902
+"""Standard deviations that a normal variable stays below in 999 of 1,000 cases."""
+
+
+def score_pairs(
+    embedding: np.ndarray | Tensor,
+    pairs: Pairs,
+    norm: np.ndarray | Tensor | None = None,
+    where: str = "verification set",
+) -> Scores:
+    """Score a list of pairs.
+
+    `embedding` is (N, D), picture and mirrored picture summed, not normalised; `norm` is (N,), the mean norm of the two
+    before they were summed. Metrics: accuracy, accuracy_std, threshold (mean of the folds', squared distance),
+    val_at_far_1e-3 and its _std and _far (the rate met on the held-out folds), auc, eer, tar_at_far_1e-1 .. 1e-4 (the
+    highest with a false accept rate no higher), xnorm. A rate that the number of impostor pairs cannot resolve is left
+    out, never guessed. Raises UserError when there are fewer than 10 pairs, only one kind of pair, or an embedding that
+    is not finite.
+    """
+    if len(pairs) < FOLDS:
+        raise UserError(where, f"{len(pairs)} pairs", f"at least {FOLDS}, one for each fold")
+    same = np.asarray(pairs.same, dtype=bool)
+    if same.all() or not same.any():
+        raise UserError(
+            where,
+            f"all {len(pairs)} pairs are {'same' if same.all() else 'different'}",
+            "pairs of both kinds",
+            "a threshold cannot be chosen or judged on one kind alone",
+        )
+    distance = pair_distance(normalised(embedding, where), pairs.first, pairs.second)
+    folds = ten_fold(distance, same)
+    metrics = {
+        "accuracy": float(folds.accuracy.mean()),
+        "accuracy_std": float(folds.accuracy.std()),
+        "threshold": float(folds.threshold.mean()),
+        **val_at_far(distance, same, folds.fold),
+    }
+    points = operating_points(-distance[same], -distance[~same])
+    metrics |= {"auc": points.auc, "eer": points.eer}
+    for power in range(1, 5):
+        tar = points.tar_up_to(power)
+        if tar is not None:
+            metrics[f"tar_at_far_1e-{power}"] = tar
+    if norm is not None:
+        metrics["xnorm"] = float(as_array(norm).mean())
+    table = {
+        "pair": np.arange(len(pairs)),
+        "first": np.asarray(pairs.first),
+        "second": np.asarray(pairs.second),
+        "same": same,
+        "distance": distance,
+        "fold": folds.fold,
+        "correct": (distance < folds.threshold[folds.fold]) == same,
+    }
+    curve = points.curve()
+    curve["threshold"] = -curve["threshold"]
+    chance = auc_by_chance(pairs.first, pairs.second, same)
+    return Scores(metrics, table, {"roc": curve}, chance)
+
+
+def auc_by_chance(first: np.ndarray, second: np.ndarray, same: np.ndarray) -> dict[str, float]:
+    """The AUC that guessing stays below in 999 of 1,000 cases; empty when the pairs are too few to show skill at all.
+
+    Normal approximation of the Mann-Whitney statistic. Pairs that share members are not independent, so no more of
+    either kind are counted than there are members in it.
+    """
+    counts = []
+    for kind in (same, ~same):
+        members = len(np.unique(np.concatenate([first[kind], second[kind]])))
+        counts.append(min(int(kind.sum()), members))
+    m, n = counts
+    bound = 0.5 + Z_999 * ((m + n + 1) / (12 * m * n)) ** 0.5
+    return {"auc": bound} if bound < 1 else {}
+
+
+@dataclass(frozen=True)
+class TenFold:
+    """Outcome of the ten-fold protocol."""
+
+    fold: np.ndarray
+    """int64 (pairs,), the fold in which a pair is held out."""
+    threshold: np.ndarray
+    """float64 (10,), squared distance below which the held-out pairs of a fold were called the same."""
+    accuracy: np.ndarray
+    """float64 (10,)."""
+
+
+def ten_fold(distance: np.ndarray, same: np.ndarray) -> TenFold:
+    """Choose a threshold on nine folds, judge the tenth with it, ten times.
+
+    `distance` is the squared distance, (pairs,). Folds are contiguous and in the order of the list; when their sizes
+    cannot be equal the first ones are larger by one. Of thresholds that are equally good the smallest is taken.
+    """
+    fold = contiguous_folds(len(distance))
+    accepted_same = _accepted(distance, same, fold, ACCURACY_GRID)
+    accepted_different = _accepted(distance, ~same, fold, ACCURACY_GRID)
+    different = np.bincount(fold[~same], minlength=FOLDS)[:, None]
+    correct = accepted_same + different - accepted_different
+    best = (correct.sum(axis=0) - correct).argmax(axis=1)  # argmax takes the first of equals
+    accuracy = correct[np.arange(FOLDS), best] / np.bincount(fold, minlength=FOLDS)
+    return TenFold(fold, ACCURACY_GRID[best], accuracy)
+
+
+def val_at_far(distance: np.ndarray, same: np.ndarray, fold: np.ndarray) -> dict[str, float]:
+    """Share of same pairs accepted at the threshold where nine folds accept 1 different pair in 1000; mean over folds.
+
+    The threshold lies between the last grid point at which the false accept rate is no higher than asked and the next
+    one, linearly. Published code leaves this to scipy's `interp1d(kind="slinear")`, which did just that until it began
+    to refuse repeated values. Empty when some nine folds hold fewer than 1000 different pairs, or a fold has no same
+    or no different pair: then no such rate exists.
+    """
+    same_in = np.bincount(fold[same], minlength=FOLDS)
+    different_in = np.bincount(fold[~same], minlength=FOLDS)
+    train_different = different_in.sum() - different_in
+    if train_different.min() < VAL_FAR or not same_in.all() or not different_in.all():
+        return {}
+    accepted = _accepted(distance, ~same, fold, VAL_GRID)
+    far = (accepted.sum(axis=0) - accepted) / train_different[:, None]
+    val, met = np.empty(FOLDS), np.empty(FOLDS)
+    for k in range(FOLDS):
+        threshold = _threshold_at(far[k], 1 / VAL_FAR)
+        held_out = distance[fold == k] < threshold
+        val[k] = held_out[same[fold == k]].mean()
+        met[k] = held_out[~same[fold == k]].mean()
+    return {
+        "val_at_far_1e-3": float(val.mean()),
+        "val_at_far_1e-3_std": float(val.std()),
+        "val_at_far_1e-3_far": float(met.mean()),
+    }
+
+
+def _threshold_at(far: np.ndarray, target: float) -> float:
+    # A grid that never reaches the rate accepts nobody: the customary zero.
+    if far[-1] < target:
+        return 0.0
+    below = int(np.searchsorted(far, target, side="right")) - 1  # never -1: nothing is below distance 0
+    if below == len(far) - 1:
+        return float(VAL_GRID[below])
+    share = (target - far[below]) / (far[below + 1] - far[below])
+    return float(VAL_GRID[below] + share * (VAL_GRID[below + 1] - VAL_GRID[below]))
+
+
+def contiguous_folds(pairs: int) -> np.ndarray:
+    """Number of the fold of each pair, int64 (pairs,): ten runs in order, the first ones longer by one where needed."""
+    sizes = np.full(FOLDS, pairs // FOLDS)
+    sizes[: pairs % FOLDS] += 1
+    return np.repeat(np.arange(FOLDS), sizes)
+
+
+def _accepted(distance: np.ndarray, which: np.ndarray, fold: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Number of chosen pairs with a distance below each grid point, int64 (10, grid)."""
+    rows = [np.sort(distance[which & (fold == k)]) for k in range(FOLDS)]
+    return np.stack([np.searchsorted(row, grid, side="left") for row in rows])
+
+
+@dataclass(frozen=True)
+class OperatingPoints:
+    """Every distinct decision that scores allow, from accepting nobody to accepting all. Higher scores mean same."""
+
+    threshold: np.ndarray
+    """(points,), descending; accepted is what scores at least this. The first is +inf."""
+    false_accepts: np.ndarray
+    """int64 (points,), impostor pairs accepted."""
+    true_accepts: np.ndarray
+    """int64 (points,), genuine pairs accepted."""
+
+    @property
+    def far(self) -> np.ndarray:
+        """False accept rate at each point."""
+        return self.false_accepts / self.false_accepts[-1]
+
+    @property
+    def tar(self) -> np.ndarray:
+        """True accept rate at each point."""
+        return self.true_accepts / self.true_accepts[-1]
+
+    @property
+    def auc(self) -> float:
+        """Chance that a genuine pair scores above an impostor pair, ties counting half."""
+        twice = np.dot(np.diff(self.false_accepts), (self.true_accepts[1:] + self.true_accepts[:-1]).astype(np.float64))
+        return float(twice / 2 / self.false_accepts[-1] / self.true_accepts[-1])
+
+    @property
+    def eer(self) -> float:
+        """Rate at which as many impostors are accepted as genuine pairs refused, on straight lines between points."""
+        far, frr = self.far, 1 - self.tar
+        after = int(np.argmax(far >= frr))
+        gap_before, gap_after = (frr - far)[after - 1], (far - frr)[after]
+        share = gap_before / (gap_before + gap_after)
+        return float(far[after - 1] + share * (far[after] - far[after - 1]))
+
+    def tar_up_to(self, power: int) -> float | None:
+        """Highest true accept rate with a false accept rate of at most 10**-power; None with too few impostors."""
+        impostors = int(self.false_accepts[-1])
+        if impostors < 10**power:
+            return None
+        last = np.searchsorted(self.false_accepts, impostors // 10**power, side="right") - 1
+        return float(self.true_accepts[last] / self.true_accepts[-1])
+
+    def tar_nearest(self, power: int) -> float | None:
+        """True accept rate at the false accept rate nearest to 10**-power; None with too few impostors.
+
+        The larger rate where two are equally near, and the largest true accept rate of those at one false accept rate.
+        """
+        impostors = int(self.false_accepts[-1])
+        if impostors < 10**power:
+            return None
+        off = np.abs(self.false_accepts * 10**power - impostors)  # whole numbers: a tie is a tie
+        nearest = len(off) - 1 - int(np.argmin(off[::-1]))
+        return float(self.true_accepts[nearest] / self.true_accepts[-1])
+
+    def curve(self, levels: int = 1000) -> dict[str, np.ndarray]:
+        """The points a figure needs: at most about `levels` of them, evenly spread over the logarithm of the rate."""
+        impostors = int(self.false_accepts[-1])
+        counts = np.unique(np.concatenate([[0], np.geomspace(1, impostors, levels).astype(np.int64), [impostors]]))
+        at = np.unique(np.searchsorted(self.false_accepts, counts, side="right") - 1)
+        at = at[at >= 0]
+        return {"far": self.far[at], "tar": self.tar[at], "threshold": self.threshold[at]}
+
+
+def operating_points(genuine: np.ndarray, impostor: np.ndarray) -> OperatingPoints:
+    """The exact ROC of two sets of scores, a point for each distinct score; both must hold at least one."""
+    if not len(genuine) or not len(impostor):
+        raise ValueError(f"both kinds of pairs are needed, got {len(genuine)} genuine and {len(impostor)} impostor")
+    genuine, impostor = np.sort(genuine), np.sort(impostor)
+    threshold = np.unique(np.concatenate([genuine, impostor]))[::-1]
+    false_accepts = len(impostor) - np.searchsorted(impostor, threshold, side="left")
+    true_accepts = len(genuine) - np.searchsorted(genuine, threshold, side="left")
+    return OperatingPoints(
+        np.concatenate([np.array([np.inf], dtype=threshold.dtype), threshold]),
+        np.concatenate([[0], false_accepts]),
+        np.concatenate([[0], true_accepts]),
+    )
+
+
+def pair_distance(unit: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distance of rows `first` and `second` of unit vectors (N, D), float64 (pairs,), 0 to 4."""
+    out = np.empty(len(first))
+    for at in range(0, len(first), CHUNK):
+        part = slice(at, at + CHUNK)
+        gap = unit[first[part]] - unit[second[part]]
+        out[part] = np.einsum("ij,ij->i", gap, gap)
+    return out
+
+
+def normalised(embedding: np.ndarray | Tensor, where: str) -> np.ndarray:
+    """Rows of length 1, float64 (N, D); a row of zeros stays zero. Raises UserError for a row that is not finite."""
+    rows = as_array(embedding).astype(np.float64)
+    if rows.ndim != 2:
+        raise ValueError(f"embedding must be (N, D), got {rows.shape}")
+    length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    refuse_nonfinite(length, where)
+    rows /= np.where(length > 0, length, 1)[:, None]
+    return rows
+
+
+def refuse_nonfinite(length: np.ndarray, where: str) -> None:
+    """Raise UserError when a row's length (N,) is not a finite number."""
+    bad = np.flatnonzero(~np.isfinite(length))
+    if len(bad):
+        raise UserError(
+            where,
+            f"embeddings of {len(bad)} of {len(length)} pictures are not finite, the first in row {bad[0]}",
+            "finite numbers",
+            "the network has diverged or its weights are damaged",
+        )
+
+
+def as_array(values: np.ndarray | Tensor) -> np.ndarray:
+    """A NumPy view or copy on the host; half-precision tensors become float32, which NumPy can hold."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.is_floating_point() and values.itemsize < 4 else values).numpy()
+    return np.asarray(values)
