@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import (
@@ -147,6 +149,13 @@ def test_norm_statistics_follow_the_published_running_mean_and_spread():
     assert statistics.std.item() == pytest.approx(std, rel=1e-5)
 
 
+def test_norms_that_hardly_differ_do_not_blow_the_quality_up():
+    statistics = NormStatistics()
+    statistics.mean.fill_(20.0)
+    statistics.std.fill_(0.001)
+    assert statistics.quality(torch.tensor([20.002]), 0.333).item() == pytest.approx(0.333, rel=2e-3)
+
+
 def test_one_sample_alone_does_not_spoil_the_norm_statistics():
     statistics = NormStatistics()
     statistics.update(torch.tensor([30.0]), 0.5)
@@ -189,6 +198,16 @@ def test_the_margin_block_is_chosen_by_its_name_and_checked():
     for wrong in ({"name": "sphereface"}, {"name": "arcface", "m": 4.0}, {"name": "arcface", "scale": 0}):
         with pytest.raises(ValidationError):
             adapter.validate_python(wrong)
+
+
+@pytest.mark.parametrize("margin", MARGINS[::2], ids=str)
+def test_head_and_margin_compile_into_one_graph(margin):
+    head, x, label, quality = MarginHead(6, 8), normal(5, 8), torch.arange(5), torch.zeros(5)
+
+    def whole(x):
+        return margin_logits(head(x), label, margin, quality)
+
+    assert torch.allclose(torch.compile(whole, backend="eager", fullgraph=True)(x), whole(x))
 
 
 # Distillation
@@ -365,8 +384,29 @@ def test_all_ranks_hold_the_centres_of_one_process():
     assert len(tables) == 3 and all(torch.equal(table, tables[0]) for table in tables)
 
 
-def test_the_last_of_a_label_wins_however_the_writes_are_ordered():
-    """Reversed writes give the same centres, for all samples of a label write what its last one would."""
+class ReversedWrites(TorchFunctionMode):
+    """Carries indexed assignments out from the last index to the first, as a GPU may."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__setitem__:
+            table, index, value = args
+            args = table, index.flip(0), value.flip(0)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("duplicates", ["last", "sequential"])
+def test_the_order_in_which_a_device_writes_changes_no_centre(duplicates):
+    label, s, t = torch.tensor([3, 1, 3, 1, 3]), normal(5, 8), normal(5, 8, seed=1)
+    tables = []
+    for mode in (nullcontext(), ReversedWrites()):
+        centres = Centres(4, 8, torch.Generator().manual_seed(0))
+        with mode:
+            centres.update(label, s, t, duplicates=duplicates)
+        tables.append(centres.weight)
+    assert torch.equal(*tables)
+
+
+def test_the_last_of_a_label_wins():
     label, s, t = torch.tensor([3, 1, 3, 1, 3]), normal(5, 8), normal(5, 8, seed=1)
     alone, batch = (Centres(4, 8, torch.Generator().manual_seed(0)) for _ in range(2))
     batch.update(label, s, t)

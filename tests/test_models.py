@@ -117,6 +117,13 @@ def test_small_and_narrow_nets_give_every_weight_a_finite_gradient(make, side):
     assert [name for name, p in trained.items() if p.grad is None or not torch.isfinite(p.grad).all()] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("net", [IResNet((1, 1, 1, 1), 8, 16, 0.125), MobileFaceNet(8, 16, 0.125)])
+def test_nets_compile_into_one_graph(net):
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.allclose(torch.compile(net.eval(), backend="eager", fullgraph=True)(x), net(x), atol=1e-6)
+
+
 def test_macs_agree_with_a_count_by_hand():
     net = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1, groups=2), nn.Flatten(), nn.Linear(6 * 4 * 4, 5))
     by_hand = (6 * 4 * 4) * (2 * 3 * 3) + 5 * (6 * 4 * 4)
