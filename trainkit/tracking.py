@@ -341,30 +341,40 @@ class Silent:
 
 def send_rest(folder: RunFolder, store: Store) -> None:
     """Send what a run that is over could not send. Raises UserError when it is in use or the store does not answer."""
-    info = folder.info()
-    if info.run_id is None:
-        return
     folder.claim()
     try:
         client = store.client()
-        journal = Journal(folder.journal)
-        post = _Post(folder, info.run_id, journal)
         with _asking(store):
-            if info.status == "RUNNING":
-                # Its process is gone without a word, or this could not have been claimed.
-                folder.update(status="KILLED", last_step=journal.last_step)
-                post.put({"kind": "end", "status": "KILLED", "time": int(1000 * _last_sign(folder))})
-            post.send(client)
-        journal.close()
+            _send_rest(folder, client)
     finally:
         folder.release()
+
+
+def _send_rest(folder: RunFolder, client: Any) -> None:
+    info = folder.info()
+    if info.run_id is None:
+        folder.update(status="KILLED" if info.status == "RUNNING" else info.status)
+        return
+    last_sign = max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())
+    journal = Journal(folder.journal)
+    try:
+        post = _Post(folder, info.run_id, journal)
+        if info.status == "RUNNING":
+            # Its process is gone without a word, or this could not have been claimed.
+            post.put({"kind": "end", "status": "KILLED", "time": int(1000 * last_sign)})
+            folder.update(status="KILLED", last_step=journal.last_step)
+        post.send(client)
+    finally:
+        journal.close()
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, str]:
     """Nested settings as dotted names and text, as MLflow takes them; secrets hidden, values as in JSON."""
     flat: dict[str, str] = {}
     for name, value in _leaves("", params):
-        key = re.sub(r"[^\w.\- :/]|(?<=/)/|^/", "_", name)[:250]
+        # No slashes: MLflow refuses those that would not be a plain path.
+        key = re.sub(r"[^\w.\- :]", "_", name)[:250]
+        key = key if key.strip(".") else "_"
         while key in flat:
             key = f"{key[:248]}_"
         flat[key] = HIDDEN if is_secret_name(name) else without_secrets(_scalar_text(value))[:_PARAM_CHARS]
@@ -372,7 +382,7 @@ def flatten(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and (value or not name):
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}" if name else str(key), inner)
     elif isinstance(value, (list, tuple)) and any(isinstance(inner, Mapping) for inner in value):
@@ -460,8 +470,9 @@ class _Post:
 
     def acknowledge(self, position: int) -> None:
         """Note that everything before `position` is in the store."""
-        self.acknowledged = position
-        write_aside(self._sent, json.dumps({"position": position}) + "\n")
+        with self._lock:
+            write_aside(self._sent, json.dumps({"position": position}) + "\n")
+            self.acknowledged = position
 
     def send(self, client: Any) -> None:
         """Send everything there is now. Raises what the client raises, having noted how far it came."""
@@ -640,8 +651,14 @@ class _Sender(threading.Thread):
         """Runs of this store whose process died without a word are said to run for ever, unless somebody mends it."""
         try:
             for folder in self._store.abandoned():
-                with contextlib.suppress(UserError, OSError):
-                    send_rest(folder, self._store)
+                try:
+                    folder.claim()
+                except UserError:
+                    continue
+                try:
+                    _send_rest(folder, self._client)
+                finally:
+                    folder.release()
         except Exception as error:
             _log.debug("looking for abandoned runs: %s", error)
 
@@ -654,6 +671,8 @@ class _Sampler(threading.Thread):
         # Only its readers are used: its own thread logs behind the journal's back and ends at the first outage.
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
+        # It tells every user without a GPU that there is none.
+        logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.WARNING)
         self._monitor = SystemMetricsMonitor(run_id, tracking_uri=store.uri)
         self._journal, self._every = journal, every
         self._stop_asked = threading.Event()
@@ -759,10 +778,6 @@ def _metric(name: str, point: Point, model_id: str | None = None) -> Any:
     # MLflow would store an infinity as 1.8e308, which ruins every chart; the journal has it as it was.
     value = point.value if point.value - point.value == 0.0 else float("nan")
     return Metric(name, value, point.t, point.step, model_id=model_id)
-
-
-def _last_sign(folder: RunFolder) -> float:
-    return max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())
 
 
 def _link(source: Path, out: Path) -> None:

@@ -1,0 +1,132 @@
+"""The MLflow page for the runs of this store, on this machine only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainkit.errors import UserError
+from trainkit.redact import without_secrets, without_user_info
+from trainkit.store import Store, settle_mlflow
+
+HOST = "127.0.0.1"
+_READY_SECONDS = 120.0
+"""The first start on a busy machine took 30 s."""
+
+
+def serve(store: Store, port: int = 5000, say: Callable[[str], object] = print) -> None:
+    """Show the store's runs at 127.0.0.1:`port` until interrupted; for a store that is a server, say where it is.
+
+    Raises UserError when the port or the store cannot be used, or the page does not come up.
+    """
+    if store.uri.startswith(("http://", "https://")):
+        say(f"The runs are kept by a server; open {without_user_info(store.uri)}")
+        return
+    with running(store, port) as server:
+        say(f"The runs of {store.shown} are at http://{HOST}:{port} (Ctrl-C ends the page)")
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            code = server.wait()
+        except KeyboardInterrupt:
+            return
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    raise UserError("mlflow server", f"ended with code {code}: {_last_line(_log_of(store))}")
+
+
+@contextlib.contextmanager
+def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of this store that answers at 127.0.0.1:`port`; it is gone when the block ends."""
+    if not 0 < port < 65536:
+        raise UserError("port", str(port), "1 to 65535")
+    if not _is_free(port):
+        free = next((other for other in range(port + 1, min(port + 1000, 65536)) if _is_free(other)), None)
+        raise UserError(f"port {port}", "in use", remedy=f"take --port {free}" if free else "take another port")
+    store.prepare()
+    settle_mlflow()
+    words = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    environment = {
+        **os.environ,
+        # Its job runners are ten processes of 2.4 GB together, for features that nothing here uses.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # A tracking address in the environment would not reach the server, but would confuse its workers.
+        "MLFLOW_TRACKING_URI": "",
+    }
+    if store.database:
+        words += ["--backend-store-uri", store.uri, "--no-serve-artifacts"]
+        words += ["--default-artifact-root", store.artifacts.as_uri()]  # type: ignore[union-attr]
+    else:
+        # Not among the words of the command, where every user of the machine could read its password.
+        environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
+    with open(_log_of(store), "wb") as log:
+        server = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            cwd=store.home,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_ready(server, port, _log_of(store))
+        yield server
+    finally:
+        _end(server)
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + _READY_SECONDS
+    # A proxy that is set for the outside must not be asked for this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise UserError("mlflow server", f"ended with code {server.returncode}: {_last_line(log)}")
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            if opener.open(f"http://{HOST}:{port}/health", timeout=2).status == 200:
+                return
+        time.sleep(0.2)
+    raise UserError("mlflow server", f"did not answer within {_READY_SECONDS:.0f} s", remedy=f"see {log}")
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    # The command starts workers of its own; all are in one session, which only this process began.
+    for word in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(server.pid, word)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=5)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the server does: a port whose last connections are only closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _log_of(store: Store) -> Path:
+    return store.home / "ui.log"
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return without_secrets(lines[-1])[:300] if lines else "it said nothing"
