@@ -194,19 +194,18 @@ def _follow(cls: type, loc: Sequence, tree: Tree, tables: Tables) -> tuple[KeyPa
     return path, kind, tree, keys
 
 
-def _homes(kind: Any, tree: Tree, tables: Tables, key: str, path: str = "") -> Iterator[str]:
-    """Every block, following the names that are given, that has the key."""
+def _blocks(kind: Any, tree: Tree, tables: Tables, path: str = "") -> Iterator[tuple[str, type]]:
+    """Path and class of every block there could be, following the names that are given."""
     bare, _ = _resolve(kind, tree, tables)
     if path.count(".") > 8 or _own_validator(_bare(kind)[1]):
         return  # 8: a class that contains itself
     if is_dataclass(bare):
-        if key in _hints(bare):
-            yield path
+        yield path, bare
         for name, member in _hints(bare).items():
             inner = tree.get(name) if isinstance(tree, dict) else None
-            yield from _homes(member, inner, tables, key, f"{path}.{name}" if path else name)
+            yield from _blocks(member, inner, tables, f"{path}.{name}" if path else name)
     elif get_origin(bare) in (dict, list, tuple) and get_args(bare):
-        yield from _homes(get_args(bare)[-1], None, tables, key, f"{path}.*")
+        yield from _blocks(get_args(bare)[-1], None, tables, f"{path}.*")
 
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
@@ -278,6 +277,7 @@ def _hint(word: Tree, choices: Sequence) -> str:
 def explain(error: ValidationError, cls: type, source: Source, tables: Tables) -> list[Problem]:
     """Pydantic's findings about `source.tree` as problems, one a key."""
     problems: dict[KeyPath, Problem] = {}
+    blocks: list[tuple[str, type]] = []
     for mistake in error.errors(include_url=False)[:MAX_WORDED]:
         path, kind, value, keys = _follow(cls, mistake["loc"][1:], source.tree, tables)
         sort, ctx = mistake["type"], mistake.get("ctx", {})
@@ -289,7 +289,8 @@ def explain(error: ValidationError, cls: type, source: Source, tables: Tables) -
         text, at = dotted(path), source.at(path)
         bound = next((f"{word} {ctx[key]:g}" for key, word in _BOUNDS.items() if key in ctx), "")
         if sort in ("unexpected_keyword_argument", "extra_forbidden"):
-            homes = list(_homes(cls, source.tree, tables, path[-1]))
+            blocks = blocks or list(_blocks(cls, source.tree, tables))
+            homes = [home for home, block in blocks if path[-1] in _hints(block)]
             problems[path] = _unknown(path[-1], keys, homes, Problem(text, **at))
         elif sort.startswith("missing"):
             problems[path] = _missing(Problem(text, **at), _words(kind, tables))
