@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainkit.data import packed, pictures, sources
+from trainkit.data import evaluations, hub, packed, pictures, sources
 from trainkit.data.packed import Packed, Store, Writer
 from trainkit.data.protocols import Protocol
 from trainkit.data.sources import Record, Source
@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 Resize = Literal["no", "down", "any"]
 
 _NAMED = 20
+_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def import_faces(
     Raises UserError naming the damaged pictures by file and row, up to 20 of them.
     """
     out = Path(out)
+    if isinstance(source, str) and hub.is_hub(source):
+        source = hub.download(source)
     source = source if isinstance(source, Source) else sources.open_source(Path(source))
     if source.size == 0:
         raise UserError(source.where, "no pictures", "at least one")
@@ -103,6 +106,19 @@ def import_faces(
     return Report(out, source.kind, len(result), result.classes, result.store, result.digest, renumbered, notes)
 
 
+def import_evaluation(
+    path: Path | str,
+    out: Path | str,
+    *,
+    image_size: int = 112,
+    resize: Resize = "no",
+    on_progress: Progress | None = None,
+) -> Report:
+    """Convert an evaluation set of any kind to the packed form, protocol included. Raises as `import_faces` does."""
+    source, protocol = evaluations.recognise(Path(path)).read()
+    return import_faces(source, out, image_size=image_size, resize=resize, on_progress=on_progress, protocol=protocol)
+
+
 def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
     """Class numbers 0, 1, ... for labels in their own order; the labels as names; whether integers had to change."""
     distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
@@ -121,11 +137,15 @@ def _prepare(
             return error
 
     # PIL releases the interpreter lock while it decodes, so threads suffice. Chunks bound the memory.
-    workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    workers = _threads()
     records = source.records()
     with ThreadPoolExecutor(workers) as pool:
         while chunk := list(islice(records, 64 * workers)):
             yield from pool.map(one, chunk)
+
+
+def _threads() -> int:
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def _one(record: Record, image_size: int, align: bool, resize: Resize) -> tuple[Record, np.ndarray, bytes | None]:
@@ -194,30 +214,47 @@ def info(path: Path | str) -> dict[str, Any]:
     return facts
 
 
-def verify(
-    path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None
-) -> tuple[list[str], list[str]]:
-    """Read everything in a packed set and compare it with what was written: (what is damaged, what is odd).
+def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
+    """Read everything in a packed set and compare it with what was written. Sentences; empty when all is well.
 
-    Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. Odd: classes with one
-    picture, one picture under two classes, pictures that are also in one of the packed sets `against` (a training set's
-    evaluations). Raises UserError when the set cannot even be opened.
+    Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. What is only odd begins
+    with `warning: `: classes with one picture, one picture under two classes, pictures that are also in one of the
+    packed sets `against` (of a training set: its evaluations).
     """
-    data = Packed(path)
+    try:
+        data = Packed(path)
+    except UserError as error:
+        return [str(error)]
     files = data.manifest["files"]
-    damage = [
+    problems = [
         f"{data.path / name}: is not what was written (SHA-256 differs)"
         for name, entry in files.items()
         if packed.sha256(data.path / name) != entry["sha256"]
     ]
-    for row in range(len(data)):
+
+    def read(first: int) -> list[str]:
+        rows = np.arange(first, min(first + _CHUNK, len(data)))
         try:
-            data.fetch(np.asarray([row]))
-        except UserError as error:
-            damage.append(str(error))
-        if on_progress:
-            on_progress(row + 1, len(data))
-    return damage, oddities(data) + [note for other in against for note in _shared(data, Packed(other))]
+            data.fetch(rows)
+        except UserError:
+            return [text for row in rows for text in _damage(data, row)]
+        return []
+
+    with ThreadPoolExecutor(_threads()) as pool:
+        for chunk, found in enumerate(pool.map(read, range(0, len(data), _CHUNK)), start=1):
+            problems += found
+            if on_progress:
+                on_progress(min(chunk * _CHUNK, len(data)), len(data))
+    odd = oddities(data) + [note for other in against for note in _shared(data, Packed(other))]
+    return problems + [f"warning: {note}" for note in odd]
+
+
+def _damage(data: Packed, row: int) -> list[str]:
+    try:
+        data.fetch(np.asarray([row]))
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _shared(data: Packed, other: Packed) -> list[str]:
