@@ -296,6 +296,26 @@ def test_a_task_whose_package_is_not_installed_says_which():
         made(GOOD.replace("faces", "bare"))
 
 
+@dataclass(kw_only=True)
+class Gated:
+    told: Annotated[int, "an even number, such as 4", BeforeValidator(_read_even)]
+    untold: Annotated[int, BeforeValidator(_read_even)]
+    either: Annotated[int, BeforeValidator(_read_even)] | Literal["never"] = "never"
+    pair: list[tuple[int, str]] = field(default_factory=list)
+
+
+def test_a_type_with_a_validator_of_its_own_is_described_by_the_text_beside_it():
+    with pytest.raises(ConfigError) as caught:
+        parse(Gated, "either: 3\npair: [[1, a], [2, 3], 4]\n", "x.yaml")
+    assert [str(problem) for problem in caught.value.problems] == [
+        "told (line 1): found nothing, expected an even number, such as 4; this key is required",
+        "untold (line 1): this key is required",
+        "either (line 1): 3 is odd; an even number is needed",
+        "pair.1.1 (line 2): found 3, expected text",
+        "pair.2 (line 2): found 4, expected [a whole number, text]",
+    ]
+
+
 def test_a_message_stays_short_whatever_the_file_holds():
     text = GOOD + "".join(f"k{i}: 1\n" for i in range(3000)) + f"note: [{'x' * 5000}]\n"
     with pytest.raises(ConfigError) as caught:

@@ -152,7 +152,7 @@ def outcome(text: bytes) -> str:
         lines = str(error).split("\n")
         assert len(lines) == 1 + min(len(error.problems), MAX_SHOWN) + (len(error.problems) > MAX_SHOWN) >= 2
         assert max(map(len, lines)) < 1000, "a message that floods the terminal"
-        assert all(problem.found for problem in error.problems)
+        assert all(p.found and (p.path or p.line or p.found == "nothing") for p in error.problems)
         return "refused"
     written = dump(recipe)
     again = parse(Recipe, written, "dump.yaml", tables=TABLES)
@@ -198,7 +198,7 @@ def test_any_bytes_end_in_a_config_error(data):
     assert outcome(data) == "refused"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.text(max_size=30))
 def test_any_override_ends_in_a_config_error_or_a_recipe(key, value):
     text = RECIPES[0].read_bytes()
