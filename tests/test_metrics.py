@@ -87,7 +87,7 @@ def plain_eer(genuine, impostor):
     raise AssertionError("the curve ends at (1, 0)")
 
 
-@pytest.mark.parametrize(("seed", "pairs"), [(0, 137), (1, 10), (2, 60), (3, 101)])
+@pytest.mark.parametrize(("seed", "pairs"), [(0, 73), (1, 10), (2, 60), (3, 101)])
 def test_ten_fold_accuracy_equals_one_written_out_in_loops(seed, pairs):
     embedding, protocol = random_pairs(seed, pairs)
     scores = verification.score_pairs(embedding, protocol)
