@@ -1,6 +1,6 @@
 # make run    set up an environment of its own (.venv) and run the main job on the built-in sample set
 # make test   the default tests;  make test-all  the slow ones too
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(shell command -v python3 python3.11))
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,153 @@ def _recipe(word: str) -> Path:
 def shipped_recipes() -> Path:
     """The folder of the recipes that come with trainkit."""
     return Path(__file__).resolve().parent.parent / "recipes"
+
+
+@main.command()
+def ls() -> None:
+    """List the recipes that come with trainkit."""
+    from trainkit import copying
+
+    for path in sorted(shipped_recipes().glob("*.yaml")):
+        click.echo(f"{path.stem:24} {copying.headline(path)}")
+
+
+@main.command()
+@click.argument("what")
+def show(what: str) -> None:
+    """Show a recipe with its defaults, a run (name, beginning of it, or MLflow id), or a checkpoint folder."""
+    path = _recipe(what)
+    if path.is_file():
+        from trainkit import config
+
+        click.echo(path.read_text(encoding="utf-8").split("\nname:")[0])
+        click.echo(config.dump(config.load(path)), nl=False)
+        return
+    from trainkit import checkpoint
+
+    if path.is_dir() and (path / checkpoint.MANIFEST).exists():
+        click.echo(checkpoint.describe(path))
+        return
+    from trainkit.store import Store
+
+    folder = Store.locate().find(what)
+    for key, value in vars(folder.info()).items():
+        click.echo(f"{key:14} {value}")
+    for step in sorted(folder.checkpoints.glob("step-*")):
+        click.echo()
+        click.echo(checkpoint.describe(step))
+
+
+@main.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@click.option("--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words.")
+def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+    """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
+    from trainkit import launch
+
+    click.echo(launch.check(launch.Order(_recipe(recipe), overrides, plugins)), nl=False)
+
+
+@main.command()
+@click.argument("recipe")
+@click.argument("new", type=click.Path(path_type=Path))
+def cp(recipe: str, new: Path) -> None:
+    """Copy RECIPE to NEW for another data set; the lines to change are marked."""
+    from trainkit import copying
+
+    marked = copying.copy(_recipe(recipe), new)
+    click.echo(f"{new}: change the {marked} lines marked with {copying.MARK!r}, then: trainkit check {new}")
+
+
+@main.command()
+@click.option("--port", default=5000, show_default=True)
+def ui(port: int) -> None:
+    """Serve the MLflow page of this store on this machine alone."""
+    from trainkit.store import Store
+    from trainkit.ui import serve
+
+    serve(Store.locate(), port)
+
+
+@main.command()
+@click.argument("recipe")
+def fetch(recipe: str) -> None:
+    """Download what RECIPE names, each file checked by its SHA-256. Training itself never uses the network."""
+    from trainkit import fetching
+
+    for line in fetching.fetch(_recipe(recipe)):
+        click.echo(line)
+
+
+@main.group()
+def data() -> None:
+    """Import data sets once into the fast form, look at them, find damage."""
+
+
+@data.command("import")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--image-size", default=112, show_default=True, help="Side of the pictures in pixels.")
+@click.option("--align", is_flag=True, help="Align by five points (landmarks5.json) to the ArcFace template.")
+@click.option("--resize", type=click.Choice(["no", "down", "any"]), default="no", show_default=True)
+@click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
+@click.option("--evaluation", is_flag=True, help="An evaluation set: pairs.csv, .bin, templates or TinyFace.")
+def import_(source: Path, out: Path, image_size: int, align: bool, resize: str, damaged: str, evaluation: bool) -> None:
+    """Convert faces at SOURCE to the packed form at OUT."""
+    from trainkit.data import importing
+
+    with _bar("importing") as on_progress:
+        if evaluation:
+            report = importing.import_evaluation(
+                source, out, image_size=image_size, resize=resize, damaged=damaged, on_progress=on_progress
+            )
+        else:
+            report = importing.import_faces(
+                source, out, image_size=image_size, align=align, resize=resize, damaged=damaged, on_progress=on_progress
+            )
+    click.echo(f"{report.out}: {report.rows} pictures of {report.classes} people, {report.store}, from {report.kind}")
+    for note in report.notes:
+        click.echo(f"  {note}")
+
+
+@data.command()
+@click.argument("path", type=click.Path(path_type=Path))
+def info(path: Path) -> None:
+    """Say what the packed set at PATH holds."""
+    from trainkit.data import importing
+
+    for key, value in importing.info(path).items():
+        click.echo(f"{key:14} {value}")
+
+
+@data.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--against", multiple=True, type=click.Path(path_type=Path), help="Evaluation sets to compare with.")
+def verify(path: Path, against: tuple[Path, ...]) -> None:
+    """Read every byte of the packed set at PATH and name what is damaged or odd."""
+    from trainkit.data import importing
+
+    with _bar("verifying") as on_progress:
+        problems = importing.verify(path, against=against, on_progress=on_progress)
+    for problem in problems:
+        click.echo(problem)
+    click.echo(f"{path}: {len(problems)} problem{'' if len(problems) == 1 else 's'}")
+    if problems:
+        sys.exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit="picture", disable=None) as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield on_progress
 
 
 main.add_command(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +124,7 @@ def _run(
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
         try:
-            outcome = loop.train(recipe, data, machine, witness, resume=checkpoint_path is not None)
+            outcome = loop.train(recipe, data, machine, witness)
         finally:
             witness.close()
         if machine.main:
@@ -238,7 +237,7 @@ def best_weights(run: Path) -> Path:
 def _train_first(
     name: str, recipe_path: str, order: Order, machine: Any, store: Any, stopping: Callable[[], bool]
 ) -> Path:
-    """Train the recipe that makes a network's weights, or reuse the run that made them from the same recipe and data."""
+    """Train the recipe that makes a network's weights, or reuse the run that did so from the same recipe and data."""
     from trainkit.store import run_key
 
     child = Order(_beside(order.path, recipe_path), plugins=order.plugins)

@@ -36,6 +36,7 @@ class Machine:
         from accelerate import Accelerator
         from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
+        _refuse_deepspeed()
         _check_precision(recipe.train.precision)
         precision = recipe.train.precision
         if precision == "auto":
@@ -142,6 +143,12 @@ class Machine:
         """Wait for the device, so that time spent on it is counted where it was spent."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def memory(self) -> dict[str, float]:
+        """Greatest GPU memory so far, under its metric name; nothing on a CPU."""
+        if self.device.type != "cuda":
+            return {}
+        return {"speed/peak_memory_gb": torch.cuda.max_memory_allocated(self.device) / 1e9}
 
     # ---- speaking with the other processes
 
@@ -251,6 +258,16 @@ def checksum(tensors: Iterable[Tensor]) -> str:
     for t in tensors:
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _refuse_deepspeed() -> None:
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        raise UserError(
+            "launch",
+            "DeepSpeed, which keeps optimizer state in flattened partitions of its own: a run could not be resumed",
+            "an accelerate config whose checkpoints hold the whole state",
+            "accelerate_configs/fsdp2.yaml shards the same state and can be resumed on any number of processes",
+        )
 
 
 def _launcher_precision() -> str | None:

@@ -211,6 +211,24 @@ class StopWhen:
 
 
 @dataclass(kw_only=True)
+class Download:
+    """A file that `trainkit fetch` brings; training itself never uses the network."""
+
+    url: str
+    """An https address."""
+    sha256: str
+    """Of the file, hexadecimal."""
+    to: str
+    """Where it goes; relative paths as those of data."""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith("https://"):
+            raise ValueError(f"url is {self.url!r}; an https address is needed")
+        if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
+            raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
+
+
+@dataclass(kw_only=True)
 class Recipe:
     """One experiment, complete in itself."""
 
@@ -225,6 +243,7 @@ class Recipe:
     stop_when: StopWhen | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     log: Log = field(default_factory=Log)
+    downloads: list[Download] = field(default_factory=list)
     loader: Loader = field(default_factory=Loader)
     device: Device = field(default_factory=Device)
 

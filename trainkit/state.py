@@ -13,6 +13,7 @@ from trainkit import __version__, checkpoint
 from trainkit.agenda import Agenda
 from trainkit.errors import UserError
 from trainkit.optim import Average
+from trainkit.tally import Tally
 
 
 @dataclass
@@ -26,6 +27,7 @@ class State:
     average: Average | None
     scaler: torch.amp.GradScaler | None
     agenda: Agenda
+    tally: Tally
     identity: dict[str, Any]
     """What must be equal for a checkpoint to be continued: recipe and data hashes, frozen networks, processes."""
     step: int = 0
@@ -44,7 +46,7 @@ class State:
     _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks")
 
     def tensors(self, keep: bool) -> dict[str, dict[str, Tensor]]:
-        """Tensors by file. Every rank calls this, since sharded parameters are gathered; one of them keeps the result."""
+        """Tensors by file. Every rank calls this, since sharded parameters are gathered; one rank keeps the result."""
         moving, _ = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep)
         files = {"model": checkpoint.module_tensors(self.net, keep), "optimizer": moving}
         if self.memory is not None:
@@ -65,7 +67,7 @@ class State:
             "versions": {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    def load(self, loaded: checkpoint.Loaded) -> None:
+    def load(self, loaded: checkpoint.Loaded, rank: int) -> None:
         """Continue from a checkpoint. Raises UserError when it belongs to another recipe, data or set of networks."""
         where = str(loaded.path)
         then = loaded.state["identity"]
@@ -92,6 +94,7 @@ class State:
         for name in self._COUNTERS:
             setattr(self, name, loaded.state[name])
         self.agenda.restore(loaded.state["gates"])
+        self.tally.load(loaded.state["tallies"][rank])
 
 
 def _short(value: Any) -> str:

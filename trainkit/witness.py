@@ -16,6 +16,7 @@ from torch import Tensor
 from trainkit import checkpoint
 from trainkit.recipe import Recipe
 from trainkit.store import RunFolder
+from trainkit.task import Scores
 
 
 @dataclass
@@ -65,15 +66,35 @@ class Witness:
             self._bar = tqdm(total=steps, initial=step, unit="step", mininterval=seconds, dynamic_ncols=True)
         self._bar.update(step - self._bar.n)
 
-    def line(self, step: int, steps: int, loss: float, rate: float) -> None:
-        """Loss and speed since the last line."""
-        if not self.main:
-            return
+    def line(self, step: int, steps: int, learned: Mapping[str, float], measured: Mapping[str, float]) -> None:
+        """Write down loss, speed and time shares since the last line, and say the first two."""
+        self.tracker.log(step, {**learned, **measured})
+        loss, rate = learned["train/loss"], measured.get("speed/samples_per_s", 0.0)
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.4f}, {rate:.0f} samples/s", refresh=False)
-            return
-        left = (steps - step) * self.recipe.train.batch_size / rate if rate else 0.0
-        self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:.1f} samples/s  {_duration(left)} left")
+        else:
+            left = (steps - step) * self.recipe.train.batch_size / rate if rate else 0.0
+            self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:.1f} samples/s  {_duration(left)} left")
+
+    def scored(
+        self,
+        step: int,
+        name: str,
+        size: int,
+        scored: Mapping[str, Scores],
+        metrics: Mapping[str, float],
+        seconds: float,
+        leads: bool,
+        final: bool,
+    ) -> None:
+        """Write down an evaluation; keep its rows when it leads or is the last."""
+        counted = {f"eval/{name}/unique_samples": size, f"time/eval_{name}_s": seconds}
+        best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
+        self.tracker.log(step, {**metrics, **counted, **best})
+        for kind in [kind for kind, wanted in (("best", leads), ("final", final)) if wanted and self.recipe.log.rows]:
+            self.tracker.table(f"rows/{name}_{kind}.parquet", scored[name].rows)
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in list(scored[name].metrics.items())[:6])
+        self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
 
     def commit(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], best: list[int]

@@ -3,70 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainkit.errors import UserError
-from trainkit.recipe import Loader, Recipe
-from trainkit.task import Batch, Opened, Split
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a training is cut into epochs, updates, micro-batches and shares of processes."""
-
-    steps: int
-    """Updates in all."""
-    steps_per_epoch: int
-    batch_size: int
-    micro_batch: int
-    accumulation: int
-    world: int
-    rank: int
-
-    @staticmethod
-    def make(recipe: Recipe, data: Opened, world: int, rank: int) -> Plan:
-        """The plan of a recipe on `world` processes. Raises UserError when the numbers do not divide."""
-        batch = recipe.train.batch_size
-        share, rest = divmod(batch, world)
-        if rest:
-            raise UserError(
-                "train.batch_size", f"{batch} over {world} processes", "a multiple", f"try {share * world or world}"
-            )
-        micro = recipe.train.micro_batch or share
-        micro = min(micro, share)
-        if share % micro:
-            fits = max(m for m in range(1, micro + 1) if share % m == 0)
-            raise UserError(
-                "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
-            )
-        per_epoch = data.train.size // batch
-        if per_epoch == 0:
-            raise UserError("train.batch_size", f"{batch}, of {data.train.size} samples", f"at most {data.train.size}")
-        steps = recipe.train.length.steps(per_epoch, batch)
-        return Plan(steps, per_epoch, batch, micro, share // micro, world, rank)
-
-    def where(self, step: int) -> tuple[int, int]:
-        """Epoch and update within it that follow `step` finished updates."""
-        return divmod(step, self.steps_per_epoch)
-
-    def keys(self, split: Split, step: int) -> Iterator[tuple[int, np.ndarray]]:
-        """(epoch, rows) of every micro-batch of this rank from `step` to the end.
-
-        Micro-batch m takes the next `world * micro_batch` rows of the update and each rank its run of them, so that
-        gathering in rank order restores the order of the update.
-        """
-        order, known = None, -1
-        for done in range(step, self.steps):
-            epoch, update = self.where(done)
-            if epoch != known:
-                order, known = split.order(epoch, self.batch_size), epoch
-            for m in range(self.accumulation):
-                first = (m * self.world + self.rank) * self.micro_batch
-                yield epoch, order[update, first : first + self.micro_batch]
+from trainkit.plan import Plan
+from trainkit.recipe import Loader
+from trainkit.task import Batch, Split
 
 
 class _Fetch(Dataset):

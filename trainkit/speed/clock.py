@@ -63,6 +63,12 @@ class Clock:
         self._marked, self._steps = dict(self.seconds), []
         return {**speed(steps, samples_per_step), **shares(spent)} if len(steps) else {}
 
+    def whole(self, samples: int, seconds: float) -> dict[str, float]:
+        """Speed over the whole training, of so many samples in so many seconds of its steps, and all shares."""
+        self.to(self._phase)
+        rate = samples / seconds if seconds else 0.0
+        return {"speed/samples_per_s": rate, "time/total_s": self.total, **shares(self.seconds)}
+
 
 def speed(step_seconds: np.ndarray, samples_per_step: int) -> dict[str, float]:
     """Rates and step times from the duration of each step in seconds."""

@@ -1,0 +1,114 @@
+"""Losses and gradients that are not finite: noticed without waiting for the device, and what is done about them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trainkit import checkpoint
+from trainkit.errors import UserError
+from trainkit.machine import Machine
+from trainkit.recipe import Recipe
+from trainkit.state import State
+from trainkit.task import Parts
+from trainkit.witness import Witness
+
+MOST_ROLLBACKS = 5
+"""A run that goes back more often does not get better by going back."""
+
+
+class Watch:
+    """Whether an update was finite, read one step late so that nobody waits for the device."""
+
+    def __init__(self) -> None:
+        self._flag: Tensor | None = None
+        self._step = 0
+
+    def turn(self, finite: Tensor, step: int) -> int | None:
+        """Hand in the flag of `step`; returns the step before it if that one was not finite."""
+        bad = self.look()
+        self._flag = finite.to("cpu", non_blocking=True) if finite.device.type != "cuda" else _pinned(finite)
+        self._step = step
+        return bad
+
+    def look(self) -> int | None:
+        """The step of the flag handed in last if that update was not finite. Waits for the device."""
+        if self._flag is None:
+            return None
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return None if bool(self._flag) else self._step
+
+    def clear(self) -> None:
+        """Forget the flag."""
+        self._flag = None
+
+
+def _pinned(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+
+
+def finite(norm: Tensor, loss: Tensor, machine: Machine) -> Tensor:
+    """Whether an update is finite, alike on all ranks: the norm of averaged gradients is the same everywhere.
+
+    Under fp16 the loss scaler meets infinite gradients on purpose and deals with them; there the loss decides.
+    """
+    if machine.accelerator.scaler is None:
+        return torch.isfinite(local(norm))
+    return machine.sum((~torch.isfinite(loss.detach())).float()) == 0
+
+
+def local(x: Tensor) -> Tensor:
+    """A norm over sharded gradients as a plain tensor."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def replicated(net: nn.Module, parts: Parts) -> list[Tensor]:
+    """State that moves outside the optimizer and is equal on all ranks: buffers, and what the task remembers."""
+    memory = [] if parts.remembers is None else list(parts.remembers.state_dict().values())
+    return [*net.buffers(), *memory]
+
+
+def snapshot(net: nn.Module, parts: Parts) -> list[Tensor]:
+    """Copies of what a forward changes: it cannot be undone by leaving the optimizer's step out."""
+    return [t.clone() for t in replicated(net, parts)]
+
+
+@torch.no_grad()
+def put_back(net: nn.Module, parts: Parts, kept: list[Tensor]) -> None:
+    """Undo what a forward changed."""
+    for t, before in zip(replicated(net, parts), kept, strict=True):
+        t.copy_(before)
+
+
+def leave_out(state: State, net: nn.Module, parts: Parts, before: list[Tensor], run: Witness, most: int = 10) -> None:
+    """Undo the forward of an update whose step is not taken. Ends a run in which every update is left out."""
+    put_back(net, parts, before)
+    state.left_out.append(state.step)
+    run.tracker.event(state.step, "left_out", {"reason": "loss or gradient not finite"})
+    if state.left_out[-most:] == list(range(state.step - most + 1, state.step + 1)):
+        raise UserError(f"step {state.step}", f"{most} updates in a row were not finite", remedy="lower optim.lr")
+
+
+def stop_if(bad: int | None, recipe: Recipe) -> None:
+    """End the run at an update that was not finite, where the recipe says so."""
+    if bad is not None and recipe.train.nonfinite == "stop":
+        raise UserError(
+            f"step {bad}",
+            "the loss or a gradient is not finite",
+            remedy="lower optim.lr or look at the data; no checkpoint holds this state. "
+            "train.nonfinite: skip or rollback goes on without such updates",
+        )
+
+
+def roll_back(state: State, bad: int, run: Witness, rank: int) -> None:
+    """Return to the newest checkpoint and leave the update of step `bad` out from there on."""
+    left_out, rollbacks, elapsed = [*state.left_out, bad], state.rollbacks + 1, state.elapsed
+    path = run.newest_checkpoint()
+    if path is None or rollbacks > MOST_ROLLBACKS:
+        why = "there is no checkpoint to go back to" if path is None else f"this is rollback {rollbacks}"
+        raise UserError(f"step {bad}", f"the loss or a gradient is not finite, and {why}", remedy="lower optim.lr")
+    state.load(checkpoint.read(path), rank)
+    state.left_out, state.rollbacks, state.elapsed = left_out, rollbacks, elapsed
+    run.say(f"step {bad}: not finite; back to step {state.step}, leaving that update out")
+    run.tracker.event(bad, "rollback", {"to": state.step})

@@ -1,0 +1,116 @@
+"""How a training is cut up, what happens when, and what that will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainkit.errors import UserError
+from trainkit.recipe import Recipe
+from trainkit.schedule import Gate
+from trainkit.task import Opened, Split
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a training is cut into epochs, updates, micro-batches and shares of processes."""
+
+    steps: int
+    """Updates in all."""
+    steps_per_epoch: int
+    batch_size: int
+    micro_batch: int
+    accumulation: int
+    world: int
+    rank: int
+
+    @staticmethod
+    def make(recipe: Recipe, data: Opened, world: int, rank: int) -> Plan:
+        """The plan of a recipe on `world` processes. Raises UserError when the numbers do not divide."""
+        batch = recipe.train.batch_size
+        share, rest = divmod(batch, world)
+        if rest:
+            raise UserError(
+                "train.batch_size", f"{batch} over {world} processes", "a multiple", f"try {share * world or world}"
+            )
+        micro = recipe.train.micro_batch or share
+        micro = min(micro, share)
+        if share % micro:
+            fits = max(m for m in range(1, micro + 1) if share % m == 0)
+            raise UserError(
+                "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
+            )
+        per_epoch = data.train.size // batch
+        if per_epoch == 0:
+            raise UserError("train.batch_size", f"{batch}, of {data.train.size} samples", f"at most {data.train.size}")
+        steps = recipe.train.length.steps(per_epoch, batch)
+        return Plan(steps, per_epoch, batch, micro, share // micro, world, rank)
+
+    def where(self, step: int) -> tuple[int, int]:
+        """Epoch and update within it that follow `step` finished updates."""
+        return divmod(step, self.steps_per_epoch)
+
+    def keys(self, split: Split, step: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(epoch, rows) of every micro-batch of this rank from `step` to the end.
+
+        Micro-batch m takes the next `world * micro_batch` rows of the update and each rank its run of them, so that
+        gathering in rank order restores the order of the update.
+        """
+        order, known = None, -1
+        for done in range(step, self.steps):
+            epoch, update = self.where(done)
+            if epoch != known:
+                order, known = split.order(epoch, self.batch_size), epoch
+            for m in range(self.accumulation):
+                first = (m * self.world + self.rank) * self.micro_batch
+                yield epoch, order[update, first : first + self.micro_batch]
+
+
+def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
+    """The gates of a recipe by name, in the order in which events of one step are held."""
+    cut = (plan.steps_per_epoch, plan.batch_size)
+    return {
+        "log": Gate(recipe.log.every, *cut),
+        **{f"evaluate.{name}": Gate(e.every, *cut, e.budget) for name, e in recipe.evaluations.items()},
+        "checkpoint": Gate(recipe.checkpoints.every, *cut),
+    }
+
+
+def evaluated(recipe: Recipe, data: Opened) -> dict[str, Split]:
+    """The split of each evaluation. Raises UserError where the data has none of that name."""
+    splits = {}
+    for name, evaluation in recipe.evaluations.items():
+        word = evaluation.split or name
+        if word not in data.evaluations:
+            known = ", ".join(data.evaluations) or "none"
+            raise UserError(f"evaluations.{name}", f"the data has no evaluation set {word!r}", f"one of: {known}")
+        splits[name] = data.evaluations[word]
+    return splits
+
+
+def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: Mapping[str, float]) -> str:
+    """The plan in words: how long, in which portions, and which evaluation when, at what estimated cost."""
+    lines = [
+        f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
+        f"batch {plan.batch_size} = {plan.world} process(es) x {plan.accumulation} x {plan.micro_batch}"
+    ]
+    for name, e in recipe.evaluations.items():
+        when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
+        times = e.at_start + e.at_end
+        if e.every is not None:
+            when.insert(0, f"every {e.every}")
+            if not e.every.timed:
+                length = e.every.steps(plan.steps_per_epoch, plan.batch_size)
+                times += plan.steps // length - (1 if e.at_end and plan.steps % length == 0 else 0)
+        limit = f", within {100 * e.budget:g}% of the time" if e.budget else ""
+        cost = seconds.get(name, 0.0)
+        lines.append(
+            f"evaluate {name}: {', '.join(when) or 'never'}{limit}; {splits[name].size} samples, "
+            f"about {cost:.2g} s each, {times}x = {times * cost:.2g} s"
+        )
+    lines.append(
+        f"checkpoint: every {recipe.checkpoints.every}" if recipe.checkpoints.every else "checkpoint: at the end"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,46 @@
+"""Which evaluation was the best, whether scores still improve, and whether a network is better than guessing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from trainkit.errors import UserError
+from trainkit.recipe import Recipe
+from trainkit.state import State
+from trainkit.task import Scores
+
+
+def enter(state: State, recipe: Recipe, metrics: Mapping[str, float]) -> bool:
+    """Enter an evaluation in the list of the best and in the count of patience; True when it leads."""
+    stop = recipe.stop_when
+    if stop is not None and stop.metric in metrics:
+        if state.record is None or _better(metrics[stop.metric], state.record, stop.mode, stop.min_delta):
+            state.record, state.waited = metrics[stop.metric], 0
+        else:
+            state.waited += 1
+    best = recipe.best
+    if best is None or not math.isfinite(metrics.get(best.metric, math.nan)):
+        return False
+    value = metrics[best.metric]
+    leads = not state.best or _better(value, state.best[0]["value"], best.mode)
+    state.best.append({"value": value, "step": state.step})
+    state.best.sort(key=lambda record: (-record["value"] if best.mode == "max" else record["value"], record["step"]))
+    del state.best[max(1, recipe.checkpoints.keep_best) :]
+    return leads
+
+
+def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:
+    """End the run when a network that training leans on does no better than guessing."""
+    for metric, chance in scores.chance.items():
+        if scores.metrics[metric] <= chance:
+            raise UserError(
+                f"task.{name}",
+                f"{evaluation}/{metric} is {scores.metrics[metric]:.4f}, no better than guessing",
+                f"above {chance:.4f}",
+                "its weights were not trained, are those of another network, or expect other pictures",
+            )
+
+
+def _better(value: float, than: float, mode: str, by: float = 0.0) -> bool:
+    return math.isfinite(value) and (value > than + by if mode == "max" else value < than - by)

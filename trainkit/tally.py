@@ -1,0 +1,62 @@
+"""Loss and logged scalars between two log lines, kept on the device until somebody reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.machine import Machine
+
+
+class Tally:
+    """Running sums of one process since the last log line. Part of a checkpoint: a line may span an interruption."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+        self._zero = torch.zeros((), dtype=torch.float64, device=machine.device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a new line."""
+        self.loss, self.weight = self._zero.clone(), self._zero.clone()
+        self.logs: dict[str, Tensor] = {}
+        self.batches = 0
+        self.norm: Tensor | None = None
+
+    def add(self, loss: Tensor, weight: float | Tensor, logs: dict[str, Tensor]) -> None:
+        """Take in a micro-batch; waits for nothing."""
+        self.loss += loss.detach()
+        self.weight += weight
+        for key, value in logs.items():
+            self.logs[key] = self.logs.get(key, self._zero) + value.detach()
+        self.batches += 1
+
+    def read(self) -> dict[str, float]:
+        """Means over all processes, as metrics; waits for the device. Every rank calls it."""
+        own = torch.stack([self.loss, self.weight, *(value / self.batches for value in self.logs.values())])
+        loss, weight, *logs = self._machine.sum(own).tolist()
+        metrics = {"train/loss": loss / weight}
+        metrics |= {f"train/{key}": value / self._machine.world for key, value in zip(self.logs, logs, strict=True)}
+        if self.norm is not None:
+            metrics["train/grad_norm"] = float(self.norm)
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain data; doubles survive JSON exactly."""
+        return {
+            "loss": float(self.loss),
+            "weight": float(self.weight),
+            "logs": {key: float(value) for key, value in self.logs.items()},
+            "batches": self.batches,
+            "norm": None if self.norm is None else float(self.norm),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue a line."""
+        device = self._machine.device
+        self.loss, self.weight = self._zero + state["loss"], self._zero + state["weight"]
+        self.logs = {key: self._zero + value for key, value in state["logs"].items()}
+        self.batches = state["batches"]
+        self.norm = None if state["norm"] is None else torch.tensor(state["norm"], device=device)
