@@ -226,6 +226,14 @@ def test_a_run_whose_store_was_lost_sends_its_whole_journal_to_a_new_one(home, s
     assert [row[1] for row in rows(home)] == list(range(5))
 
 
+def test_a_run_that_cannot_begin_is_failed_and_free_again(store, begin, home, monkeypatch):
+    folder = store.new_run("faces", 0, "aaaa")
+    monkeypatch.setattr(tracking, "_experiment", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match="the store refuses"):
+        begin(folder)
+    assert folder.info().status == "FAILED" and not folder.alive()
+
+
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
 def test_the_status_is_what_it_was(store, begin, status):
     tracker = begin()
@@ -655,7 +663,10 @@ def test_the_newest_unfinished_run_is_found_and_finished_ones_are_reused(store):
     runs[0].update(status="FINISHED", key=key)
     runs[1].update(status="KILLED", key="other")
     runs[2].update(status="FINISHED", key=key)
+    for run in runs:
+        run.update(run_id=f"id of {run.name}")
     assert store.newest_unfinished("faces") is None, "all are claimed by this process"
+    store.new_run("faces", 9, "aaaa").release()  # never began
     for run in runs:
         run.release()
     assert store.newest_unfinished("faces") == runs[3]
@@ -668,7 +679,8 @@ def test_the_newest_unfinished_run_is_found_and_finished_ones_are_reused(store):
 def test_a_run_in_use_by_another_process_is_refused(store):
     code = (
         "import sys; from trainkit.store import Store\n"
-        "print(Store.locate().new_run('faces', 0, 'cc').name, flush=True); sys.stdin.read()"
+        "run = Store.locate().new_run('faces', 0, 'cc'); run.update(run_id='x')\n"
+        "print(run.name, flush=True); sys.stdin.read()"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=-1, stdout=-1, text=True) as other:

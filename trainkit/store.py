@@ -297,11 +297,12 @@ class Store:
         raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
 
     def newest_unfinished(self, recipe_name: str, key: str | None = None) -> RunFolder | None:
-        """The newest run of a recipe (and key) that neither finished nor is being written now."""
+        """The newest run of a recipe (and key) that began, did not finish, and is not being written now."""
         for folder in reversed(self.runs()):
             info = folder.info()
             wanted = info.recipe == recipe_name and info.status != "FINISHED" and key in (None, info.key)
-            if wanted and not folder.alive():
+            # Without an MLflow id the run ended before its first step: the store was away, or it was killed at once.
+            if wanted and info.run_id and not folder.alive():
                 return folder
         return None
 

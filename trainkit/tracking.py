@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -86,38 +87,45 @@ class Tracker:
         the folder is in use or the store does not answer.
         """
         folder.claim()
-        client = store.client()
-        flat = flatten(params)
-        all_tags = {**_origin(), **_place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
-        all_tags.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
-        if parent:
-            all_tags["mlflow.parentRunId"] = parent
-        all_tags = {
-            key: HIDDEN if is_secret_name(key) else without_secrets(value)[:_TAG_CHARS]
-            for key, value in all_tags.items()
-        }
-        with _asking(store):
-            experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
-            known = _known_run(client, folder.info().run_id) if resume else None
-            if known is None:
-                run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
-                (folder.path / "sent.json").unlink(missing_ok=True)
-            else:
-                run_id = known.info.run_id
-            folder.update(
-                run_id=run_id, experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(),
-                parent=parent or folder.info().parent,
-            )  # fmt: skip
-            if known is not None:
-                client.update_run(run_id, status="RUNNING")
-                old = known.data.params
-                changed = {key: [old[key], value] for key, value in flat.items() if old.get(key, value) != value}
-                flat = {key: value for key, value in flat.items() if key not in old}
-                if changed:
-                    # A parameter cannot be changed in MLflow, and one changed value would lose the whole batch.
-                    all_tags["trainkit.changed_params"] = json.dumps(changed)[:_TAG_CHARS]
-                all_tags["trainkit.resumed"] = str(int(known.data.tags.get("trainkit.resumed", 0)) + 1)
-            _send_params(client, run_id, flat, all_tags if known is not None else {})
+        try:
+            client = store.client()
+            flat = flatten(params)
+            all_tags = {**_origin(), **_place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
+            all_tags.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
+            if parent:
+                all_tags["mlflow.parentRunId"] = parent
+            all_tags = {
+                key: HIDDEN if is_secret_name(key) else without_secrets(value)[:_TAG_CHARS]
+                for key, value in all_tags.items()
+            }
+            with _asking(store):
+                experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
+                known = _known_run(client, folder.info().run_id) if resume else None
+                if known is None:
+                    run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
+                    (folder.path / "sent.json").unlink(missing_ok=True)
+                else:
+                    run_id = known.info.run_id
+                folder.update(
+                    run_id=run_id, experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(),
+                    parent=parent or folder.info().parent,
+                )  # fmt: skip
+                if known is not None:
+                    client.update_run(run_id, status="RUNNING")
+                    old = known.data.params
+                    changed = {key: [old[key], value] for key, value in flat.items() if old.get(key, value) != value}
+                    flat = {key: value for key, value in flat.items() if key not in old}
+                    if changed:
+                        # A parameter cannot be changed in MLflow, and one changed value would lose the whole batch.
+                        all_tags["trainkit.changed_params"] = json.dumps(changed)[:_TAG_CHARS]
+                    all_tags["trainkit.resumed"] = str(int(known.data.tags.get("trainkit.resumed", 0)) + 1)
+                _send_params(client, run_id, flat, all_tags if known is not None else {})
+        except BaseException:
+            with contextlib.suppress(OSError, UserError):
+                if not resume:
+                    folder.update(status="FAILED")
+                folder.release()
+            raise
         tracker = cls(folder, store, client, run_id, waits=resume)
         if resume:
             tracker._post.forget_end()
@@ -135,7 +143,7 @@ class Tracker:
         """
         values = {_metric_name(name): _number(name, value) for name, value in metrics.items()}
         self._journal.append(_step(step), values)
-        strange = sorted(name for name, value in values.items() if value - value != 0.0)
+        strange = sorted(name for name, value in values.items() if not math.isfinite(value))
         if strange:
             self._journal.event(_step(step), "nonfinite", {"names": strange})
         self._sender.released.set()
@@ -210,7 +218,7 @@ class Tracker:
         values = {_metric_name(key): _number(key, value) for key, value in (metrics or {}).items()}
         words = {key: without_secrets(_scalar_text(value)) for key, value in (tags or {}).items()}
         job = {"kind": "model", "name": re.sub(r"[/:.%\"']", "-", name), "step": _step(step), "tags": words}
-        job["metrics"] = {key: value if value - value == 0.0 else str(value) for key, value in values.items()}
+        job["metrics"] = {key: value if math.isfinite(value) else str(value) for key, value in values.items()}
         self._post.put(job, Path(path).name, lambda out: _link(Path(path), out))
 
     def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
@@ -776,7 +784,7 @@ def _metric(name: str, point: Point, model_id: str | None = None) -> Any:
     from mlflow.entities import Metric
 
     # MLflow would store an infinity as 1.8e308, which ruins every chart; the journal has it as it was.
-    value = point.value if point.value - point.value == 0.0 else float("nan")
+    value = point.value if math.isfinite(point.value) else math.nan
     return Metric(name, value, point.t, point.step, model_id=model_id)
 
 
