@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from trainkit.data import evaluations, importing, packed, sources
+from trainkit.data import evaluations, hub, importing, packed, sources
 from trainkit.data.faces import Faces, cache_root, locate
 from trainkit.data.packed import Packed
 from trainkit.errors import UserError
@@ -186,13 +186,9 @@ def test_what_is_missing_is_said_without_failing(tmp_path):
 def test_the_word_sample_stands_for_the_built_in_set(tmp_path, monkeypatch):
     from trainkit.data import sample
 
-    def folder(image_size: int) -> Path:
-        root = tmp_path / f"sample-{image_size}"
-        people(root / "train", size=image_size)
-        csv_of(people(root / "verification", size=image_size), ["anna/0.png,anna/1.png,1"])
-        return root
-
-    monkeypatch.setattr(sample, "folder", folder)
+    people(tmp_path / "16" / "train", size=16)
+    csv_of(people(tmp_path / "16" / "verification", size=16), ["anna/0.png,anna/1.png,1"])
+    monkeypatch.setattr(sample, "folder", lambda image_size: tmp_path / str(image_size))
     opened = Faces(train="sample", evaluate={"own": "sample"}, image_size=16).open(0)
     assert opened.meta.classes == 3 and opened.meta.shape == (3, 16, 16)
     assert len(opened.evaluations["own"].protocol) == 1
@@ -239,6 +235,38 @@ def test_training_and_evaluation_sets_are_not_taken_for_each_other(tmp_path, fac
 def test_one_person_is_nothing_to_learn(tmp_path):
     with pytest.raises(UserError, match="1 people"):
         Faces(train=str(people(tmp_path / "p", {"anna": 3})), image_size=SIZE).open(0)
+
+
+def test_a_training_takes_from_the_hub_only_what_fetch_has_brought(tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    asked, here = [], []
+
+    def snapshot_download(name, **options):
+        asked.append((name, options))
+        if options["local_files_only"] and not here:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("nothing")
+        here.append(name)
+        return str(tmp_path)
+
+    saved_set(tmp_path, monkeypatch, ["zoe", "adam"], [0, 1, 1])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    faces = Faces(train="hf://some/faces@v1", image_size=SIZE)
+    assert "fetch" in faces.missing()[0]
+    with pytest.raises(UserError, match="fetch"):
+        faces.open(0)
+    assert all(options["local_files_only"] for _, options in asked)
+    hub.download(faces.train)
+    name, options = asked[-1]
+    assert (name, options["revision"], options["repo_type"]) == ("some/faces", "v1", "dataset")
+    assert all(pattern.endswith(".parquet") for pattern in options["allow_patterns"])
+    assert faces.missing() == [] and faces.open(0).meta.class_names == ("zoe", "adam")
+    with pytest.raises(UserError, match="no name"):
+        hub.download("hf://../../x")
+
+
+def test_an_evaluation_set_is_taken_whole_or_not_at_all(tmp_path, faces):
+    with pytest.raises(UserError, match="skipped"):
+        importing.import_evaluation(faces.evaluate["few"], tmp_path / "e", image_size=SIZE, damaged="skip")
 
 
 @pytest.mark.parametrize(

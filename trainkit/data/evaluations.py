@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.data import insightface_bin, pairs, templates
+from trainkit.data import cvlface, insightface_bin, pairs, tables, templates
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
 from trainkit.data.sources import Source, repacked
 from trainkit.errors import UserError
 
-_EXPECTED = "a pairs.csv or a folder with one, an InsightFace .bin, a template folder or a TinyFace folder"
+_EXPECTED = "a pairs.csv or a folder with one, an InsightFace .bin, a template, TinyFace or CVLface folder"
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ def recognise(path: Path) -> Evaluation:
         return _read_now(pairs.read_csv(file))
     if is_packed(path):
         return _read_now(_packed(path))
+    if tables.is_saved(path):
+        return _read_now(cvlface.read(path))
     if templates.metadata(path):
         return _read_now(templates.read_templates(path))
     if templates.identification_parts(path):

@@ -61,28 +61,16 @@ class Faces:
         absent = []
         for key, path in named.items():
             if hub.is_hub(path):
-                if not is_packed(_hub_folder(path, self.image_size)):
+                if not hub.is_here(path):
                     absent.append(f"{key}: {path} is not here yet; `trainkit fetch RECIPE` downloads it")
             elif path != SAMPLE and not locate(path).exists():
                 absent.append(f"{key}: {locate(path)} does not exist")
         return absent
 
-    def fetch(self, on_progress: importing.Progress | None = None) -> list[str]:
-        """Download and pack what is named by its place on the hub: the only thing here that uses a network."""
-        folder = _hub_folder(self.train, self.image_size)
-        if not hub.is_hub(self.train) or is_packed(folder):
-            return []
-        found = importing.import_faces(
-            self.train, folder, image_size=self.image_size, resize="down", on_progress=on_progress
-        )
-        return [f"{self.train}: {found.rows} pictures of {found.classes} people, SHA-256 {found.digest}", *found.notes]
-
     def _packed_train(self) -> Packed:
         if hub.is_hub(self.train):
-            folder = _hub_folder(self.train, self.image_size)
-            if not is_packed(folder):
-                raise UserError(self.train, "is not here yet", remedy="download it with `trainkit fetch RECIPE`")
-            return Packed(folder)
+            # Never downloads: a training uses no network.
+            return pack_once(sources.open_source(hub.download(self.train, network=False)), self.image_size)
         path = _sample(self.image_size) / "train" if self.train == SAMPLE else locate(self.train)
         if is_packed(path):
             faces = Packed(path)
@@ -231,11 +219,6 @@ def _key(source: Source | Evaluation, image_size: int) -> str:
         stamp = f"\n{file} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
         key.update(stamp.encode(errors="surrogateescape"))
     return key.hexdigest()[:24]
-
-
-def _hub_folder(path: str, image_size: int) -> Path:
-    key = hashlib.sha256(f"{packed.FORMAT} {packed.VERSION} {path} {image_size}".encode())
-    return cache_root() / key.hexdigest()[:24]
 
 
 def _sample(image_size: int) -> Path:

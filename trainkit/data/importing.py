@@ -62,13 +62,14 @@ def import_faces(
     Raises UserError naming the damaged pictures by file and row, up to 20 of them.
     """
     out = Path(out)
-    if isinstance(source, str) and hub.is_hub(source):
+    if not isinstance(source, Source) and hub.is_hub(source):
         source = hub.download(source)
     source = source if isinstance(source, Source) else sources.open_source(Path(source))
     if source.size == 0:
         raise UserError(source.where, "no pictures", "at least one")
     if protocol is not None and damaged == "skip":
-        raise ValueError("an evaluation set without some of its pictures would be another evaluation set")
+        found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
+        raise UserError(source.where, found, expected)
     if store == "auto":
         store = "decoded" if source.size * 3 * image_size**2 < packed.DECODED_LIMIT else "encoded"
     labels: list[int | str] = []
@@ -112,11 +113,20 @@ def import_evaluation(
     *,
     image_size: int = 112,
     resize: Resize = "no",
+    damaged: Literal["fail", "skip"] = "fail",
     on_progress: Progress | None = None,
 ) -> Report:
     """Convert an evaluation set of any kind to the packed form, protocol included. Raises as `import_faces` does."""
     source, protocol = evaluations.recognise(Path(path)).read()
-    return import_faces(source, out, image_size=image_size, resize=resize, on_progress=on_progress, protocol=protocol)
+    return import_faces(
+        source,
+        out,
+        image_size=image_size,
+        resize=resize,
+        damaged=damaged,
+        on_progress=on_progress,
+        protocol=protocol,
+    )
 
 
 def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:

@@ -193,24 +193,30 @@ def _table(
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
-def _npz(file: Path) -> tuple[np.ndarray, ...]:
+def load_npz(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz, none of them objects. Raises UserError for damage, and for what unpacks to too much."""
     import zipfile
 
-    keys = ("image_paths", "templates", "medias", "faceness_scores", "p1", "p2", "label")
     try:
         with zipfile.ZipFile(file) as archive:
-            # Sizes are taken from the directory before anything is unpacked; numpy reads no more than they say.
+            # Sizes are taken from the directory before anything is unpacked; no more is read than they say.
             total = sum(entry.file_size for entry in archive.infolist())
         if total > 4 << 30 or total > 1000 * file.stat().st_size:
             raise UserError(str(file), f"{total} bytes unpacked", "at most 4 GB, and 1000 times the file")
         with np.load(file, allow_pickle=False) as arrays:
-            missing = [key for key in keys if key not in arrays.files]
-            if missing:
-                raise UserError(str(file), f"no {', '.join(missing)}", ", ".join(keys))
-            columns = tuple(np.asarray(arrays[key]).reshape(-1) for key in keys)
+            return {name: np.asarray(arrays[name]) for name in arrays.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError, NotImplementedError) as error:
         text = " ".join(str(error).split())[:200]
         raise UserError(str(file), f"cannot be read ({text})", "arrays without objects") from None
+
+
+def _npz(file: Path) -> tuple[np.ndarray, ...]:
+    keys = ("image_paths", "templates", "medias", "faceness_scores", "p1", "p2", "label")
+    arrays = load_npz(file)
+    missing = [key for key in keys if key not in arrays]
+    if missing:
+        raise UserError(str(file), f"no {', '.join(missing)}", ", ".join(keys))
+    columns = tuple(arrays[key].reshape(-1) for key in keys)
     if columns[0].dtype.kind != "U" or any(column.dtype.kind not in "iufb" for column in columns[1:]):
         raise UserError(str(file), "columns of other types", "text paths, all else numbers")
     for group in (columns[:4], columns[4:]):
