@@ -228,6 +228,10 @@ class Download:
             raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
 
 
+_NOT_IN_HASH = {"hash": False}
+"""For what changes no bit of the outcome: two recipes that differ in it are the same experiment."""
+
+
 @dataclass(kw_only=True)
 class Recipe:
     """One experiment, complete in itself."""
@@ -242,9 +246,9 @@ class Recipe:
     best: Best | None = None
     stop_when: StopWhen | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    log: Log = field(default_factory=Log)
-    downloads: list[Download] = field(default_factory=list)
-    loader: Loader = field(default_factory=Loader)
+    log: Log = field(default_factory=Log, metadata=_NOT_IN_HASH)
+    downloads: list[Download] = field(default_factory=list, metadata=_NOT_IN_HASH)
+    loader: Loader = field(default_factory=Loader, metadata=_NOT_IN_HASH)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:

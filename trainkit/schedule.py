@@ -36,17 +36,18 @@ class Span:
         """Read `500 steps`, `1 epoch`, `0.5 epochs`, `1M samples`, `30 min`. Raises ValueError."""
         match = _SPAN.fullmatch(text.strip()) if isinstance(text, str) else None
         unit = _UNITS.get(match[3]) if match else None
-        if match is None or unit is None or float(match[1]) == 0:
+        # A millionth is the least that is written, so that the text of a span reads back as the same span.
+        amount = round(float(match[1]) * _FACTORS[match[2]], 6) if match else 0
+        if match is None or unit is None or not 0 < amount < 1e12:
             raise ValueError(f"{text!r} is no span; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min")
-        amount = float(match[1]) * _FACTORS[match[2]]
         if unit in ("steps", "samples") and amount != int(amount):
             raise ValueError(f"{text!r}: {unit} are counted in whole numbers")
         return Span(amount, unit)
 
     def __str__(self) -> str:
-        amount = int(self.amount) if self.amount == int(self.amount) else self.amount
+        amount = f"{self.amount:.6f}".rstrip("0").rstrip(".")
         unit = _WRITTEN.get(self.unit, self.unit)
-        return f"{amount} {unit[:-1] if amount == 1 and unit in ('steps', 'epochs', 'samples') else unit}"
+        return f"{amount} {unit[:-1] if self.amount == 1 and unit in ('steps', 'epochs', 'samples') else unit}"
 
     @property
     def timed(self) -> bool:
@@ -76,13 +77,17 @@ def _read_untimed(value: object) -> Span:
 
 
 def _read_share(value: object) -> float:
+    share = value
     if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", value.strip())):
-        value = float(match[1]) / 100
-        if 0 < value < 1:
-            return value
-    elif isinstance(value, float) and 0 < value < 1:
-        return value
+        share = float(match[1]) / 100
+    # Eight digits are what a percentage with six says, so that the text of a share reads back as the same share.
+    if isinstance(share, float) and 0 < round(share, 8) < 1:
+        return round(share, 8)
     raise ValueError(f"{value!r} is no share; write a percentage between 0% and 100%, such as 5%")
+
+
+def _write_share(share: float) -> str:
+    return f"{100 * share:.6f}".rstrip("0").rstrip(".") + "%"
 
 
 _as_text = PlainSerializer(str, return_type=str)
@@ -90,7 +95,7 @@ AnySpan = Annotated[Span, BeforeValidator(_read_span), _as_text]
 """A span of training or of wall-clock."""
 TrainingSpan = Annotated[Span, BeforeValidator(_read_untimed), _as_text]
 """A span of training."""
-Share = Annotated[float, BeforeValidator(_read_share), PlainSerializer(lambda x: f"{100 * x:g}%", return_type=str)]
+Share = Annotated[float, BeforeValidator(_read_share), PlainSerializer(_write_share, return_type=str)]
 """A percentage."""
 
 

@@ -1,0 +1,38 @@
+"""Settings of every test: no network, one thread, a store of its own; and the small recipe that loop tests train."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ["OMP_NUM_THREADS"] = "1"
+for name in ("MLFLOW_TRACKING_URI", "TRAINKIT_DATA", "ACCELERATE_MIXED_PRECISION"):
+    os.environ.pop(name, None)
+
+import pytest  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the recipes")
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes to the store of the checkout."""
+    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path_factory.mktemp("store")))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data sets beside the checkout."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("the real data sets (../shared/data) are not here")
+    return path
