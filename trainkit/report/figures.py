@@ -202,7 +202,7 @@ def _step_axis(axes: list[Axes]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes[-1].set_xlabel("optimizer step")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
     axes[-1].xaxis.set_major_formatter(lambda value, _: _number(value))
 
 
