@@ -396,3 +396,21 @@ def test_packing_again_gives_the_same_digest_wherever_the_folder_lies(tmp_path):
     two = importing.import_faces(tmp_path / "two", tmp_path / "b", image_size=SIZE)
     assert one.digest == two.digest
     assert packed.is_packed(tmp_path / "a")
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_pack_once(faces, cache):
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from trainkit.data.faces import Faces;"
+        f"print(Faces(train=sys.argv[1], image_size={SIZE}).open(0).meta.digest)"
+    )
+    command = [sys.executable, "-c", program, faces.train]
+    root = Path(__file__).parents[1]
+    started = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    digests = {process.communicate(timeout=200)[0].strip() for process in started}
+    assert digests == {Faces(train=faces.train, image_size=SIZE).open(0).meta.digest}
+    assert len(list(cache.glob("*/manifest.json"))) == 1
+    assert not [path for path in cache.iterdir() if "partial" in path.name]
