@@ -643,30 +643,31 @@ def optimizer_tensors(
     The JSON data holds each group's options, all state that is not a tensor, and where each tensor belongs. As with
     `module_tensors`, sharded state is gathered: every process calls it, `keep=False` where nothing is written.
     """
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+    kind, optimizer = _bare_optimizer(optimizer)
     names = _names_by_parameter(parameters)
     tensors: dict[str, Tensor] = {}
     groups, state = [], {}
-    for group in optimizer.param_groups:
+    for position, group in enumerate(optimizer.param_groups):
         members = [_name_of(parameter, names) for parameter in group["params"]]
         options = {
-            key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            key: _pack(value, f"group {position}/{key}", tensors, keep)
             for key, value in group.items()
-            if key != "params" and key not in _OF_THE_MACHINE
+            if key != "params" and key not in _OF_THE_MACHINE and not isinstance(value, torch.dtype | torch.device)
         }
-        _refuse_unfaithful(options, "optimizer group")
         groups.append({"parameters": members, "options": options})
         for name, parameter in zip(members, group["params"], strict=True):
             # .get: the state is a defaultdict, and an empty entry is not the same as none to every optimizer
             entries = optimizer.state.get(parameter) or {}
-            packed = {}
             for key in sorted(entries):
-                value = entries[key]
-                _refuse_shards(name, key, value, parameter)
-                packed[key] = _pack(value, f"{name}/{key}", tensors, keep)
-            if packed:
-                state[name] = packed
-    return tensors if keep else {}, {"class": type(optimizer).__name__, "groups": groups, "state": state}
+                _refuse_shards(name, key, entries[key], parameter)
+                state.setdefault(name, {})[key] = _pack(entries[key], f"{name}/{key}", tensors, keep)
+    own = optimizer.state_dict()
+    if sum(map(len, state.values())) < sum(map(len, own["state"].values())):
+        raise ValueError(f"{kind} keeps state elsewhere than in its `state`; it cannot be saved")
+    # A few optimizers draw random numbers, and hold a generator of their own.
+    extra = {key: _pack(own[key], f"extra/{key}", tensors, keep) for key in own.keys() - {"state", "param_groups"}}
+    scalars = {"class": kind, "groups": groups, "state": state, "extra": extra}
+    return tensors if keep else {}, scalars
 
 
 def load_optimizer(
@@ -681,18 +682,23 @@ def load_optimizer(
     Options that say how this machine computes (fused, foreach ...) stay as they are. Raises `UserError` naming what
     does not fit: another optimizer, other groups, other parameters, tensors left over or missing.
     """
-    optimizer = getattr(optimizer, "optimizer", optimizer)
+    kind, optimizer = _bare_optimizer(optimizer)
     names = _names_by_parameter(parameters)
-    _check_optimizer(optimizer, names, tensors, scalars, where)
+    _check_optimizer(kind, optimizer, names, tensors, scalars, where)
+    if scalars["extra"]:
+        stay = {key: _unpack(packed, tensors, None, stay=True) for key, packed in scalars["extra"].items()}
+        optimizer.load_state_dict({**optimizer.state_dict(), **stay})  # only the optimizer knows where these belong
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, scalars["groups"], strict=True):
-        for key, value in saved["options"].items():
+        on_device = bool(group.get("fused") or group.get("capturable"))
+        for key, packed in saved["options"].items():
+            value = _unpack(packed, tensors, group["params"][0], stay=key == "step" and not on_device)
             own = group.get(key)
             if isinstance(own, Tensor):
-                own.fill_(value)  # a learning rate that lives on the device, perhaps inside a captured graph
+                # in place: a learning rate that lives on the device may be part of a captured graph
+                own.copy_(value) if isinstance(value, Tensor) else own.fill_(value)
             else:
-                group[key] = tuple(value) if isinstance(own, tuple) else value
-        on_device = bool(group.get("fused") or group.get("capturable"))
+                group[key] = value.item() if isinstance(own, float) and isinstance(value, Tensor) else value
         for parameter in group["params"]:
             packed = scalars["state"].get(_name_of(parameter, names))
             if packed is not None:
@@ -700,11 +706,6 @@ def load_optimizer(
                     key: _unpack(value, tensors, parameter, stay=key == "step" and not on_device)
                     for key, value in packed.items()
                 }
-
-
-def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of tensors that hold NaN or infinity."""
-    return [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
@@ -751,6 +752,16 @@ def sharded_like(full: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
+def _bare_optimizer(optimizer: Optimizer) -> tuple[str, Optimizer]:
+    """The optimizer that holds the state, inside of Accelerate's and timm's wrappers, and a name for all of it."""
+    if hasattr(optimizer, "_base_optimizer"):
+        kind, bare = _bare_optimizer(optimizer._base_optimizer)
+        return f"{type(optimizer).__name__}({kind})", bare
+    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        return _bare_optimizer(optimizer.optimizer)
+    return type(optimizer).__name__, optimizer
+
+
 def _names_by_parameter(
     parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
 ) -> dict[nn.Parameter, str]:
@@ -792,7 +803,7 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool) -> Any:
     return value
 
 
-def _unpack(packed: Any, tensors: Mapping[str, Tensor], parameter: Tensor, stay: bool) -> Any:
+def _unpack(packed: Any, tensors: Mapping[str, Tensor], parameter: Tensor | None, stay: bool) -> Any:
     if not isinstance(packed, dict):
         return packed
     ((kind, content),) = packed.items()
@@ -825,15 +836,15 @@ def _references(packed: Any) -> list[str]:
 
 
 def _check_optimizer(
+    kind: str,
     optimizer: Optimizer,
     names: Mapping[nn.Parameter, str],
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, Any],
     where: str,
 ) -> None:
-    own_class = type(optimizer).__name__
-    if scalars["class"] != own_class:
-        raise UserError(where, f"state of {scalars['class']}", own_class, "resume with the recipe it was made with")
+    if scalars["class"] != kind:
+        raise UserError(where, f"state of {scalars['class']}", kind, "resume with the recipe it was made with")
     own = [[_name_of(parameter, names) for parameter in group["params"]] for group in optimizer.param_groups]
     saved = [group["parameters"] for group in scalars["groups"]]
     if own != saved:
@@ -842,7 +853,8 @@ def _check_optimizer(
         problems += [f"{name} is not trained here" for name in flat_saved - flat_own]
         problems = problems or [f"{len(saved)} groups of {[len(g) for g in saved]} parameters in another order"]
         raise UserError(where, _listed(problems), f"{len(own)} groups of {[len(g) for g in own]} parameters")
-    used = [ref for entries in scalars["state"].values() for packed in entries.values() for ref in _references(packed)]
+    holders = [scalars["extra"], *(group["options"] for group in scalars["groups"]), *scalars["state"].values()]
+    used = [reference for entries in holders for packed in entries.values() for reference in _references(packed)]
     problems = [f"{name} is missing" for name in set(used) - tensors.keys()]
     problems += [f"{name} belongs to nothing" for name in tensors.keys() - set(used)]
     if problems:
