@@ -568,7 +568,7 @@ def test_pruning_keeps_the_last_and_the_best(tmp_path):
         save(tmp_path, step)
     deleted = checkpoint.prune(tmp_path, keep_last=2, keep_best=[3, 8, 77])
     assert steps(tmp_path) == [3, 7, 8] and [int(path.name[5:]) for path in deleted] == [1, 2, 4, 5, 6]
-    assert os.listdir(tmp_path).sort() == ["step-000000003", "step-000000007", "step-000000008"].sort()
+    assert len(os.listdir(tmp_path)) == 3
     with pytest.raises(ValueError, match="keep_last"):
         checkpoint.prune(tmp_path, keep_last=0)
 

@@ -691,8 +691,9 @@ def load_optimizer(
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, scalars["groups"], strict=True):
         on_device = bool(group.get("fused") or group.get("capturable"))
+        first = next(iter(group["params"]), None)
         for key, packed in saved["options"].items():
-            value = _unpack(packed, tensors, group["params"][0], stay=key == "step" and not on_device)
+            value = _unpack(packed, tensors, first, stay=key == "step" and not on_device)
             own = group.get(key)
             if isinstance(own, Tensor):
                 # in place: a learning rate that lives on the device may be part of a captured graph
@@ -815,9 +816,9 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor], parameter: Tensor | None
     return members if kind == "list" else tuple(members)
 
 
-def _state_tensor(full: Tensor, parameter: Tensor, stay: bool) -> Tensor:
+def _state_tensor(full: Tensor, parameter: Tensor | None, stay: bool) -> Tensor:
     """A tensor of an optimizer's state where the optimizer expects it; `stay`: step counters live on the CPU."""
-    if stay:
+    if stay or parameter is None:
         return full.clone()
     if full.shape != parameter.shape:
         return full.to(parameter.device, copy=True)
