@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,3 +37,23 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip("the real data sets (../shared/data) are not here")
     return path
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow database, made once: making one takes a second or more, copying it nothing."""
+    from trainkit.store import Store
+
+    home = tmp_path_factory.mktemp("database")
+    Store(home, f"sqlite:///{home}/mlflow.db").prepare()
+    return home / "mlflow.db"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Path) -> Path:
+    """A store of the test's own, its database in place."""
+    home = tmp_path / "mlruns"
+    home.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    return home

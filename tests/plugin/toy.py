@@ -1,0 +1,151 @@
+"""A plug-in with a task and a data set small enough to train in a second: what the loop is tested with.
+
+Convolution, batch norm, dropout, a memory that learns without gradients, an augmentation, and switches that break
+things at a chosen step or sample.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainkit import seeding
+from trainkit.task import Loss, Meta, Opened, Parts, Scores
+
+TABLES = {"task": {"toy": "toy:ToyTask"}, "data": {"toy": "toy:ToyData"}}
+CLASSES, SIDE = 4, 8
+
+
+class Net(nn.Module):
+    def __init__(self, norm: bool, dropout: float):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(8 * SIDE * SIDE, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.drop(F.relu(self.norm(self.conv(x))).flatten(1)))
+
+
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(CLASSES))
+
+
+class Constant(nn.Module):
+    """A network that learned nothing."""
+
+    def forward(self, x):
+        return torch.zeros(len(x), CLASSES)
+
+
+class Oracle(nn.Module):
+    """A network that reads the class from the picture as it was made."""
+
+    def forward(self, x):
+        return torch.stack([x[:, 0, c, c] for c in range(CLASSES)], 1)
+
+
+@dataclass(kw_only=True)
+class ToyTask:
+    norm: bool = True
+    dropout: float = 0.3
+    nan_at: int | None = None
+    """Step whose loss is not a number."""
+    nan_once: bool = True
+    teacher: str = "none"
+    tensor_weight: bool = False
+    slow_score: float = 0.0
+
+    def needs(self):
+        return {}
+
+    def build(self, meta, found, seed):
+        frozen = {"constant": {"teacher": Constant()}, "oracle": {"teacher": Oracle()}, "none": {}}[self.teacher]
+        tabulated = {"teacher": frozen["teacher"]} if self.teacher == "oracle" else {}
+        trusted = ("teacher",) if frozen else ()
+        return Parts(Net(self.norm, self.dropout), frozen, trusted, tabulated, Memory())
+
+    def loss(self, net, parts, batch, at):
+        logits = net(batch["image"])
+        if self.teacher == "oracle":
+            with torch.no_grad():
+                assert torch.allclose(batch["teacher"], parts.frozen["teacher"](batch["image"]))
+        gathered = at.gather(logits.detach())
+        parts.remembers.mean.lerp_(gathered.mean(0), 0.1)
+        loss = F.cross_entropy(logits, batch["label"], reduction="sum")
+        if self.nan_at == at.step:
+            loss = loss * torch.nan
+        weight = torch.tensor(float(len(logits))) if self.tensor_weight else len(logits)
+        return Loss(loss, weight, {"margin": (logits.amax(1) - logits.mean(1)).detach().mean()})
+
+    def predict(self, net, batch):
+        return {"logits": net(batch["image"])}
+
+    def score(self, rows, split):
+        time.sleep(self.slow_score)
+        hit = rows["logits"].argmax(1) == torch.from_numpy(split.labels)
+        chance = 1 / CLASSES + 3 * (0.25 / split.size) ** 0.5
+        table = {"id": np.arange(split.size), "hit": hit.numpy()}
+        return Scores({"accuracy": float(hit.float().mean())}, table, chance={"accuracy": chance})
+
+
+@dataclass(kw_only=True)
+class ToyData:
+    samples: int = 64
+    test: int = 37
+    noise: float = 1.0
+    flip: bool = True
+    lost_sample: bool = False
+    train: str = "made up"
+    evaluate: dict[str, str] = field(default_factory=dict)
+
+    def open(self, seed):
+        train = ToySplit("train", self.samples, 1, self.noise, seed, self.flip)
+        test = ToySplit("val", self.test, 2, self.noise, seed, False, lost=self.lost_sample)
+        return Opened(Meta(CLASSES, (3, SIDE, SIDE), train.digest), train, {"val": test})
+
+    def missing(self):
+        return []
+
+
+class ToySplit:
+    protocol = None
+
+    def __init__(self, name, size, stream, noise, seed, flip, lost=False):
+        self.name, self.size, self.seed, self.flip, self.lost = name, size, seed, flip, lost
+        rng = np.random.default_rng(stream)
+        self.labels = rng.permutation(np.arange(size) % CLASSES)
+        self.images = rng.normal(0, noise, (size, 3, SIDE, SIDE)).astype(np.float32)
+        for c in range(CLASSES):
+            self.images[self.labels == c, 0, c, c] += 3
+        self.digest = f"{name}-{size}-{noise}"
+        self.views = 2 if flip else 1
+
+    def order(self, epoch, batch_size):
+        updates = self.size // batch_size
+        return seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size].reshape(updates, batch_size)
+
+    def fetch(self, indices, epoch, view=None):
+        images = self.images[indices].copy()
+        views = np.full(len(indices), view or 0)
+        if self.flip and view is None:
+            views[:] = seeding.uniform(self.seed, "flip", epoch, indices) < 0.5
+        images[views == 1, 1:] = images[views == 1, 1:, :, ::-1]
+        shown = np.where(indices == 5, 4, indices) if self.lost else indices
+        return {
+            "image": torch.from_numpy(images),
+            "label": torch.from_numpy(self.labels[indices]),
+            "index": torch.from_numpy(shown.astype(np.int64)),
+            "view": torch.from_numpy(views.astype(np.int64)),
+        }
+
+    def on_device(self, batch):
+        return batch

@@ -1,0 +1,92 @@
+"""Running recipes in tests, and reading what they left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit import checkpoint, journal
+from trainkit.journal import MEASURED
+from trainkit.launch import Order, launch
+from trainkit.store import RunFolder, Store
+
+ROOT = Path(__file__).resolve().parents[1]
+PLUGIN = Path(__file__).resolve().parent / "plugin"
+TOY = PLUGIN / "toy.yaml"
+
+
+@dataclass
+class Ran:
+    """A run that was made, and what can be read of it."""
+
+    code: int
+    folder: RunFolder
+
+    @property
+    def history(self) -> journal.History:
+        return journal.read(self.folder.journal)
+
+    @property
+    def repeatable(self) -> dict[str, list[tuple[int, float]]]:
+        """Every metric that must repeat, as (step, value)."""
+        return {
+            name: [(p.step, p.value) for p in points]
+            for name, points in self.history.metrics.items()
+            if not name.startswith(MEASURED) and "/speed/" not in name and "/time/" not in name
+        }
+
+    def series(self, name: str) -> list[float]:
+        return self.history.series(name)[1]
+
+    def events(self, name: str) -> list[journal.Event]:
+        return [event for event in self.history.events if event.name == name]
+
+    @property
+    def last(self) -> checkpoint.Loaded:
+        path, problems = checkpoint.newest_valid(self.folder.checkpoints)
+        assert path is not None and not problems
+        return checkpoint.read(path)
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.split("-")[1]) for path in self.folder.checkpoints.glob("step-*"))
+
+
+def stop_after(steps: int):
+    """What `launch` asks whether to stop: yes after so many steps."""
+    asked = iter(range(10**9))
+    # Asked once before training, once before the first step and once after each; the answer is read a step later.
+    return lambda: next(asked) >= steps
+
+
+def run(*overrides: str, recipe: Path = TOY, stopping=lambda: False, resume: str | None = None) -> Ran:
+    """Run a recipe in this process, in the store that the environment names."""
+    if str(PLUGIN) not in sys.path:
+        sys.path.insert(0, str(PLUGIN))
+    code = launch(Order(recipe, overrides, ("toy",), resume), stopping)
+    return Ran(code, newest())
+
+
+def newest() -> RunFolder:
+    return Store.locate().runs()[-1]
+
+
+def spawn(processes: int, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run trainkit/run.py in so many processes of its own, over gloo."""
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(_port())]
+    command += [str(ROOT / "trainkit" / "run.py"), *words]
+    env = {**os.environ, "PYTHONPATH": str(PLUGIN), "ACCELERATE_USE_CPU": "true", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT.parent)
+
+
+def _port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,249 @@
+"""The loop: what it computes, what it leaves unchanged, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from runs import run, stop_after
+
+from trainkit.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("store")
+
+
+def same(a, b) -> bool:
+    """Whether two groups of checkpoint tensors hold the same bits."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def all_same(a, b) -> bool:
+    return a.tensors.keys() == b.tensors.keys() and all(same(a.tensors[g], b.tensors[g]) for g in a.tensors)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, database):
+    """The toy recipe, run to its end without an interruption."""
+    import os
+    import shutil
+
+    home = tmp_path_factory.mktemp("reference")
+    shutil.copy(database, home / "mlflow.db")
+    before, os.environ["TRAINKIT_STORE"] = os.environ.get("TRAINKIT_STORE"), str(home)
+    try:
+        return run()
+    finally:
+        os.environ["TRAINKIT_STORE"] = before or ""
+
+
+def test_training_starts_at_chance_and_learns():
+    ran = run("train.length=12 epochs", "log.every=1 steps", "task.dropout=0.0", "data.noise=0.5")
+    loss = ran.series("train/loss")
+    assert ran.code == 0 and loss[0] == pytest.approx(math.log(4), rel=0.35) and loss[-1] < 0.25 * loss[0]
+    assert ran.series("val/accuracy")[-1] > 0.8
+    assert ran.folder.info().status == "FINISHED"
+
+
+def test_a_batch_of_8_is_overfitted():
+    ran = run("train.length=60 steps", "data.samples=8", "train.batch_size=8", "train.micro_batch=8", "task.dropout=0.0")
+    assert ran.series("train/loss")[-1] < 0.01
+
+
+def test_accumulation_computes_what_one_large_batch_does():
+    alike = ["task.norm=false", "task.dropout=0.0", "evaluations={}", "best=null"]
+    whole, cut = (run(*alike, f"train.micro_batch={m}").last.tensors["model"] for m in (16, 4))
+    for name in whole:
+        torch.testing.assert_close(whole[name], cut[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_only_the_device_knows_gives_the_same_update():
+    alike = ["task.norm=false", "evaluations={}", "best=null"]
+    host, device = (run(*alike, f"task.tensor_weight={w}").last.tensors["model"] for w in ("false", "true"))
+    for name in host:
+        torch.testing.assert_close(host[name], device[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_repeated_run_has_the_same_bits_and_the_same_history(reference):
+    again = run()
+    assert all_same(again.last, reference.last) and again.repeatable == reference.repeatable
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 7, 11])
+def test_an_interrupted_and_resumed_run_has_the_bits_and_the_history_of_an_uninterrupted_one(reference, step):
+    """Mid-epoch, at an epoch's end (4), at a checkpoint (5), one step before the end; batch norm, dropout, average."""
+    first = run(stopping=stop_after(step))
+    assert first.code == 143 and first.folder.info().status == "KILLED" and first.last.step == step
+    ran = run(resume="")
+    assert ran.folder == first.folder and ran.code == 0
+    assert all_same(ran.last, reference.last)
+    assert ran.repeatable == reference.repeatable
+    assert not ran.events("nondeterminism")
+
+
+def test_a_run_that_lost_its_newest_checkpoint_resumes_from_the_one_before(reference):
+    first = run(stopping=stop_after(7))
+    file = sorted(first.folder.checkpoints.glob("step-*"))[-1] / "model.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[-3] ^= 1
+    file.write_bytes(damaged)
+    ran = run(resume=first.folder.name)
+    assert all_same(ran.last, reference.last) and ran.repeatable == reference.repeatable
+
+
+def test_workers_give_the_same_bits_also_after_an_interruption(reference):
+    run("loader.workers=2", stopping=stop_after(6))
+    assert all_same(run("loader.workers=2", resume="").last, reference.last)
+
+
+@pytest.mark.slow
+def test_spawned_workers_give_the_same_bits(reference):
+    assert all_same(run("loader.workers=1", "loader.start=spawn").last, reference.last)
+
+
+def test_evaluations_logs_and_checkpoints_change_no_bit_of_training(reference):
+    bare = run("evaluations={}", "best=null", "log.every=100 steps", "checkpoints.every=null")
+    assert same(bare.last.tensors["model"], reference.last.tensors["model"])
+    assert same(bare.last.tensors["optimizer"], reference.last.tensors["optimizer"])
+    assert same(bare.last.tensors["ema"], reference.last.tensors["ema"])
+    assert bare.repeatable["train/loss"][-1][0] == 12 and "val/accuracy" not in bare.repeatable
+
+
+def test_evaluations_do_not_move_the_speed_meter():
+    """The meter of the first guide counted them: 930 samples/s became 170 in the window of an evaluation."""
+    common = ["train.length=12 epochs", "log.every=4 steps", "evaluations.val.every=4 steps", "train.ema=null"]
+    quick, slow = run(*common), run(*common, "task.slow_score=0.3")
+    assert slow.series("time/eval_val_s")[2] > 0.3
+    assert slow.series("time/eval_share")[4] > 0.5, "the evaluations are most of the time"
+    one, other = (sorted(ran.series("speed/samples_per_s"))[6] for ran in (quick, slow))
+    # If the meter counted evaluations, 4 steps of a few ms beside 300 ms would show as a tenth of the rate or less.
+    assert other > 0.4 * one
+
+
+def test_time_shares_add_up_to_one(reference):
+    shares = [v for name, points in reference.history.metrics.items() if name.startswith("time/") and name.endswith("_share")
+              for v in [points[2].value]]  # fmt: skip
+    assert len(shares) == 7 and sum(shares) == pytest.approx(1)
+
+
+def test_every_sample_counts_exactly_once(reference):
+    assert set(reference.series("eval/val/unique_samples")) == {37.0}
+
+
+def test_an_evaluation_that_lost_a_sample_gives_no_score():
+    with pytest.raises(RuntimeError, match="36 samples were scored, the set has 37"):
+        run("data.lost_sample=true")
+    from runs import newest
+
+    assert newest().info().status == "FAILED"
+
+
+def test_a_teacher_that_does_not_beat_chance_ends_the_run_before_step_1():
+    with pytest.raises(UserError, match=r"val/accuracy is 0\.\d+, no better than guessing"):
+        run("task.teacher=constant")
+
+
+def test_outputs_of_a_frozen_network_are_computed_once_for_every_sample_and_view():
+    ran = run("task.teacher=oracle", "data.noise=0.3")  # the task compares each batch with a fresh forward
+    assert ran.code == 0 and ran.series("teacher/val/accuracy") == [1.0]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint():
+    with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
+        run("task.nan_at=6", "checkpoints.every=1 steps")
+    from runs import Ran, newest
+
+    ran = Ran(2, newest())
+    assert ran.steps[-1] == 6, "six updates were finite"
+    assert all(t.isfinite().all() for t in ran.last.tensors["model"].values() if t.is_floating_point())
+    assert newest().info().status == "FAILED"
+
+
+@pytest.mark.parametrize("step", [6, 11])
+def test_skip_leaves_the_update_out_and_goes_on(step):
+    ran = run(f"task.nan_at={step}", "train.nonfinite=skip")
+    assert ran.code == 0 and [e.step for e in ran.events("left_out")] == [step]
+    tensors = [t for group in ran.last.tensors.values() for t in group.values() if t.is_floating_point()]
+    assert all(t.isfinite().all() for t in tensors) and ran.last.state["left_out"] == [step]
+
+
+@pytest.mark.parametrize("step", [6, 11])
+def test_rollback_goes_back_to_the_checkpoint_and_leaves_that_update_out(step):
+    ran = run(f"task.nan_at={step}", "train.nonfinite=rollback")
+    (event,) = ran.events("rollback")
+    assert ran.code == 0 and event.step == step and event.data["to"] == step - step % 5 or event.data["to"] <= step
+    assert all(t.isfinite().all() for t in ran.last.tensors["model"].values() if t.is_floating_point())
+
+
+def test_rollback_without_a_checkpoint_ends_the_run():
+    with pytest.raises(UserError, match="no checkpoint to go back to"):
+        run("task.nan_at=1", "train.nonfinite=rollback", "evaluations={}", "best=null")
+
+
+def test_training_stops_early_when_the_metric_no_longer_improves():
+    rule = "stop_when={metric: val/accuracy, patience: 2, min_delta: 2.0}"  # nothing improves by 2
+    ran = run(rule, "evaluations.val.every=1 steps", "train.length=9 epochs")
+    assert ran.code == 0 and ran.last.step == 3 and ran.events("stopped_early")
+
+
+def test_patience_survives_an_interruption():
+    rule = ["stop_when={metric: val/accuracy, patience: 4, min_delta: 2.0}", "evaluations.val.every=1 steps"]
+    run(*rule, stopping=stop_after(3))
+    assert run(*rule, resume="").last.step == 5
+
+
+def test_an_evaluation_that_is_dear_is_held_less_often():
+    free = run("train.length=20 epochs", "evaluations.val.every=4 steps", "train.ema=null")
+    kept = run("train.length=20 epochs", "evaluations.val={every: 4 steps, budget: 10%}", "task.slow_score=0.4", "train.ema=null")  # fmt: skip
+    held = len(kept.series("val/accuracy"))
+    assert len(free.series("val/accuracy")) == 20 and held < 20
+    decisions = kept.events("gate")
+    assert decisions and all(e.data["next"] % 4 == 0 for e in decisions), "the stretched gate keeps to its grid"
+
+
+def test_decisions_that_hung_on_the_clock_are_repeated_after_an_interruption():
+    timed = ["evaluations.val={every: 0.02 s}", "train.length=10 epochs", "checkpoints.every=10 steps"]
+    first = run(*timed, stopping=stop_after(25))
+    import shutil
+
+    shutil.rmtree(sorted(first.folder.checkpoints.glob("step-*"))[-1])  # as if killed without a last checkpoint
+    before = [(p.step, p.value) for p in first.history.metrics["val/accuracy"]]
+    again = run(*timed, resume="")
+    after = [(p.step, p.value) for p in again.history.metrics["val/accuracy"]]
+    assert before and after[: len(before)] == before and not again.events("nondeterminism")
+
+
+def test_the_learning_rate_follows_the_curve():
+    curve = "train.schedule={name: steps, at: [1 epoch, 2 epochs], gamma: 0.5, warmup: {over: 2 steps}}"
+    ran = run(curve, "log.every=1 steps")
+    assert ran.series("train/lr") == pytest.approx([0.025, 0.05, 0.05, 0.05, *[0.025] * 4, *[0.0125] * 4])
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_alike_and_its_checkpoints_have_the_same_keys(reference):
+    ran = run("train.compile=default", "task.dropout=0.0", "train.length=8 steps")
+    plain = run("task.dropout=0.0", "train.length=8 steps")
+    assert ran.last.tensors["model"].keys() == plain.last.tensors["model"].keys()
+    for name, t in ran.last.tensors["model"].items():
+        torch.testing.assert_close(t, plain.last.tensors["model"][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["train.batch_size=96"], "96, of 64 samples"),
+        (["evaluations.test={}", "best=null"], "no evaluation set 'test'"),
+        (["optim.groups=[{match: nothing*}]"], "matches no parameter"),
+        (["best.metric=other/accuracy"], "of no evaluation here"),
+        (["train.precision=fp16"], "fp16 on a CPU"),
+        (["train.micro_batch=5"], "not a multiple of micro_batch"),
+        (["train.precision=fp8"], "fp8 without a GPU"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        run(*words)
+
+
+def test_a_changed_recipe_is_not_resumed():
+    run(stopping=stop_after(3))
+    with pytest.raises(UserError, match="recipe .* expected .*; start a new run for a changed recipe"):
+        run("optim.lr=0.01", resume="")
