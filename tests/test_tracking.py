@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainkit import journal, tracking
+from trainkit import journal, outbox, sender, tracking
 from trainkit.errors import UserError
 from trainkit.redact import is_secret_name, without_secrets, without_user_info
 from trainkit.store import RunFolder, Store, run_key
@@ -184,7 +185,7 @@ def test_sending_everything_twice_changes_nothing(home, begin):
         tracker.log(step, {"train/loss": 1 / (step + 1)})
     assert tracker.flush()
     before = rows(home)
-    tracker._post.acknowledge(0)
+    tracker._outbox.acknowledge(0)
     assert tracker.flush()
     assert rows(home) == before and len(before) == 50
 
@@ -448,7 +449,7 @@ class Away:
 
 
 def test_an_outage_is_reported_once_and_loses_nothing(home, begin, caplog, monkeypatch):
-    monkeypatch.setattr(tracking, "_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.01)
     tracker = begin()
     away = tracker._sender._client = Away(tracker._sender._client)
     for step in range(20):
@@ -477,7 +478,7 @@ def test_what_could_not_be_sent_by_the_end_is_sent_later(home, store, begin, cap
 
 
 def test_a_sender_that_dies_takes_no_line_with_it(home, begin, monkeypatch):
-    monkeypatch.setattr(tracking.threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
     tracker = begin()
 
     class Deadly:
@@ -494,8 +495,8 @@ def test_a_sender_that_dies_takes_no_line_with_it(home, begin, monkeypatch):
 
 def test_one_value_the_store_refuses_does_not_hold_up_the_others(home, begin, monkeypatch):
     tracker = begin()
-    real = tracking._metric
-    monkeypatch.setattr(tracking, "_metric", lambda name, *rest: real(name.replace("bad", "b@d"), *rest))
+    real = outbox._entity
+    monkeypatch.setattr(outbox, "_entity", lambda name, *rest: real(name.replace("bad", "b@d"), *rest))
     tracker.log(1, {"a": 1.0, "bad": 2.0, "c": 3.0})
     assert tracker.flush()
     assert [row[0] for row in rows(home)] == ["a", "c"]

@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from trainkit import tracking
+from trainkit import sender, tracking
 from trainkit.errors import UserError
 from trainkit.store import Store
 from trainkit.tracking import Tracker
@@ -61,7 +61,7 @@ def test_the_page_shows_a_run_with_its_metrics_and_files(store, tmp_path):
 
 @pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back_loses_nothing_and_doubles_nothing(store, monkeypatch):
-    monkeypatch.setattr(tracking, "_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.05)
     port = free_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     remote = Store.locate()

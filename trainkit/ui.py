@@ -23,7 +23,12 @@ _READY_SECONDS = 120.0
 """The first start on a busy machine took 30 s."""
 
 
-def serve(store: Store, port: int = 5000, say: Callable[[str], object] = print) -> None:
+def _print(text: str) -> None:
+    # At once, also into a file: the command goes on until it is interrupted.
+    print(text, flush=True)
+
+
+def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print) -> None:
     """Show the store's runs at 127.0.0.1:`port` until interrupted; for a store that is a server, say where it is.
 
     Raises UserError when the port or the store cannot be used, or the page does not come up.

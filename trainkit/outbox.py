@@ -1,0 +1,190 @@
+"""What a run has yet to send to MLflow: the unsent end of its journal, and numbered folders of files, tags and models.
+
+Everything here lies on the disk first. Sending notes how far it came, so that any process can go on with it later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainkit.journal import Journal, Point, rows
+from trainkit.redact import without_secrets
+from trainkit.store import RunFolder, write_aside
+
+_BATCH = 1000
+
+_log = logging.getLogger("trainkit")
+
+
+class Outbox:
+    """What a run has yet to send: the journal behind `acknowledged`, and numbered folders in `outbox/`."""
+
+    def __init__(self, folder: RunFolder, run_id: str, journal: Journal):
+        self.folder, self.run_id, self.journal = folder, run_id, journal
+        self._path = folder.path / "outbox"
+        self._path.mkdir(exist_ok=True)
+        self._sent = folder.path / "sent.json"
+        self._lock = threading.Lock()
+        waiting = self.waiting()
+        self._number = int(waiting[-1].name) if waiting else 0
+        try:
+            self.acknowledged = min(int(json.loads(self._sent.read_text())["position"]), journal.position)
+        except (OSError, ValueError, KeyError, TypeError):
+            # Sending again is harmless; not sending is not.
+            self.acknowledged = 0
+
+    def waiting(self) -> list[Path]:
+        """Jobs in their order."""
+        return sorted(path for path in self._path.iterdir() if path.name.isdigit())
+
+    def put(self, job: dict[str, Any], file: str | None = None, write: Callable[[Path], Any] | None = None) -> None:
+        """Add a job, with a file that `write` makes. Appears complete or not at all."""
+        with self._lock:
+            self._number += 1
+            number = f"{self._number:08d}"
+        aside = self._path / f".{number}"
+        shutil.rmtree(aside, ignore_errors=True)
+        (aside / "file").mkdir(parents=True)
+        if file is not None and write is not None:
+            write(aside / "file" / file)
+        (aside / "job.json").write_text(json.dumps({**job, "file": file}), encoding="utf-8")
+        aside.rename(self._path / number)
+
+    def forget_end(self) -> None:
+        """Drop a status that was to be set: the run goes on."""
+        for path in self.waiting():
+            if json.loads((path / "job.json").read_text())["kind"] == "end":
+                shutil.rmtree(path)
+
+    def acknowledge(self, position: int) -> None:
+        """Note that everything before `position` is in the store."""
+        with self._lock:
+            write_aside(self._sent, json.dumps({"position": position}) + "\n")
+            self.acknowledged = position
+
+    def send(self, client: Any) -> None:
+        """Send everything there is now. Raises what the client raises, having noted how far it came."""
+        if self.journal.position > self.acknowledged:
+            self._send_metrics(client)
+        for path in self.waiting():
+            self._send_job(client, path)
+
+    def _send_metrics(self, client: Any) -> None:
+        # A row in the store must also be in the journal after a power cut: otherwise it would get another time.
+        end = self.journal.commit()
+        batch: list[tuple[str, Point]] = []
+        line, whole = self.acknowledged, self.acknowledged
+        for position, name, point in rows(self.folder.journal, self.acknowledged, end):
+            if position != line:
+                line, whole = position, line
+            batch.append((name, point))
+            if len(batch) == _BATCH:
+                self._send_batch(client, batch)
+                # The line this row is from may have more; it is sent again rather than not.
+                self.acknowledge(whole)
+                batch = []
+        if batch:
+            self._send_batch(client, batch)
+        self.acknowledge(end)
+
+    def _send_batch(self, client: Any, batch: list[tuple[str, Point]]) -> None:
+        from mlflow.exceptions import MlflowException
+
+        metrics = [_entity(name, point) for name, point in batch]
+        try:
+            client.log_batch(self.run_id, metrics=metrics)
+        except MlflowException as error:
+            if not self._refused(client, error):
+                raise
+            for metric in metrics:
+                try:
+                    client.log_batch(self.run_id, metrics=[metric])
+                except MlflowException as single:
+                    if not self._refused(client, single):
+                        raise
+                    _log.warning(
+                        "MLflow refuses %s at step %d: %s", metric.key, metric.step, without_secrets(str(single))
+                    )
+
+    def _send_job(self, client: Any, path: Path) -> None:
+        from mlflow.exceptions import MlflowException
+
+        job = json.loads((path / "job.json").read_text(encoding="utf-8"))
+        file = path / "file" / job["file"] if job["file"] else None
+        try:
+            if job["kind"] == "artifact":
+                client.log_artifact(self.run_id, str(file), job["folder"])
+            elif job["kind"] == "tags":
+                from mlflow.entities import RunTag
+
+                client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in job["tags"].items()])
+            elif job["kind"] == "dataset":
+                self._send_dataset(client, job)
+            elif job["kind"] == "model":
+                self._send_model(client, job, str(file))
+            elif job["kind"] == "end":
+                client.set_terminated(self.run_id, status=job["status"], end_time=job["time"])
+        except (MlflowException, OSError) as error:
+            if isinstance(error, OSError) and (file is None or file.exists()):
+                raise
+            if isinstance(error, MlflowException) and not self._refused(client, error):
+                raise
+            _log.warning("MLflow refuses %s of run %s: %s", job["kind"], self.folder.name, without_secrets(str(error)))
+        shutil.rmtree(path)
+
+    def _send_dataset(self, client: Any, job: dict[str, Any]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        source = json.dumps({"uri": job["source"]})
+        profile = json.dumps({"num_rows": job["size"]})
+        dataset = Dataset(job["name"], job["digest"], source_type="local", source=source, profile=profile)
+        client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", job["context"])])])
+
+    def _send_model(self, client: Any, job: dict[str, Any], file: str) -> None:
+        from mlflow.entities import LoggedModelOutput
+
+        made_file = self.folder.path / "models.json"
+        made = json.loads(made_file.read_text()) if made_file.exists() else {}
+        key = f"{job['name']}@{job['step']}"
+        if key not in made:
+            experiment = client.get_run(self.run_id).info.experiment_id
+            tags = {"trainkit.step": str(job["step"]), **job["tags"]}
+            model = client.create_logged_model(
+                experiment, name=job["name"], source_run_id=self.run_id, tags=tags, model_type="safetensors"
+            )
+            # Noted before anything else can fail: a second try, or a resumed run, fills the same model.
+            made[key] = model.model_id
+            write_aside(made_file, json.dumps(made, indent=1) + "\n")
+        client.log_model_artifact(made[key], file)
+        client.finalize_logged_model(made[key], "READY")
+        client.log_outputs(self.run_id, [LoggedModelOutput(made[key], step=job["step"])])
+        metrics = []
+        for name, value in job["metrics"].items():
+            # With the time it has in the journal, so that the run does not get a second row.
+            point = self.journal.lookup(name, job["step"])
+            point = point or Point(job["step"], float(value), time.time_ns() // 1_000_000)
+            metrics.append(_entity(name, point, made[key]))
+        if metrics:
+            client.log_batch(self.run_id, metrics=metrics)
+
+    def _refused(self, client: Any, error: Any) -> bool:
+        """Whether the store will never take this, as opposed to being away or the run being in its bin."""
+        if error.error_code not in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"):
+            return False
+        return client.get_run(self.run_id).info.lifecycle_stage == "active"
+
+
+def _entity(name: str, point: Point, model_id: str | None = None) -> Any:
+    from mlflow.entities import Metric
+
+    # MLflow would store an infinity as 1.8e308, which ruins every chart; the journal has it as it was.
+    value = point.value if math.isfinite(point.value) else math.nan
+    return Metric(name, value, point.t, point.step, model_id=model_id)

@@ -1,0 +1,115 @@
+"""The one thread that talks to the MLflow store while a run goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from trainkit.errors import UserError
+from trainkit.journal import Journal
+from trainkit.outbox import Outbox
+from trainkit.redact import without_secrets
+from trainkit.store import RunFolder, Store
+
+EVERY_SECONDS = 3.0
+"""Pause between two batches; doubled, up to a minute, for each failure in a row."""
+
+_log = logging.getLogger("trainkit")
+
+
+class Sender(threading.Thread):
+    """The one thread that talks to the store."""
+
+    def __init__(self, store: Store, client: Any, outbox: Outbox, *, waits: bool):
+        super().__init__(name="trainkit-sender", daemon=True)
+        self.where = store.shown
+        self._store, self._client, self._outbox = store, client, outbox
+        self.wake, self.released = threading.Event(), threading.Event()
+        if not waits:
+            self.released.set()
+        self._stopping = self._urgent = False
+        self._failures = 0
+
+    def run(self) -> None:
+        """Send until stopped."""
+        self._close_abandoned()
+        while not self._stopping:
+            pause = min(60.0, EVERY_SECONDS * 2**self._failures) if not self._urgent else 0.2
+            self.wake.wait(pause)
+            self.wake.clear()
+            if self.released.is_set():
+                self._try()
+
+    def _try(self) -> None:
+        try:
+            self._outbox.send(self._client)
+        except Exception as error:
+            if self._failures == 0:
+                lines = without_secrets(str(error)).strip().splitlines() or [type(error).__name__]
+                _log.warning(
+                    "%s does not take the metrics (%s); training goes on, they are kept in %s and sent when it does",
+                    self.where, lines[0][:200], self._outbox.folder.path,
+                )  # fmt: skip
+            self._failures = min(self._failures + 1, 10)
+        else:
+            if self._failures:
+                _log.warning("%s takes metrics again; nothing was lost", self.where)
+            self._failures = 0
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything that is recorded now is sent."""
+        end = time.monotonic() + timeout
+        position, waiting = self._outbox.journal.position, self._outbox.waiting()
+        self._urgent = True
+        try:
+            while True:
+                if self._outbox.acknowledged >= position and not any(path.exists() for path in waiting):
+                    return True
+                if not self.is_alive() or time.monotonic() > end:
+                    return False
+                self.wake.set()
+                time.sleep(0.02)
+        finally:
+            self._urgent = False
+
+    def stop(self) -> None:
+        """Let the thread end; a call that hangs is left behind."""
+        self._stopping = True
+        self.wake.set()
+        self.join(timeout=1.0)
+
+    def _close_abandoned(self) -> None:
+        """Runs of this store whose process died without a word are said to run for ever, unless somebody mends it."""
+        try:
+            for folder in self._store.abandoned():
+                try:
+                    folder.claim()
+                except UserError:
+                    continue
+                try:
+                    send_left(folder, self._client)
+                finally:
+                    folder.release()
+        except Exception as error:
+            _log.debug("looking for abandoned runs: %s", error)
+
+
+def send_left(folder: RunFolder, client: Any) -> None:
+    """Send what a claimed run that is over has left; one that never said its end was killed."""
+    info = folder.info()
+    if info.run_id is None:
+        folder.update(status="KILLED" if info.status == "RUNNING" else info.status)
+        return
+    last_sign = max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())
+    journal = Journal(folder.journal)
+    try:
+        outbox = Outbox(folder, info.run_id, journal)
+        if info.status == "RUNNING":
+            # Its process is gone without a word, or this could not have been claimed.
+            outbox.put({"kind": "end", "status": "KILLED", "time": int(1000 * last_sign)})
+            folder.update(status="KILLED", last_step=journal.last_step)
+        outbox.send(client)
+    finally:
+        journal.close()
