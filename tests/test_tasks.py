@@ -1,0 +1,405 @@
+"""The face tasks in process: losses against the papers' formulas in plain Python, and who gets a gradient."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from trainkit import models, optim, recipe, weights
+from trainkit.data.protocols import Pairs
+from trainkit.errors import UserError
+from trainkit.losses.margin import AdaFace, ArcFace, CosFace
+from trainkit.task import At, Meta
+from trainkit.tasks.adadistill import AdaDistill, GeometryMargin, Teacher
+from trainkit.tasks.embed import Embed, Pixels
+
+CLASSES, SIDE, DIM = 4, 16, 8
+META = Meta(CLASSES, (3, SIDE, SIDE), "toy")
+STUDENT = models.MobileFaceNetSpec(name="mobilefacenet", embedding=DIM, width=0.125)
+NET = models.IResNetSpec(name="iresnet18", embedding=DIM, width=0.0625)
+MARGINS = [ArcFace(m=0.45, scale=16.0), CosFace(m=0.35, scale=16.0), AdaFace(m=0.4, scale=16.0)]
+
+
+def at(progress: float = 0.0, gather=lambda x: x.detach()) -> At:
+    return At(0, 0, progress, gather, contextlib.nullcontext)
+
+
+def batch(size: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Pictures of four people: one of them (3) is not in the batch, and the others several times."""
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.arange(size) % (CLASSES - 1)
+    place = torch.randn(CLASSES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(99))
+    return {"image": place[label] + 0.5 * torch.randn(size, 3, SIDE, SIDE, generator=draw), "label": label}
+
+
+@pytest.fixture(scope="module")
+def teacher_file(tmp_path_factory):
+    """Weights as a run of task `embed` leaves them: the network under `net.`, its class centres as `head.weight`."""
+    torch.manual_seed(5)
+    net = Embed(net=NET).build(META, {}, 0).learns
+    with torch.no_grad():
+        net.net(batch(32)["image"])  # batch-norm statistics that are not those of the start
+    file = tmp_path_factory.mktemp("teacher") / "model.safetensors"
+    weights.write_tensors(file, net.state_dict())
+    return file
+
+
+def distil(file, **settings):
+    """A task and its parts, the frozen ones as the loop leaves them."""
+    torch.manual_seed(0)
+    given = {"student": STUDENT, "teacher": Teacher(net=NET, weights=str(file)), "margin": MARGINS[0], **settings}
+    task = AdaDistill(**given)
+    parts = task.build(META, {"teacher": file}, 0)
+    for module in parts.frozen.values():
+        module.eval().requires_grad_(False)
+    return task, parts
+
+
+# The formulas, with lists and floats
+
+
+def unit(row):
+    length = math.sqrt(sum(v * v for v in row))
+    return [v / length for v in row]
+
+
+def cos(a, b):
+    return sum(x * y for x, y in zip(unit(a), unit(b), strict=True))
+
+
+def moved(centres, label, student, teacher, alpha, duplicates):
+    """Equations 6 to 8 of the paper: w <- a w + (1 - a) t."""
+    old, new, alphas = centres, [list(row) for row in centres], []
+    for y, s, t in zip(label, student, teacher, strict=True):
+        w = (old if duplicates == "last" else new)[y]
+        a = cos(s, t) * (max(cos(w, t), 1e-6) if alpha == "hard" else 1.0)
+        a = min(max(a, 1e-6), 1.0)
+        new[y] = [a * v + (1 - a) * u for v, u in zip(w, unit(t), strict=True)]
+        alphas.append(a)
+    return new, alphas
+
+
+def spread(values):
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def quality(norms, margin, plus=None):
+    """AdaFace, equation 14, from the statistics at the start: mean 20, deviation 100."""
+    norms = [min(max(n, 1e-3), 100.0) for n in norms]
+    mean = (1 - margin.t_alpha) * 20.0 + margin.t_alpha * sum(norms) / len(norms)
+    std = (1 - margin.t_alpha) * 100.0 + margin.t_alpha * spread(norms)
+    plus = plus or [0.0] * len(norms)
+    return [min(max((n - mean) / (std + 1e-3) * margin.h + p, -1), 1) for n, p in zip(norms, plus, strict=True)]
+
+
+def cross_entropy(embeddings, label, centres, margin, qualities):
+    """Sum over samples of -log softmax of the scaled cosines, with the margin on the true class."""
+    total = 0.0
+    for i, (x, y) in enumerate(zip(embeddings, label, strict=True)):
+        logits = []
+        for j, w in enumerate(centres):
+            c = min(max(cos(x, w), -1.0), 1.0)
+            if j == y and margin.name == "arcface":
+                theta = math.acos(c)
+                c = math.cos(theta + margin.m) if theta + margin.m < math.pi else c - margin.m * math.sin(margin.m)
+            elif j == y and margin.name == "cosface":
+                c -= margin.m
+            elif j == y:
+                theta = math.acos(min(max(c, -0.999), 0.999)) - margin.m * qualities[i]
+                c = math.cos(min(max(theta, 1e-3), math.pi - 1e-3)) - (margin.m + margin.m * qualities[i])
+            logits.append(margin.scale * c)
+        top = max(logits)
+        total += top + math.log(sum(math.exp(v - top) for v in logits)) - logits[y]
+    return total
+
+
+def norms_of(rows):
+    return [math.sqrt(sum(v * v for v in row)) for row in rows]
+
+
+# Embed
+
+
+@pytest.mark.parametrize("margin", MARGINS, ids=lambda m: m.name)
+def test_embed_has_the_loss_of_its_formula_and_trains_network_and_centres(margin):
+    torch.manual_seed(0)
+    task, given = Embed(net=NET, margin=margin), batch()
+    parts = task.build(META, {}, 0)
+    loss = task.loss(parts.learns, parts, given, at())
+    embeddings, label = parts.learns(given["image"]).tolist(), given["label"].tolist()
+    q = quality(norms_of(embeddings), margin) if margin.name == "adaface" else None
+    expected = cross_entropy(embeddings, label, parts.learns.head.weight.tolist(), margin, q)
+    assert loss.sum.item() == pytest.approx(expected, rel=1e-4) and loss.weight == len(label)
+    loss.sum.backward()
+    learning = {name: p for name, p in parts.learns.named_parameters() if p.requires_grad}
+    # InsightFace fixes the scale of the last batch norm at 1: with a margin softmax it has no effect.
+    assert set(dict(parts.learns.named_parameters())) - set(learning) == {"net.features.weight"}
+    assert "head.weight" in learning and all(p.grad.isfinite().all() for p in learning.values())
+    nearest = [max(range(CLASSES), key=lambda j, x=x: cos(x, parts.learns.head.weight[j].tolist())) for x in embeddings]
+    assert float(loss.logs["accuracy"]) == pytest.approx(sum(a == b for a, b in zip(nearest, label, strict=True)) / 9)
+
+
+# AdaDistill, one batch by hand
+
+
+@pytest.mark.parametrize("margin", MARGINS, ids=lambda m: m.name)
+@pytest.mark.parametrize("alpha", ["hard", "plain"])
+@pytest.mark.parametrize("duplicates", ["last", "sequential"])
+def test_adadistill_has_the_loss_of_its_formula_with_the_centres_after_their_update(
+    teacher_file, margin, alpha, duplicates
+):
+    """Both kinds of alpha run with every margin: the published code stopped at plain alpha with an undefined name."""
+    settings = {"margin": margin, "alpha": alpha, "duplicates": duplicates, "cache_teacher": False}
+    task, parts = distil(teacher_file, **settings)
+    memory, given = parts.remembers, batch()
+    centres, label = memory.centres.weight.tolist(), given["label"].tolist()
+    for step in range(2):
+        s = parts.learns(given["image"]).tolist()
+        t = parts.frozen["teacher"](given["image"]).tolist()
+        before = centres
+        loss = task.loss(parts.learns, parts, given, at())
+        centres, alphas = moved(centres, label, s, t, alpha, duplicates)
+        torch.testing.assert_close(memory.centres.weight, torch.tensor(centres), rtol=1e-4, atol=1e-5)
+        assert centres[3] == before[3] and centres[0] != before[0], "only centres of the batch move"
+        assert float(loss.logs["alpha"]) == pytest.approx(sum(alphas) / 9, rel=1e-3)
+        if margin.name != "adaface" or step == 0:
+            q = quality(norms_of(s), margin) if margin.name == "adaface" else None
+            assert loss.sum.item() == pytest.approx(cross_entropy(s, label, centres, margin, q), rel=1e-3)
+
+
+def test_mse_is_the_squared_distance_of_the_normalised_embeddings(teacher_file):
+    task, parts = distil(teacher_file, method="mse", cache_teacher=False)
+    given = batch()
+    s = parts.learns(given["image"]).tolist()
+    t = parts.frozen["teacher"](given["image"]).tolist()
+    expected = sum(sum((x - y) ** 2 for x, y in zip(unit(a), unit(b), strict=True)) for a, b in zip(s, t, strict=True))
+    loss = task.loss(parts.learns, parts, given, at())
+    assert loss.sum.item() == pytest.approx(expected, rel=1e-4) and parts.remembers is None
+    assert loss.sum.item() == pytest.approx(18 - 2 * 9 * float(loss.logs["cosine_to_teacher"]), rel=1e-4)
+
+
+def test_aml_is_a_margin_loss_against_the_centres_of_the_teacher_which_stay(teacher_file):
+    task, parts = distil(teacher_file, method="aml")
+    own, given = weights.read_tensors(teacher_file)["head.weight"], batch()
+    assert torch.equal(parts.remembers.centres.weight, own)
+    given["teacher"] = parts.frozen["teacher"](given["image"])
+    s = parts.learns(given["image"]).tolist()
+    loss = task.loss(parts.learns, parts, given, at())
+    expected = cross_entropy(s, given["label"].tolist(), own.tolist(), task.margin, None)
+    assert loss.sum.item() == pytest.approx(expected, rel=1e-4) and "alpha" not in loss.logs
+    assert torch.equal(parts.remembers.centres.weight, own)
+
+
+def test_centres_of_aml_come_from_a_file_of_their_own_where_one_is_named(teacher_file, tmp_path):
+    table = torch.randn(DIM, CLASSES)
+    weights.write_tensors(tmp_path / "header.safetensors", {"kernel": table})
+    teacher = Teacher(net=NET, weights=str(teacher_file), centres=str(tmp_path / "header.safetensors"))
+    _, parts = distil(teacher_file, method="aml", teacher=teacher)
+    assert torch.equal(parts.remembers.centres.weight, table.T)
+
+
+def test_aml_without_centres_or_with_those_of_other_people_is_refused(teacher_file, tmp_path):
+    tensors = weights.read_tensors(teacher_file)
+    head = tensors.pop("head.weight")
+    weights.write_tensors(tmp_path / "none.safetensors", tensors)
+    weights.write_tensors(tmp_path / "more.safetensors", {**tensors, "head.weight": torch.cat([head, head])})
+    with pytest.raises(UserError, match=r"no class centres.*task\.teacher\.centres"):
+        distil(tmp_path / "none.safetensors", method="aml")
+    with pytest.raises(UserError, match=r"centres are \(8, 8\).*\(4, 8\).*same classes"):
+        distil(tmp_path / "more.safetensors", method="aml")
+    for name in ("none", "more"):
+        distil(tmp_path / f"{name}.safetensors")  # adadistill has no use for them
+
+
+# Who learns
+
+
+@pytest.mark.parametrize(("method", "margin"), [("adadistill", MARGINS[2]), ("aml", MARGINS[0]), ("mse", MARGINS[0])])
+def test_only_the_student_learns(teacher_file, method, margin):
+    """Centres in an optimizer or in what is wrapped for processes cost the published code 176 MB a step."""
+    task, parts = distil(teacher_file, method=method, margin=margin, cache_teacher=False)
+    optimizer = optim.build(parts.learns, recipe.Optim(lr=0.05))
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in parts.learns.parameters()}
+    frozen = {name: t.clone() for name, t in parts.frozen["teacher"].state_dict().items()}
+    memory = [] if parts.remembers is None else [t.clone() for t in parts.remembers.state_dict().values()]
+    student = [p.detach().clone() for p in parts.learns.parameters()]
+    for step in range(3):
+        optimizer.zero_grad()
+        task.loss(parts.learns, parts, batch(seed=step), at()).sum.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in parts.learns.parameters())
+        optimizer.step()
+    assert any((p != before).any() for p, before in zip(parts.learns.parameters(), student, strict=True))
+    assert all(p.grad is None for p in parts.frozen["teacher"].parameters())
+    assert all(torch.equal(t, frozen[name]) for name, t in parts.frozen["teacher"].state_dict().items())
+    if parts.remembers is not None:
+        assert not list(parts.remembers.parameters()) and not any(t.requires_grad for t in parts.remembers.buffers())
+        changed = [(t != old).any().item() for t, old in zip(parts.remembers.buffers(), memory, strict=True)]
+        assert all(changed) if method == "adadistill" else not any(changed)
+
+
+def test_the_gradient_of_the_student_takes_the_centres_as_constants(teacher_file):
+    task, parts = distil(teacher_file, cache_teacher=False, margin=CosFace(m=0.35, scale=16.0))
+    given = batch()
+    task.loss(parts.learns, parts, given, at()).sum.backward()
+    got = [p.grad.clone() for p in parts.learns.parameters()]
+    parts.learns.zero_grad()
+    s = parts.learns(given["image"])
+    c = parts.remembers.centres.weight.clone()
+    cosine = (s / s.norm(dim=1, keepdim=True)) @ (c / c.norm(dim=1, keepdim=True)).T
+    logits = 16 * (cosine - 0.35 * nn.functional.one_hot(given["label"], CLASSES))
+    (logits.logsumexp(1) - logits[torch.arange(9), given["label"]]).sum().backward()
+    for mine, theirs in zip(got, parts.learns.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["adadistill", "aml", "mse"])
+def test_a_teacher_computed_ahead_gives_the_loss_of_one_asked_each_time(teacher_file, method):
+    losses = []
+    for ahead in (True, False):
+        task, parts = distil(teacher_file, method=method, cache_teacher=ahead)
+        given = batch()
+        assert parts.tabulated == ({"teacher": parts.frozen["teacher"]} if ahead else {})
+        if ahead:  # as the loop fills its table: in other portions than the batches of training
+            teacher = parts.tabulated["teacher"]
+            given["teacher"] = torch.cat([teacher(part) for part in given["image"].split(4)])
+        losses.append(task.loss(parts.learns, parts, given, at()).sum.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_norm_statistics_of_adaface_move_and_are_saved(teacher_file):
+    margin = AdaFace(t_alpha=0.25)
+    task, parts = distil(teacher_file, margin=margin, cache_teacher=False)
+    given = batch()
+    norms = norms_of(parts.learns(given["image"]).tolist())
+    task.loss(parts.learns, parts, given, at())
+    assert set(parts.remembers.state_dict()) == {"centres.weight", "norms.mean", "norms.std"}
+    assert float(parts.remembers.norms.mean) == pytest.approx(0.75 * 20 + 0.25 * sum(norms) / 9, rel=1e-5)
+    assert float(parts.remembers.norms.std) == pytest.approx(0.75 * 100 + 0.25 * spread(norms), rel=1e-5)
+
+
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.02, 0.5), (0.04, 1.0), (0.9, 1.0)])
+def test_the_geometry_margin_grows_to_its_weight(teacher_file, progress, share):
+    margin, geometry = AdaFace(m=0.4, scale=16.0), GeometryMargin(weight=2.0, gain=3.0, ramp=0.04)
+    task, parts = distil(teacher_file, margin=margin, geometry=geometry, cache_teacher=False)
+    given = batch()
+    s = parts.learns(given["image"]).tolist()
+    t = parts.frozen["teacher"](given["image"]).tolist()
+    label = given["label"].tolist()
+    loss = task.loss(parts.learns, parts, given, at(progress))
+    centres = parts.remembers.centres.weight.tolist()
+    hard = [max(cos(centres[y], b), 1e-6) for y, b in zip(label, t, strict=True)]
+    plus = [2.0 * share * 3.0 * h * max(h - cos(a, b), 0.0) for h, a, b in zip(hard, s, t, strict=True)]
+    assert max(plus) > 0 or share == 0
+    expected = cross_entropy(s, label, centres, margin, quality(norms_of(s), margin, plus))
+    assert loss.sum.item() == pytest.approx(expected, rel=1e-3)
+
+
+def test_every_process_moves_its_centres_by_the_samples_of_all(teacher_file):
+    """In the published code each of four GPUs kept a table of its own."""
+    settings = {"margin": MARGINS[2], "cache_teacher": False}
+    whole_task, whole = distil(teacher_file, **settings)
+    whole.learns.eval()
+    given = batch(8)
+    alone = whole_task.loss(whole.learns, whole, given, at())
+    slots, turn, sums = [None, None], threading.Barrier(2, timeout=60), [0.0, 0.0]
+    parts_of = [distil(teacher_file, **settings) for _ in range(2)]
+
+    def rank(number: int) -> None:
+        def gather(x):
+            slots[number] = x.detach()
+            turn.wait()
+            both = torch.cat(slots)
+            turn.wait()
+            return both
+
+        task, parts = parts_of[number]
+        parts.learns.eval()
+        mine = {key: value[4 * number : 4 * number + 4] for key, value in given.items()}
+        sums[number] = float(task.loss(parts.learns, parts, mine, at(gather=gather)).sum.detach())
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (_, one), (_, two) = parts_of
+    for name, t in whole.remembers.state_dict().items():
+        assert torch.equal(one.remembers.state_dict()[name], two.remembers.state_dict()[name])
+        torch.testing.assert_close(one.remembers.state_dict()[name], t, rtol=1e-5, atol=1e-6)
+    assert sum(sums) == pytest.approx(alone.sum.item(), rel=1e-4)
+
+
+# Scoring
+
+
+def test_a_picture_is_embedded_with_its_mirror_image():
+    torch.manual_seed(0)
+    task = Embed(net=NET)
+    net = task.build(META, {}, 0).learns.eval()
+    given = batch()
+    with torch.no_grad():
+        rows = task.predict(net, given)
+        plain, mirrored = net(given["image"]), net(given["image"][..., list(range(SIDE))[::-1]])
+    torch.testing.assert_close(rows["embedding"], plain + mirrored, rtol=1e-4, atol=1e-5)
+    norms = [(a + b) / 2 for a, b in zip(norms_of(plain.tolist()), norms_of(mirrored.tolist()), strict=True)]
+    assert rows["norm"].tolist() == pytest.approx(norms, rel=1e-4)
+
+
+def test_raw_pixels_are_the_reference_and_score_like_any_network(teacher_file):
+    task, parts = distil(teacher_file)
+    assert isinstance(parts.frozen["pixels"], Pixels) and parts.trusted == ("teacher",)
+    given = batch(12)
+    rows = task.predict(parts.frozen["pixels"], given)
+    assert rows["embedding"].shape == (12, 3 * SIDE * SIDE)
+
+    label = given["label"].tolist()
+    pairs = [(i, j) for i in range(12) for j in range(i)]
+    first, second = (torch.tensor(side).numpy() for side in zip(*pairs, strict=True))
+    same = torch.tensor([label[i] == label[j] for i, j in pairs]).numpy()
+
+    class Split:
+        name, protocol = "few", Pairs(first, second, same)
+
+    assert task.score(rows, Split()).metrics["auc"] == 1.0, "these people are told apart by their pixels"
+
+
+# What cannot be
+
+
+def test_student_and_teacher_must_give_embeddings_of_one_length():
+    other = models.MobileFaceNetSpec(name="mobilefacenet", embedding=2 * DIM)
+    with pytest.raises(ValueError, match="embedding is 16, the teacher's is 8"):
+        AdaDistill(student=other, teacher=Teacher(net=NET, weights="x"))
+
+
+def test_the_geometry_margin_needs_adaface_and_moving_centres():
+    for wrong in ({"margin": ArcFace()}, {"margin": AdaFace(), "method": "aml"}):
+        with pytest.raises(ValueError, match="geometry belongs to"):
+            AdaDistill(student=STUDENT, teacher=Teacher(net=NET, weights="x"), geometry=GeometryMargin(), **wrong)
+
+
+@pytest.mark.parametrize("given", [{}, {"weights": "a", "recipe": "b"}])
+def test_a_teacher_has_weights_or_a_recipe(given):
+    with pytest.raises(ValueError, match="either weights or recipe"):
+        Teacher(net=NET, **given)
+
+
+def test_a_teacher_of_another_shape_is_refused_with_the_names_that_do_not_fit(teacher_file, tmp_path):
+    wider = models.IResNetSpec(name="iresnet18", embedding=DIM, width=0.125)
+    with pytest.raises(UserError, match=r"model\.safetensors: does not fit IResNet; .* of another shape: .*conv1"):
+        distil(teacher_file, teacher=Teacher(net=wider, weights=str(teacher_file)))
+    deeper = models.IResNetSpec(name="iresnet34", embedding=DIM, width=0.0625)
+    with pytest.raises(UserError, match=r"\d+ missing: layer"):
+        distil(teacher_file, teacher=Teacher(net=deeper, weights=str(teacher_file)))
+    broken = weights.read_tensors(teacher_file)
+    broken["net.conv1.weight"][0] = math.nan
+    weights.write_tensors(tmp_path / "nan.safetensors", broken)
+    with pytest.raises(UserError, match=r"not finite: conv1\.weight"):
+        distil(tmp_path / "nan.safetensors")
