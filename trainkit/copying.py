@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import config
@@ -17,13 +18,19 @@ def headline(path: Path) -> str:
     return first.lstrip("# ").rstrip(".")
 
 
-def copy(recipe: Path, new: Path) -> int:
+def header(path: Path) -> str:
+    """The comment at the top of a recipe, as it is written."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))])
+
+
+def copy(recipe: Path, new: Path, plugins: Sequence[str] = ()) -> int:
     """Write a copy of a valid recipe to a new file and return the number of marked lines.
 
     The header goes: its figures were measured on the old data. Marked are the name and whatever names data, evaluation
     sets or metrics. Raises UserError when the new file exists.
     """
-    config.load(recipe)
+    config.load(recipe, (), tuple(plugins))
     if new.exists():
         raise UserError(str(new), "already exists", remedy="name another file")
     if not new.parent.is_dir():

@@ -2,62 +2,104 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
 import os
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainkit import config
 from trainkit.errors import UserError
 from trainkit.recipe import Download
 
 _CHUNK = 1 << 20
+_SECONDS = 60
+"""How long a server may be silent."""
 
 
-def fetch(recipe: Path) -> Iterator[str]:
-    """Bring the files of `downloads:` and the hub data sets that a recipe names; yields a line for each.
+def fetch(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
+    """Bring what a recipe, and the recipes it trains first, name under `downloads:` and as `hf://` data sets.
 
-    Raises UserError when a file's SHA-256 is not the one stated; such a file is not kept.
+    Yields a line for each. Raises UserError when a file's SHA-256 is not the one stated; such a file is not kept.
     """
-    loaded = config.load(recipe)
-    for download in loaded.downloads:
-        yield _file(download)
-    hub = [path for path in (loaded.data.train, *loaded.data.evaluate.values()) if path.startswith("hf://")]
-    for path in hub:
-        # Set by the training commands; here the network is what was asked for.
-        os.environ["HF_HUB_OFFLINE"] = "0"
-        from trainkit.data.hub import download as from_hub
-
-        yield f"{path}: {from_hub(path)}"
-    if not loaded.downloads and not hub:
+    files: dict[tuple[str, str], Download] = {}
+    sets: dict[str, None] = {}
+    for loaded in _with_needed(recipe.resolve(), plugins, set()):
+        files |= {(file.sha256, file.to): file for file in loaded.downloads}
+        named = (getattr(loaded.data, "train", ""), *getattr(loaded.data, "evaluate", {}).values())
+        sets |= dict.fromkeys(path for path in named if path.startswith("hf://"))
+    for file in files.values():
+        yield _file(file)
+    for path in sets:
+        yield _set(path)
+    if not files and not sets:
         yield f"{recipe}: names nothing to download"
+
+
+def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterator[Any]:
+    """A recipe, and those that make the weights it needs."""
+    seen.add(path)
+    loaded = config.load(path, (), tuple(plugins))
+    yield loaded
+    for source in loaded.task.needs().values():
+        if source.recipe is not None and (other := (path.parent / source.recipe).resolve()) not in seen:
+            yield from _with_needed(other, plugins, seen)
+
+
+def _set(path: str) -> str:
+    from huggingface_hub import constants
+
+    from trainkit.data import hub
+
+    # The library reads the variable once, when it is imported: to unset it here would come too late.
+    if constants.HF_HUB_OFFLINE and not hub.is_here(path):
+        raise UserError(path, "cannot be downloaded while HF_HUB_OFFLINE is set", remedy="unset it for this command")
+    return f"{path}: {hub.download(path)}"
 
 
 def _file(download: Download) -> str:
     from trainkit.data.faces import locate
 
     to = locate(download.to)
-    if to.is_file() and _sha256(to) == download.sha256:
-        return f"{to}: already there"
-    to.parent.mkdir(parents=True, exist_ok=True)
+    if to.exists():
+        if to.is_file() and _sha256(to) == download.sha256:
+            return f"{to}: already there"
+        raise UserError(str(to), "is there with another content", f"SHA-256 {download.sha256}", "move it away")
     aside = to.with_name(f".{to.name}.part")
     try:
-        with urllib.request.urlopen(download.url, timeout=60) as answer, open(aside, "wb") as out:
-            if not answer.url.startswith("https://"):
-                raise UserError(download.url, f"leads to {answer.url}", "an https address")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with _opener().open(download.url, timeout=_SECONDS) as answer, open(aside, "wb") as out:
             while chunk := answer.read(_CHUNK):
                 out.write(chunk)
         found = _sha256(aside)
         if found != download.sha256:
             raise UserError(download.url, f"SHA-256 {found}", download.sha256, "the file is not kept")
         os.replace(aside, to)
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, http.client.HTTPException) as error:  # what urllib raises is an OSError
         raise UserError(download.url, f"cannot be downloaded: {error}") from None
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
     return f"{to}: downloaded"
+
+
+class _Secure(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to another https address, and asks no other."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        """Refuse before the other address is asked."""
+        if not newurl.lower().startswith("https://"):
+            raise UserError(req.full_url, f"leads to {newurl}", "an https address")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_Secure)
 
 
 def _sha256(path: Path) -> str:
