@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainkit import journal, outbox, sender, tracking
+from trainkit import store as store_module
 from trainkit.errors import UserError
 from trainkit.redact import is_secret_name, without_secrets, without_user_info
 from trainkit.store import RunFolder, Store, run_key
@@ -363,9 +364,9 @@ def test_files_tables_figures_data_and_models_arrive(store, begin, tmp_path):
     weights = tmp_path / "model.safetensors"
     save_file({"w": torch.arange(3.0)}, weights)
     tracker.artifact_file(weights, "weights/last.safetensors")
+    tracker.dataset("lfw", "test", "ab" * 32, "/data/lfw", 6000)
     tracker.model("best", weights, 30, {"lfw/accuracy": 0.9}, {"why": "highest"})
     weights.unlink()  # pruned before it was sent
-    tracker.dataset("lfw", "test", "ab" * 32, "/data/lfw", 6000)
     tracker.tags({"trainkit.note": "x"})
     tracker.finish("FINISHED")
 
@@ -381,10 +382,14 @@ def test_files_tables_figures_data_and_models_arrive(store, begin, tmp_path):
     assert (here / "recipe.yaml").read_text() == "lr: 0.1\n"
     assert (here / "weights/last.safetensors").stat().st_size > 0
     (data,) = run.inputs.dataset_inputs
-    assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("lfw", "ab" * 18, "test")
+    assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("lfw", "ab" * 6, "test")
+    assert json.loads(data.dataset.profile) == {"num_rows": 6000, "digest": "ab" * 32}
     (model,) = client.search_logged_models([run.info.experiment_id])
     assert (model.name, model.status.value, model.tags["why"]) == ("best", "READY", "highest")
-    assert [(m.key, m.value, m.step) for m in model.metrics] == [("lfw/accuracy", 0.9, 30)]
+    (score,) = model.metrics
+    assert (score.key, score.value, score.step, score.dataset_name) == ("lfw/accuracy", 0.9, 30, "lfw")
+    assert model.tags["mlflow.source.name"] == run.data.tags["mlflow.source.name"]
+    assert model.model_id in model.tags["mlflow.note.content"]
     assert run.outputs.model_outputs[0].model_id == model.model_id
     history = client.get_metric_history(tracker.run_id, "lfw/accuracy")
     assert sorted((m.step, m.value) for m in history) == [(30, 0.9), (40, 0.8)]
@@ -426,12 +431,103 @@ def test_the_experiment_is_described(store, begin):
     assert found.artifact_location == (store.artifacts / "faces").as_uri()
 
 
+def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_changes_them(store, begin):
+    def tags():
+        return store.client().get_experiment_by_name("faces").tags
+
+    begin(params={"seed": 3}, primary_metric="lfw/eer", higher_is_better=False)
+    assert "`best/lfw/eer`" in tags()["mlflow.note.content"]
+    view = json.loads(tags()["mlflow.sharedViewState.trainkit"])
+    state = json.loads(view["state"])
+    assert {"params.`seed`", "metrics.`best/lfw/eer`"} < set(state["selectedColumns"]) and state["orderByAsc"] is True
+    found = store.client().get_experiment_by_name("faces").experiment_id
+    edited = {"mlflow.note.content": "mine", "mlflow.sharedViewState.trainkit": json.dumps({**view, "updatedAt": 7})}
+    for key, value in edited.items():
+        store.client().set_experiment_tag(found, key, value)
+    begin(primary_metric="lfw/accuracy")
+    assert {key: tags()[key] for key in edited} == edited
+
+
+def test_a_data_set_that_is_only_called_train_is_named_by_its_source(store, begin):
+    tracker = begin()
+    tracker.dataset("train", "train", "ab" * 32, "/data/faces_lfw112/train", 10)
+    tracker.dataset("val", "val", "cd" * 32, "", 10)
+    tracker.finish("FINISHED")
+    inputs = store.client().get_run(tracker.run_id).inputs.dataset_inputs
+    assert {entry.dataset.name for entry in inputs} == {"faces_lfw112/train", "val"}
+
+
+def test_a_logged_model_of_a_server_is_downloaded_once_and_whole(store, begin, tmp_path, monkeypatch):
+    tracker = begin()
+    weights = tmp_path / "model.safetensors"
+    save_file({"w": torch.arange(3.0)}, weights)
+    tracker.model("best", weights, 30)
+    tracker.finish("FINISHED")
+    (model_id,) = json.loads((tracker.folder.path / "models.json").read_text()).values()
+
+    class Elsewhere:
+        """This store's client, whose artifacts seem to be kept by a server."""
+
+        def __init__(self, client):
+            self.client = client
+
+        def __getattr__(self, name):
+            return getattr(self.client, name)
+
+        def get_logged_model(self, model_id):
+            model = self.client.get_logged_model(model_id)
+            model._artifact_location = f"mlflow-artifacts:/1/models/{model_id}/artifacts"
+            return model
+
+    real = Store.client
+    monkeypatch.setattr(Store, "client", lambda self: Elsewhere(real(self)))
+    fetched = []
+
+    def arrive(tracking_uri, artifact_uri, folder):
+        fetched.append((tracking_uri, artifact_uri))
+        (Path(folder) / "model.safetensors").write_bytes(arriving)
+        return str(Path(folder) / "model.safetensors")
+
+    monkeypatch.setattr(store_module, "_download", arrive)
+    arriving = b"x"
+    with pytest.raises(UserError, match="1 bytes of model"):
+        store.model_file(f"models:/{model_id}")
+    assert not [path for path in (store.home / "downloads").rglob("*") if path.is_file()]
+    arriving = weights.read_bytes()
+    file = store.model_file(f"models:/{model_id}")
+    assert file == store.home / "downloads" / model_id / "model.safetensors" and file.parent.is_dir()
+    assert file.read_bytes() == weights.read_bytes()
+    assert store.model_file(f"models:/{model_id}") == file
+    assert fetched == [(store.uri, f"mlflow-artifacts:/1/models/{model_id}/artifacts/model.safetensors")] * 2
+
+
+def test_a_logged_model_is_found_by_its_id(store, begin, tmp_path):
+    with pytest.raises(UserError, match="no models yet"):
+        store.model_file("models:/m-0")
+    tracker = begin()
+    weights = tmp_path / "model.safetensors"
+    save_file({"w": torch.arange(3.0)}, weights)
+    tracker.model("best", weights, 30)
+    tracker.finish("FINISHED")
+    (model_id,) = json.loads((tracker.folder.path / "models.json").read_text()).values()
+    file = store.model_file(f"models:/{model_id}")
+    assert file.read_bytes() == weights.read_bytes() and store.artifacts in file.parents
+    with pytest.raises(UserError, match=f"the nearest are {model_id} .best."):
+        store.model_file(f"models:/{model_id[:-1]}")
+    with pytest.raises(UserError, match=f"the newest are {model_id} .best."):
+        store.model_file("models:/zzz/1")
+    file.unlink()
+    with pytest.raises(UserError, match="holds 0 safetensors files"):
+        store.model_file(f"models:/{model_id}")
+
+
 def test_the_load_of_the_machine_is_recorded_and_stops_with_the_run(home, begin):
     tracker = begin(system_metrics_every=0.05)
     time.sleep(0.5)
     tracker.finish("FINISHED")
     steps = [row[1] for row in rows(home, "system/cpu_utilization_percentage")]
     assert steps == list(range(len(steps))) and len(steps) >= 2
+    assert [row for row in rows(home, "system/system_memory_usage_megabytes") if row[2] > 0]
     assert not tracker._sampler.is_alive()
 
 

@@ -144,7 +144,7 @@ class Outbox:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         source = json.dumps({"uri": job["source"]})
-        profile = json.dumps({"num_rows": job["size"]})
+        profile = json.dumps({"num_rows": job["size"], "digest": job.get("whole_digest", job["digest"])})
         dataset = Dataset(job["name"], job["digest"], source_type="local", source=source, profile=profile)
         client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", job["context"])])])
 
@@ -154,24 +154,29 @@ class Outbox:
         made_file = self.folder.path / "models.json"
         made = json.loads(made_file.read_text()) if made_file.exists() else {}
         key = f"{job['name']}@{job['step']}"
+        run = client.get_run(self.run_id)
         if key not in made:
-            experiment = client.get_run(self.run_id).info.experiment_id
-            tags = {"trainkit.step": str(job["step"]), **job["tags"]}
+            about = {k: v for k, v in run.data.tags.items() if k.startswith(("mlflow.user", "mlflow.source."))}
+            tags = {**about, "trainkit.step": str(job["step"]), **job["tags"]}
             model = client.create_logged_model(
-                experiment, name=job["name"], source_run_id=self.run_id, tags=tags, model_type="safetensors"
+                run.info.experiment_id, job["name"], self.run_id, tags=tags, model_type="safetensors"
             )
+            usage = f"Weights at step {job['step']}, safetensors. In a recipe: `weights: models:/{model.model_id}`"
+            client.set_logged_model_tags(model.model_id, {"mlflow.note.content": usage})
             # Noted before anything else can fail: a second try, or a resumed run, fills the same model.
             made[key] = model.model_id
             write_aside(made_file, json.dumps(made, indent=1) + "\n")
         client.log_model_artifact(made[key], file)
         client.finalize_logged_model(made[key], "READY")
         client.log_outputs(self.run_id, [LoggedModelOutput(made[key], step=job["step"])])
+        # A score is of the data set that its name begins with, where there is one.
+        data = {entry.dataset.name: entry.dataset for entry in (run.inputs.dataset_inputs if run.inputs else [])}
         metrics = []
         for name, value in job["metrics"].items():
             # With the time it has in the journal, so that the run does not get a second row.
             point = self.journal.lookup(name, job["step"])
             point = point or Point(job["step"], float(value), time.time_ns() // 1_000_000)
-            metrics.append(_entity(name, point, made[key]))
+            metrics.append(_entity(name, point, made[key], data.get(name.partition("/")[0])))
         if metrics:
             client.log_batch(self.run_id, metrics=metrics)
 
@@ -182,9 +187,10 @@ class Outbox:
         return client.get_run(self.run_id).info.lifecycle_stage == "active"
 
 
-def _entity(name: str, point: Point, model_id: str | None = None) -> Any:
+def _entity(name: str, point: Point, model_id: str | None = None, dataset: Any = None) -> Any:
     from mlflow.entities import Metric
 
     # MLflow would store an infinity as 1.8e308, which ruins every chart; the journal has it as it was.
     value = point.value if math.isfinite(point.value) else math.nan
-    return Metric(name, value, point.t, point.step, model_id=model_id)
+    about = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
+    return Metric(name, value, point.t, point.step, model_id=model_id, **about)

@@ -19,6 +19,7 @@ import re
 import secrets
 import socket
 import sqlite3
+import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -230,6 +231,46 @@ class Store:
             raise UserError(self.shown, f"the store does not answer: {found}", remedy=remedy) from None
         return client
 
+    def model_file(self, uri: str) -> Path:
+        """The safetensors file of `models:/<model id>`, a LoggedModel of this store.
+
+        A file that this machine does not hold is downloaded, once, to `<home>/downloads/<model id>/`. Raises UserError
+        for an id that the store does not have, naming the nearest ones, and for a file that does not arrive whole.
+        """
+        word = uri.removeprefix("models:/").strip("/")
+        client = self.client()
+        from mlflow.exceptions import MlflowException
+        from mlflow.utils.file_utils import local_file_uri_to_path
+
+        try:
+            model = client.get_logged_model(word)
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "ENDPOINT_NOT_FOUND"):
+                raise UserError(self.shown, f"the store does not answer: {without_secrets(str(error))[:300]}") from None
+            raise UserError(uri, f"not in {self.shown}", "models:/<model id>", _near(word, _models(client))) from None
+        try:
+            files = [file for file in client.list_logged_model_artifacts(word) if file.path.endswith(".safetensors")]
+            if len(files) != 1:
+                found = f"holds {len(files)} safetensors files"
+                raise UserError(uri, found, "one", _near(word, [m for m in _models(client) if m[0] != word]))
+            (file,) = files
+            if model.artifact_location.startswith(("file:", "/")):
+                return Path(local_file_uri_to_path(model.artifact_location)) / file.path
+            out = self.home / "downloads" / word / Path(file.path).name
+            if out.is_file() and out.stat().st_size == file.file_size:
+                return out
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as aside:
+                got = Path(_download(self.uri, f"{model.artifact_location}/{file.path}", aside))
+                if got.stat().st_size != file.file_size:
+                    found = f"{got.stat().st_size} bytes of {file.path} arrived"
+                    raise UserError(uri, found, f"{file.file_size} bytes", "try again")
+                os.replace(got, out)
+        except (MlflowException, OSError) as error:
+            remedy = "check that the store is reachable and its disk not full"
+            raise UserError(uri, f"cannot be fetched: {without_secrets(str(error))[:300]}", remedy=remedy) from None
+        return out
+
     def new_run(self, recipe_name: str, seed: int, recipe_hash: str, parent: str | None = None) -> RunFolder:
         """Make and claim a new run's folder, named by recipe, seed, time and hash: `adadistill-s0-1121-0103-a1b2`."""
         runs = self.home / "runs"
@@ -322,6 +363,27 @@ class Store:
 _ELSEWHERE = "name another folder in TRAINKIT_STORE"
 
 
+def _models(client: Any) -> list[tuple[str, str]]:
+    """Id and description of the newest LoggedModels."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    newest = [{"field_name": "creation_timestamp", "ascending": False}]
+    models = client.search_logged_models(experiments, max_results=100, order_by=newest) if experiments else []
+    return [(model.model_id, f"{model.model_id} ({model.name})") for model in models]
+
+
+def _near(word: str, models: list[tuple[str, str]]) -> str:
+    near = difflib.get_close_matches(word, [model_id for model_id, _ in models], n=3, cutoff=0.6)
+    shown = dict(models)
+    listed = ", ".join([shown[model_id] for model_id in near] or list(shown.values())[:3])
+    return f"{'the nearest' if near else 'the newest'} are {listed}" if listed else "the store holds no models yet"
+
+
+def _download(tracking_uri: str, artifact_uri: str, folder: str) -> str:
+    from mlflow.artifacts import download_artifacts
+
+    return download_artifacts(artifact_uri=artifact_uri, dst_path=folder, tracking_uri=tracking_uri)
+
+
 def run_key(recipe_hash: str, data_digest: str) -> str:
     """Hash under which a finished run can be used again: 32 hexadecimal digits."""
     return hashlib.sha256(f"{recipe_hash}\n{data_digest}".encode()).hexdigest()[:32]
@@ -346,6 +408,9 @@ def settle_mlflow() -> None:
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        # From the sending thread they would run through the lines of the training.
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }.items():
         os.environ.setdefault(name, value)
 

@@ -24,6 +24,10 @@ class Sampler(threading.Thread):
         logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.WARNING)
         self._monitor = SystemMetricsMonitor(run_id, tracking_uri=store.uri)
         self._journal, self._every = journal, every
+        # The first reading of the processor's load is always 0: it counts from the one before.
+        self._monitor.collect_metrics()
+        for part in self._monitor.monitors:
+            part.clear_metrics()
         self._stop_asked = threading.Event()
 
     def run(self) -> None:

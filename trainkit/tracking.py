@@ -41,7 +41,12 @@ METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 
 _WAKE_BYTES = 100_000
 _FINISH_SECONDS = 30.0
-_PARAM_CHARS, _TAG_CHARS, _DIGEST_CHARS = 6000, 8000, 36
+_PARAM_CHARS, _TAG_CHARS = 6000, 8000
+_DIGEST_CHARS = 12
+"""MLflow takes 36, but shows name and digest together in a narrow column; the whole one is in the profile."""
+
+VIEW = "trainkit"
+"""Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
 
 _log = logging.getLogger("trainkit")
 
@@ -97,6 +102,7 @@ class Tracker:
             }
             with _asking(store):
                 experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
+                _offer_view(client, experiment_id, primary_metric, higher_is_better, flat)
                 known = _known_run(client, folder.info().run_id) if resume else None
                 if known is None:
                     run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
@@ -191,13 +197,19 @@ class Tracker:
         self._file(path, lambda out: _write_table(out, columns))
 
     def dataset(self, name: str, context: str, digest: str, source: str, size: int) -> None:
-        """Note a data set that went in: `context` is train, val or test, `size` its number of samples."""
+        """Note a data set that went in: `context` is train, val or test, `size` its number of samples.
+
+        A `name` that only repeats the context is replaced by the end of `source`.
+        """
+        if name == context:
+            name = "/".join(PurePosixPath(without_secrets(str(source))).parts[-2:]) or name
         self._outbox.put(
             {
                 "kind": "dataset",
                 "name": name[:500],
                 "context": context,
                 "digest": digest[:_DIGEST_CHARS],
+                "whole_digest": digest,
                 "source": without_secrets(str(source)),
                 "size": int(size),
             }
@@ -450,10 +462,45 @@ def _experiment(
     if found.lifecycle_stage != "active":
         remedy = "restore it in the MLflow page, or name another experiment"
         raise UserError(f"experiment {name!r}", f"was deleted in {store.shown}", remedy=remedy)
+    if "mlflow.note.content" not in found.tags:
+        # Not when a person has written one in the page.
+        tags.setdefault("mlflow.note.content", _guide(primary_metric))
     for key, value in tags.items():
         if found.tags.get(key) != value:
             client.set_experiment_tag(found.experiment_id, key, value)
     return found.experiment_id
+
+
+def _guide(primary_metric: str | None) -> str:
+    """Experiment note where the caller gave none: what the names of the metrics mean."""
+    best = f"Compare runs by `best/{primary_metric}`.\n\n" if primary_metric else ""
+    return best + (
+        "`train/...` while training, `<evaluation>/<score>` at each evaluation, `best/...` at the best of them, "
+        "`final/...` at the end. Other first words (`pixels/...`, `teacher/...`) are scores of what the run is "
+        "compared with; `time/..._share` says where the time went. Figures, recipe and rows are among the artifacts "
+        "of a run, weights are its models. The x axis is the optimizer step."
+    )
+
+
+def _offer_view(
+    client: Any, experiment_id: str, primary_metric: str | None, higher_is_better: bool, params: Mapping[str, str]
+) -> None:
+    """Keep a view of the run table with the columns that tell runs apart; MLflow's own shows no score."""
+    tag = f"mlflow.sharedViewState.{VIEW}"
+    kept = client.get_experiment(experiment_id).tags.get(tag)
+    if kept and '"updatedAt": 0,' not in kept:
+        return  # a person has changed it in the page
+    kinds = {"params": [key for key in ("task.method", "task.margin.name", "seed") if key in params]}
+    scores = [f"best/{primary_metric}", f"final/{primary_metric}"] if primary_metric else []
+    kinds["metrics"] = [*scores, "train/loss", "final/speed/samples_per_s", "final/time/total_s"]
+    state = {
+        "orderByKey": f"metrics.`{scores[0]}`" if scores else "attributes.start_time",
+        "orderByAsc": bool(scores) and not higher_is_better,
+        "selectedColumns": [f"{kind}.`{name}`" for kind, names in kinds.items() for name in names],
+    }
+    view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+    if view != kept:
+        client.set_experiment_tag(experiment_id, tag, view)
 
 
 def _known_run(client: Any, run_id: str | None) -> Any:

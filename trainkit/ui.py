@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from pathlib import Path
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets, without_user_info
 from trainkit.store import Store, settle_mlflow
+from trainkit.tracking import VIEW
 
 HOST = "127.0.0.1"
 _READY_SECONDS = 120.0
@@ -38,6 +40,8 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print)
         return
     with running(store, port) as server:
         say(f"The runs of {store.shown} are at http://{HOST}:{port} (Ctrl-C ends the page)")
+        for name, address in _run_tables(port):
+            say(f"  {name}: {address}")
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             code = server.wait()
@@ -90,10 +94,37 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
         _end(server)
 
 
+def _run_tables(port: int) -> list[tuple[str, str]]:
+    """Name and address of the run tables of the newest experiments, in the view that `Tracker` keeps for them."""
+    request = urllib.request.Request(
+        f"http://{HOST}:{port}/api/2.0/mlflow/experiments/search",
+        json.dumps({"max_results": 6, "order_by": ["last_update_time DESC"]}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with _opener().open(request, timeout=20) as answer:
+            found = json.load(answer).get("experiments", [])
+    except (OSError, ValueError):
+        return []
+    tables = []
+    for experiment in found:
+        keys = {tag["key"] for tag in experiment.get("tags", [])}
+        # Without the type of work the page opens with menus for language models.
+        view = f"&viewStateShareKey={VIEW}" if f"mlflow.sharedViewState.{VIEW}" in keys else ""
+        place = f"http://{HOST}:{port}/#/experiments/{experiment['experiment_id']}/runs"
+        if experiment["name"] != "Default":
+            tables.append((experiment["name"], f"{place}?workflowType=machine_learning{view}"))
+    return tables
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    # A proxy that is set for the outside must not be asked for this machine.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end = time.monotonic() + _READY_SECONDS
-    # A proxy that is set for the outside must not be asked for this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = _opener()
     while time.monotonic() < end:
         if server.poll() is not None:
             raise UserError("mlflow server", f"ended with code {server.returncode}: {_last_line(log)}")
