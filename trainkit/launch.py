@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ class Order:
     plugins: Sequence[str] = ()
     resume: str | None = None
     """Name of a run to continue; empty: the newest unfinished one of this recipe; None: start a new one."""
+    elastic: bool = False
+    """Continue on another number of processes: every sample still counts once, but bits are no longer promised."""
 
 
 def check(order: Order) -> str:
@@ -73,6 +76,45 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
     return 0 if outcome.status == "FINISHED" else 143
 
 
+def score(order: Order, run: str) -> dict[str, float]:
+    """Score the best weights of a run on every evaluation of a recipe, and print them. Starts no run."""
+    recipe = load(order)
+    from trainkit import loop, plan, weights
+    from trainkit.machine import Machine
+    from trainkit.store import Store
+
+    machine, store = Machine(recipe), Store.locate()
+    try:
+        file = machine.lead(lambda: str(best_weights(store.find(run).path)))
+        data = recipe.data.open(recipe.seed)
+        found = {n: Path(machine.lead(lambda s=s: _given(s, order, store))) for n, s in recipe.task.needs().items()}
+        net = recipe.task.build(data.meta, found, recipe.seed).learns
+        weights.load_into(net, weights.read_tensors(Path(file)), file)
+        machine.layout(net)
+        metrics: dict[str, float] = {}
+        for name, split in plan.evaluated(recipe, data).items():
+            scores = loop.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, machine)
+            metrics |= {f"{name}/{key}": value for key, value in scores.metrics.items()}
+    finally:
+        machine.close()
+    if machine.main:
+        print(*(f"{key} {value!r}" for key, value in metrics.items()), sep="\n", flush=True)
+    return metrics
+
+
+def _given(source: Any, order: Order, store: Any) -> str:
+    """A file of weights that exists already: for scoring, nothing is trained first."""
+    if source.recipe is None:
+        return str(_provide("teacher", source, store))
+    from trainkit.store import run_key
+
+    recipe = load(Order(_beside(order.path, source.recipe), plugins=order.plugins))
+    done = store.finished_with(run_key(config.digest(recipe), recipe.data.open(recipe.seed).meta.digest))
+    if done is None:
+        raise UserError(source.recipe, "has no finished run", remedy="train it first")
+    return str(best_weights(done.path))
+
+
 def _run(
     recipe: Recipe,
     order: Order,
@@ -120,6 +162,7 @@ def _run(
             found,
             replayed,
             checkpoint_path,
+            order.elastic,
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
@@ -204,7 +247,7 @@ def _newest(folder: Any) -> tuple[str | None, int]:
     path, problems = checkpoint.newest_valid(folder.checkpoints)
     for problem in problems:
         print(f"left aside: {problem}", flush=True)
-    return (str(path), checkpoint.read(path).state["journal"]) if path else (None, 0)
+    return (str(path), json.loads((path / checkpoint.STATE).read_text())["journal"]) if path else (None, 0)
 
 
 def _provide(name: str, source: Any, store: Any) -> Path:
@@ -222,8 +265,6 @@ def _provide(name: str, source: Any, store: Any) -> Path:
 
 def best_weights(run: Path) -> Path:
     """Weights of a run's best checkpoint, or of its last where no evaluation named a best."""
-    import json
-
     from trainkit import checkpoint
 
     newest, _ = checkpoint.newest_valid(run / "checkpoints")
@@ -255,7 +296,7 @@ def _train_first(
         return best_weights(Path(path))
     unfinished = machine.lead(lambda: getattr(store.newest_unfinished(recipe.name), "name", None))
     if order.resume is not None and unfinished:
-        child = Order(child.path, plugins=order.plugins, resume=unfinished)
+        child = Order(child.path, plugins=order.plugins, resume=unfinished, elastic=order.elastic)
     if machine.main:
         print(f"{name}: training {child.path} first", flush=True)
     _, folder = _run(recipe, child, machine, store, {}, stopping)

@@ -66,7 +66,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     if recipe.train.compile != "off":
         # In place: wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
         parts.learns.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
-    net, optimizer = machine.prepare(parts.learns, optim.build(parts.learns, recipe.optim))
+    net, optimizer = machine.prepare(parts.learns, optim.build(parts.learns, recipe.optim, machine.sharded))
     bare, inner = machine.bare(net), getattr(optimizer, "optimizer", optimizer)
     params = [p for p in bare.parameters() if p.requires_grad]
     average = optim.Average(bare, recipe.train.ema) if recipe.train.ema else None
@@ -84,7 +84,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     }
     state = State(bare, inner, parts.remembers, average, machine.accelerator.scaler, agenda, tally, identity)
     if run.checkpoint is not None:
-        state.load(checkpoint.read(run.checkpoint), machine.rank)
+        state.load(checkpoint.read(run.checkpoint), machine.rank, run.elastic)
     costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
     run.say(planning.describe(recipe, plan, splits, machine.share(costs)))
 
@@ -118,8 +118,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         if bad is not None or state.step in saved:
             return
         machine.check_equal("the state of batch norm or of class centres", nonfinite.replicated(bare, parts))
-        tensors, tallies = state.tensors(keep=machine.main), machine.each(tally.state())
-        kept = {**state.scalars(), "tallies": tallies, "elapsed": machine.share(state.elapsed + clock.elapsed())}
+        tensors, scalars = state.freeze(keep=machine.main)
+        tallies, elapsed = machine.each(tally.state()), machine.share(state.elapsed + clock.elapsed())
+        kept = {**scalars, "tallies": tallies, "elapsed": elapsed, "machine": machine.describe()}
         machine.lead(lambda: run.commit(state.step, tensors, kept, [record["step"] for record in state.best]))
         saved.add(state.step)
 
@@ -264,6 +265,7 @@ def evaluate(task: Task, net: nn.Module, split: Split, batch_size: int, machine:
             predicted = task.predict(net, batch)
         kept.append({"index": index, **{key: value.float() for key, value in predicted.items()}})
     net.train(was_training)
+    machine.reshard(net)
     gathered = {key: machine.gather(value) for key, value in loading.stack(kept).items()}
     index = gathered.pop("index")
     order = index.argsort()[int((index < 0).sum()) :]
@@ -308,6 +310,7 @@ def _trial(task: Task, net: nn.Module, split: Split, recipe: Recipe, name: str, 
             task.predict(net, batch)
         machine.synchronize()
     net.train(was_training)
+    machine.reshard(net)
     return (time.perf_counter() - began) * len(batches)
 
 

@@ -67,7 +67,8 @@ class Machine:
         self._shard_on_cpu()
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         self._control = dist.new_group(backend="gloo") if self.world > 1 and self.device.type != "cpu" else None
-        self.channels_last = recipe.device.channels_last
+        # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
+        self.channels_last = recipe.device.channels_last and not self.sharded
         _set_switches(recipe)
 
     def _check_processes(self) -> None:
@@ -96,7 +97,7 @@ class Machine:
     @property
     def kind(self) -> str:
         """How processes share the work: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED."""
-        return self.accelerator.distributed_type.value
+        return self.accelerator.state.distributed_type.value
 
     @property
     def sharded(self) -> bool:
@@ -138,6 +139,13 @@ class Machine:
     def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
         """Leave gradients unsynchronised until the last micro-batch of an update."""
         return contextlib.nullcontext() if last else self.accelerator.no_sync(net)
+
+    def reshard(self, net: nn.Module) -> None:
+        """Put back the sharded parameters: after a forward without a backward, FSDP2 leaves whole ones in the root."""
+        if self.sharded:
+            for module in net.modules():
+                if hasattr(module, "reshard"):
+                    module.reshard()
 
     def synchronize(self) -> None:
         """Wait for the device, so that time spent on it is counted where it was spent."""

@@ -41,8 +41,8 @@ def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     ]
 
 
-def build(net: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """The optimizer of a recipe over the parameters of `net`."""
+def build(net: nn.Module, optim: Optim, sharded: bool = False) -> torch.optim.Optimizer:
+    """The optimizer of a recipe over the parameters of `net`, which are `sharded` under FSDP2."""
     parts = groups(net, optim)
     if optim.name.startswith("timm:"):
         from timm.optim import create_optimizer_v2
@@ -52,7 +52,9 @@ def build(net: nn.Module, optim: Optim) -> torch.optim.Optimizer:
         except (AssertionError, KeyError, ValueError) as error:
             raise UserError("optim.name", f"{optim.name!r}: {error}", "one of timm.optim.list_optimizers()") from None
     if optim.name == "sgd":
-        return torch.optim.SGD(parts, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=optim.fused)
+        # PyTorch 2.14 has the one-kernel SGD for whole tensors alone.
+        fused = optim.fused and not sharded
+        return torch.optim.SGD(parts, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)
     kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
     return kind(parts, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, fused=optim.fused)
 
@@ -78,7 +80,8 @@ class Average:
     def update(self, net: nn.Module, step: int) -> None:
         """Move towards the weights after update `step`."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.tensors.values()), [t.detach() for _, t in _averaged(net)], 1 - decay)
+        kept = [_local(t) for t in self.tensors.values()]
+        torch._foreach_lerp_(kept, [_local(t) for _, t in _averaged(net)], 1 - decay)
 
     @torch.no_grad()
     def swap(self, net: nn.Module) -> None:
@@ -87,6 +90,11 @@ class Average:
             kept = t.detach().clone()
             t.copy_(self.tensors[name])
             self.tensors[name].copy_(kept)
+
+
+def _local(t: torch.Tensor) -> torch.Tensor:
+    """This process's part of a sharded tensor, in place: kernels over many tensors take no mixture of the two kinds."""
+    return t.to_local() if hasattr(t, "to_local") else t.detach()
 
 
 def _averaged(net: nn.Module) -> list[tuple[str, torch.Tensor]]:

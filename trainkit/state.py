@@ -45,20 +45,19 @@ class State:
 
     _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks")
 
-    def tensors(self, keep: bool) -> dict[str, dict[str, Tensor]]:
-        """Tensors by file. Every rank calls this, since sharded parameters are gathered; one rank keeps the result."""
-        moving, _ = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep)
+    def freeze(self, keep: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Tensors by file, and the rest as plain data.
+
+        Every rank calls this, since sharded parameters are gathered; the one that writes keeps the tensors.
+        """
+        moving, scalars = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep)
         files = {"model": checkpoint.module_tensors(self.net, keep), "optimizer": moving}
         if self.memory is not None:
-            files["memory"] = checkpoint.module_tensors(self.memory)
+            files["memory"] = checkpoint.module_tensors(self.memory, keep)
         if self.average is not None:
-            files["ema"] = {name: checkpoint.whole(t) for name, t in self.average.tensors.items()}
-        return files
-
-    def scalars(self) -> dict[str, Any]:
-        """The rest of the state, as plain data."""
-        _, scalars = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep=False)
-        return {
+            averaged = {name: checkpoint.whole(t, keep) for name, t in self.average.tensors.items()}
+            files["ema"] = averaged if keep else {}
+        return files, {
             **{name: getattr(self, name) for name in self._COUNTERS},
             "optimizer": scalars,
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
@@ -67,7 +66,7 @@ class State:
             "versions": {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    def load(self, loaded: checkpoint.Loaded, rank: int) -> None:
+    def load(self, loaded: checkpoint.Loaded, rank: int, elastic: bool = False) -> None:
         """Continue from a checkpoint. Raises UserError when it belongs to another recipe, data or set of networks."""
         where = str(loaded.path)
         then = loaded.state["identity"]
@@ -75,8 +74,10 @@ class State:
             ("recipe", "start a new run for a changed recipe"),
             ("data", "the data has changed since; start a new run"),
             ("frozen", "the frozen weights have changed since; start a new run"),
-            ("processes", "resume with the number of processes of the checkpoint; bits would differ"),
+            ("processes", "resume with that many processes; or add --elastic, and bits are no longer promised"),
         ):
+            if elastic and key == "processes":
+                continue
             if then.get(key) != self.identity.get(key):
                 found = f"{key} {_short(then.get(key))}"
                 raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
@@ -94,7 +95,9 @@ class State:
         for name in self._COUNTERS:
             setattr(self, name, loaded.state[name])
         self.agenda.restore(loaded.state["gates"])
-        self.tally.load(loaded.state["tallies"][rank])
+        tallies = loaded.state["tallies"]
+        if len(tallies) == self.identity["processes"]:
+            self.tally.load(tallies[rank])
 
 
 def _short(value: Any) -> str:

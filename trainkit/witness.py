@@ -38,6 +38,8 @@ class Witness:
     """Journal events behind the checkpoint that is resumed from."""
     checkpoint: Path | None = None
     """Where to resume from."""
+    elastic: bool = False
+    """Whether the number of processes may have changed since."""
 
     def __post_init__(self) -> None:
         self._bar = None
@@ -102,6 +104,8 @@ class Witness:
         """Write a checkpoint, then prune. Called on rank 0. Raises UserError; older checkpoints are intact then."""
         position = self.tracker.commit()
         checkpoint.write(self.folder.checkpoints, step, tensors, {**state, "journal": position}, self.recipe_text)
+        # After a resume from an older checkpoint, or a rollback, later ones belong to a future that was given up.
+        checkpoint.drop_after(self.folder.checkpoints, step)
         keep = self.recipe.checkpoints
         checkpoint.prune(self.folder.checkpoints, keep.keep_last, best[: keep.keep_best])
         self.folder.update(last_step=step)

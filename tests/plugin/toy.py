@@ -6,6 +6,8 @@ things at a chosen step or sample.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from dataclasses import dataclass, field
 
@@ -63,6 +65,8 @@ class ToyTask:
     teacher: str = "none"
     tensor_weight: bool = False
     slow_score: float = 0.0
+    signal_at: int | None = None
+    """Step at which the process is told to stop, as a scheduler would."""
 
     def needs(self):
         return {}
@@ -74,6 +78,8 @@ class ToyTask:
         return Parts(Net(self.norm, self.dropout), frozen, trusted, tabulated, Memory())
 
     def loss(self, net, parts, batch, at):
+        if self.signal_at == at.step:
+            os.kill(os.getpid(), signal.SIGTERM)
         logits = net(batch["image"])
         if self.teacher == "oracle":
             with torch.no_grad():
