@@ -44,7 +44,9 @@ def test_training_starts_at_chance_and_learns():
 
 
 def test_a_batch_of_8_is_overfitted():
-    ran = run("train.length=60 steps", "data.samples=8", "train.batch_size=8", "train.micro_batch=8", "task.dropout=0.0")
+    ran = run(
+        "train.length=60 steps", "data.samples=8", "train.batch_size=8", "train.micro_batch=8", "task.dropout=0.0"
+    )
     assert ran.series("train/loss")[-1] < 0.01
 
 
@@ -92,6 +94,12 @@ def test_a_run_that_lost_its_newest_checkpoint_resumes_from_the_one_before(refer
 def test_workers_give_the_same_bits_also_after_an_interruption(reference):
     run("loader.workers=2", stopping=stop_after(6))
     assert all_same(run("loader.workers=2", resume="").last, reference.last)
+
+
+def test_figures_are_drawn_while_training_when_asked_for(store):
+    run("log.figures=4 steps", "train.ema=null", "evaluations={}", "best=null", stopping=stop_after(5))
+    drawn = sorted(path.name for path in store.rglob("figures/*.png"))
+    assert drawn == ["loss.png", "speed.png", "time.png"]
 
 
 @pytest.mark.slow

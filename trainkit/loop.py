@@ -222,6 +222,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             hold(name.removeprefix("evaluate.") for name in due if name.startswith("evaluate."))
             if "checkpoint" in due:
                 save()
+            if "figures" in due:
+                clock.to("log")
+                run.draw(outcome.curves)
             bare.train()
             clock.to("compute")
         if stop_asked():

@@ -64,7 +64,7 @@ class Machine:
         self.world: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
         self._check_processes()
-        self._shard_on_cpu()
+        self._plugin = self._sharding_on_cpu()
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         self._control = dist.new_group(backend="gloo") if self.world > 1 and self.device.type != "cpu" else None
         # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
@@ -81,23 +81,21 @@ class Machine:
                 "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process in silence",
             )
 
-    def _shard_on_cpu(self) -> None:
+    def _sharding_on_cpu(self) -> Any:
         """Accelerate 1.15 reads its FSDP settings on GPUs only; FSDP2 itself runs on gloo, so they are read here."""
         if self.device.type != "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true" or self.world == 1:
-            return
+            return None
         from accelerate import FullyShardedDataParallelPlugin
-        from accelerate.utils import DistributedType
 
         plugin = FullyShardedDataParallelPlugin()
         if plugin.fsdp_version != 2:
             raise UserError("launch", "FSDP1", "fsdp_version: 2", "see accelerate_configs/fsdp2.yaml")
-        self.accelerator.state.distributed_type = DistributedType.FSDP
-        self.accelerator.state.fsdp_plugin = plugin
+        return plugin
 
     @property
     def kind(self) -> str:
-        """How processes share the work: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED."""
-        return self.accelerator.state.distributed_type.value
+        """How processes share the work: NO, MULTI_CPU, MULTI_GPU, FSDP."""
+        return "FSDP" if self._plugin is not None else self.accelerator.state.distributed_type.value
 
     @property
     def sharded(self) -> bool:
@@ -122,6 +120,12 @@ class Machine:
 
     def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
         """Wrap what learns and its optimizer for the processes and the precision at hand."""
+        if self._plugin is not None:
+            from accelerate.utils import DistributedType
+
+            # Set here and not once: Accelerate puts its own word back whenever it looks at its state.
+            self.accelerator.state.distributed_type = DistributedType.FSDP
+            self.accelerator.state.fsdp_plugin = self._plugin
         return self.accelerator.prepare(net, optimizer)
 
     def place(self, batch: Batch) -> Batch:

@@ -75,6 +75,7 @@ def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
         "log": Gate(recipe.log.every, *cut),
         **{f"evaluate.{name}": Gate(e.every, *cut, e.budget) for name, e in recipe.evaluations.items()},
         "checkpoint": Gate(recipe.checkpoints.every, *cut),
+        "figures": Gate(recipe.log.figures, *cut),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit import checkpoint
+from trainkit import checkpoint, journal
 from trainkit.recipe import Recipe
 from trainkit.store import RunFolder
 from trainkit.task import Scores
@@ -97,6 +97,15 @@ class Witness:
             self.tracker.table(f"rows/{name}_{kind}.parquet", scored[name].rows)
         shown = "  ".join(f"{key} {value:.4g}" for key, value in list(scored[name].metrics.items())[:6])
         self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
+
+    def draw(self, curves: Mapping[str, Mapping[str, Any]]) -> None:
+        """Draw the figures as they are now."""
+        if self.main:
+            from trainkit.report.drawing import draw
+
+            self.tracker.commit()
+            best = self.recipe.best.metric if self.recipe.best else None
+            draw(self.tracker, journal.read(self.folder.journal), best, curves)
 
     def commit(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], best: list[int]
