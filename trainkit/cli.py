@@ -17,21 +17,44 @@ from trainkit.errors import EXIT_CODE, UserError
 NEWEST = ""
 
 
-class Commands(click.Group):
-    """A group whose mistakes are one message and exit code 2, without a traceback."""
+class Plain(click.Command):
+    """A command whose user's mistakes are one message and exit code 2, without a traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb."""
-        return _answered(lambda: super(Commands, self).invoke(ctx))
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run the words of a command line."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = EXIT_CODE
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else self.name
+            code = _say(f"{error.format_message().rstrip('.')}; see {path} --help")
+        except click.ClickException as error:
+            code = _say(error.format_message())
+        except UserError as error:
+            code = _say(str(error))
+        except click.Abort:
+            code = 130
+        # A verb returns nothing, or its exit code.
+        sys.exit(code if isinstance(code, int) else 0)
 
 
-def _answered(act: Callable[[], Any]) -> Any:
-    try:
-        return act()
-    except UserError as error:
-        rank = os.environ.get("RANK", "0")
-        click.echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {error}", err=True)
-        sys.exit(EXIT_CODE)
+class Commands(Plain, click.Group):
+    """A group of such commands."""
+
+
+def _say(message: str) -> int:
+    rank = os.environ.get("RANK", "0")
+    click.echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {message}", err=True)
+    return EXIT_CODE
+
+
+_plugins = click.option(
+    "--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words."
+)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,7 +63,7 @@ def main() -> None:
     """Training for computer vision in which every run proves what it did."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 @click.option("--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end.")
@@ -52,8 +75,18 @@ def main() -> None:
     metavar="[RUN]",
     help="Continue a run; without a name the newest unfinished one of this recipe.",
 )
-@click.option("--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words.")
-def run(recipe: str, overrides: tuple[str, ...], check: bool, resume: str | None, plugins: tuple[str, ...]) -> None:
+@click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed.")
+@click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end.")
+@_plugins
+def run(
+    recipe: str,
+    overrides: tuple[str, ...],
+    check: bool,
+    resume: str | None,
+    elastic: bool,
+    score: str | None,
+    plugins: tuple[str, ...],
+) -> int:
     """Train RECIPE, with KEY=VALUE words changing it.
 
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
@@ -68,24 +101,24 @@ def run(recipe: str, overrides: tuple[str, ...], check: bool, resume: str | None
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-    def act() -> int:
-        from trainkit import launch
+    from trainkit import launch
 
-        order = launch.Order(_recipe(recipe), overrides, plugins, resume)
-        if check:
-            click.echo(launch.check(order), nl=False)
-            return 0
-        return launch.launch(order, stopping)
-
-    sys.exit(_answered(act))
+    order = launch.Order(_recipe(recipe), overrides, plugins, resume, elastic)
+    if score is not None:
+        launch.score(order, score)
+        return 0
+    if check:
+        click.echo(launch.check(order), nl=False)
+        return 0
+    return launch.launch(order, stopping)
 
 
 def _recipe(word: str) -> Path:
-    """The recipe's file: as given, or one of the shipped recipes by name."""
+    """The recipe's file: as given, else one that comes with trainkit: `adadistill` or `recipes/adadistill.yaml`."""
     path = Path(word)
-    if path.exists() or path.suffix in (".yaml", ".yml"):
+    if path.is_file() or path.parent not in (Path("."), Path("recipes")):
         return path
-    shipped = shipped_recipes() / f"{word}.yaml"
+    shipped = shipped_recipes() / (path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml")
     return shipped if shipped.is_file() else path
 
 
@@ -99,20 +132,24 @@ def ls() -> None:
     """List the recipes that come with trainkit."""
     from trainkit import copying
 
-    for path in sorted(shipped_recipes().glob("*.yaml")):
+    found = sorted(shipped_recipes().glob("*.yaml"))
+    if not found:
+        raise UserError(str(shipped_recipes()), "holds no recipes", remedy="they are part of the repository")
+    for path in found:
         click.echo(f"{path.stem:24} {copying.headline(path)}")
 
 
 @main.command()
 @click.argument("what")
-def show(what: str) -> None:
+@_plugins
+def show(what: str, plugins: tuple[str, ...]) -> None:
     """Show a recipe with its defaults, a run (name, beginning of it, or MLflow id), or a checkpoint folder."""
     path = _recipe(what)
-    if path.is_file():
-        from trainkit import config
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        from trainkit import config, copying
 
-        click.echo(path.read_text(encoding="utf-8").split("\nname:")[0])
-        click.echo(config.dump(config.load(path)), nl=False)
+        resolved = config.dump(config.load(path, (), plugins))
+        click.echo(copying.header(path) + resolved, nl=False)
         return
     from trainkit import checkpoint
 
@@ -132,7 +169,7 @@ def show(what: str) -> None:
 @main.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
-@click.option("--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words.")
+@_plugins
 def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
     from trainkit import launch
@@ -143,11 +180,12 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 @main.command()
 @click.argument("recipe")
 @click.argument("new", type=click.Path(path_type=Path))
-def cp(recipe: str, new: Path) -> None:
+@_plugins
+def cp(recipe: str, new: Path, plugins: tuple[str, ...]) -> None:
     """Copy RECIPE to NEW for another data set; the lines to change are marked."""
     from trainkit import copying
 
-    marked = copying.copy(_recipe(recipe), new)
+    marked = copying.copy(_recipe(recipe), new, plugins)
     click.echo(f"{new}: change the {marked} lines marked with {copying.MARK!r}, then: trainkit check {new}")
 
 
@@ -163,11 +201,12 @@ def ui(port: int) -> None:
 
 @main.command()
 @click.argument("recipe")
-def fetch(recipe: str) -> None:
+@_plugins
+def fetch(recipe: str, plugins: tuple[str, ...]) -> None:
     """Download what RECIPE names, each file checked by its SHA-256. Training itself never uses the network."""
     from trainkit import fetching
 
-    for line in fetching.fetch(_recipe(recipe)):
+    for line in fetching.fetch(_recipe(recipe), plugins):
         click.echo(line)
 
 
@@ -215,17 +254,17 @@ def info(path: Path) -> None:
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--against", multiple=True, type=click.Path(path_type=Path), help="Evaluation sets to compare with.")
-def verify(path: Path, against: tuple[Path, ...]) -> None:
-    """Read every byte of the packed set at PATH and name what is damaged or odd."""
+def verify(path: Path, against: tuple[Path, ...]) -> int:
+    """Read every byte of the packed set at PATH and name what is damaged or odd; damage is exit code 2."""
     from trainkit.data import importing
 
     with _bar("verifying") as on_progress:
-        problems = importing.verify(path, against=against, on_progress=on_progress)
-    for problem in problems:
-        click.echo(problem)
-    click.echo(f"{path}: {len(problems)} problem{'' if len(problems) == 1 else 's'}")
-    if problems:
-        sys.exit(EXIT_CODE)
+        found = importing.verify(path, against=against, on_progress=on_progress)
+    for line in found:
+        click.echo(line)
+    problems = sum(not line.startswith("warning: ") for line in found)
+    click.echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
+    return EXIT_CODE if problems else 0
 
 
 @contextlib.contextmanager

@@ -1,0 +1,279 @@
+"""Every verb of `trainkit`, and the literal command from any folder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from runs import PLUGIN, ROOT, TOY, newest, run
+
+from trainkit import checkpoint, cli, config, copying, launcher
+from trainkit.store import Store
+
+HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
+
+
+def ask(*words: str, code: int = 0) -> str:
+    """What a command says on both streams; it must end with this code and without a traceback."""
+    result = CliRunner().invoke(cli.main, list(words), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def command(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, with nothing of the checkout on its path."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=240, env=env | environment
+    )
+
+
+def people(root: Path, size: int = 16) -> Path:
+    draw = np.random.default_rng(0)
+    for person in ("anna", "ben"):
+        (root / person).mkdir(parents=True)
+        for k in range(3):
+            pixels = draw.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / person / f"{k}.png")
+    (root / "pairs.csv").write_text("path_a,path_b,same\nanna/0.png,anna/1.png,1\nanna/0.png,ben/0.png,0\n")
+    return root
+
+
+# Help and mistakes
+
+
+def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from trainkit.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print('loaded', *sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = command("-c", code, cwd=ROOT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    help_text, _, loaded = done.stdout.partition("loaded ")
+    assert done.returncode == 0 and "Commands:" in help_text and not HEAVY & set(loaded.split())
+    assert min(seconds) < 0.3
+
+
+def test_help_names_every_verb_and_every_verb_has_help():
+    text = ask("--help")
+    for verb in ("check", "cp", "data", "fetch", "ls", "run", "show", "ui"):
+        assert f"\n  {verb} " in text and "--help" in ask(verb, "--help")
+    assert all(f"\n  {verb} " in ask("data", "--help") for verb in ("import", "info", "verify"))
+    assert ask("--version").strip().endswith(__import__("trainkit").__version__)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nosuch"], "No such command 'nosuch'"),
+        (["show"], "Missing argument 'WHAT'"),
+        (["ls", "--loud"], "No such option '--loud'"),
+        (["ui", "--port", "much"], "'much' is not a valid integer"),
+        (["data", "import", "a", "b", "--resize", "up"], "'up' is not one of"),
+        (["check", "nosuch.yaml"], "no such file"),
+        (["show", "nosuch.yaml"], "no such file"),
+        (["show", "nosuch"], "run 'nosuch': not in"),
+        (["fetch", "nosuch.yaml"], "no such file"),
+        (["cp", "nosuch.yaml", "x.yaml"], "no such file"),
+        (["data", "info", "nosuch"], "nosuch: no manifest.json"),
+        (["data", "import", "nosuch", "x"], "nosuch: does not exist"),
+        (["check", "adadistill", "optim.lrr=1"], "optim.lrr"),
+    ],
+)
+def test_every_mistake_is_one_message_and_exit_code_2(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = ask(*words, code=2)
+    assert said.startswith("error: ") and said.count("error: ") == 1 and message in said and "Usage" not in said
+    assert list(tmp_path.iterdir()) == [], "nothing was made"
+
+
+def test_a_process_that_does_not_lead_signs_its_message(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert ask("show", "nosuch.yaml", code=2).startswith("[process 1] error: ")
+
+
+def test_without_words_there_is_help_and_exit_code_2():
+    assert "Commands:" in ask(code=2)
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    code = """from trainkit.cli import click, main
+@main.command()
+def flood():
+    while True:
+        click.echo('line')
+main(['flood'])"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1) as process:
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.wait(60) != 0 and process.stderr.read() == b""
+
+
+# Recipes
+
+
+def test_ls_lists_the_shipped_recipes_with_their_headlines():
+    lines = ask("ls").splitlines()
+    names = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
+    assert {line.split()[0] for line in lines} == names
+    assert "adadistill               AdaDistill on the built-in sample set" in ask("ls")
+
+
+def test_show_of_a_recipe_is_its_header_and_all_its_values(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = ask("show", "face_teacher")
+    assert text.startswith((ROOT / "recipes" / "face_teacher.yaml").read_text().split("name:")[0])
+    assert text.endswith(config.dump(config.load(ROOT / "recipes" / "face_teacher.yaml")))
+    assert ask("show", "recipes/face_teacher.yaml") == ask("show", "face_teacher.yaml") == text
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    assert ask("show", str(TOY), "--plugin", "toy").startswith("name: toy\n")
+
+
+def test_check_prints_the_resolved_recipe_and_what_is_not_there_without_failing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = ask("check", "adadistill", "optim.lr=0.5")
+    assert "\n  lr: 0.5\n" in text and "not there yet" not in text
+    text = ask("check", "adadistill", "data.train=nowhere", "data.evaluate={a: gone.bin}", "evaluations={a: {}}",
+               "best=null", "task.teacher={net: {name: iresnet18, embedding: 128}, weights: teacher.pth}")  # fmt: skip
+    absent = [line for line in text.splitlines() if line.startswith("# not there yet: ")]
+    assert absent == [
+        f"# not there yet: data.train: {tmp_path}/nowhere does not exist",
+        f"# not there yet: data.evaluate.a: {tmp_path}/gone.bin does not exist",
+        "# not there yet: task.teacher.weights: teacher.pth does not exist",
+    ]
+    (tmp_path / "again.yaml").write_text(text)
+    assert ask("check", "again.yaml") == text, "what it prints is a recipe"
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "again.yaml"], "no store, no data"
+
+
+def test_a_recipe_in_this_folder_comes_before_a_shipped_one_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = (ROOT / "recipes" / "face_teacher.yaml").read_text().replace("\nname:", "\nseed: 7\nname:")
+    (tmp_path / "face_teacher.yaml").write_text(mine)
+    assert "\nseed: 7\n" in ask("check", "face_teacher.yaml")
+    assert "\nseed: 0\n" in ask("check", "face_teacher")
+
+
+def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = ask("cp", "face_teacher", "mine.yaml")
+    text = Path("mine.yaml").read_text()
+    assert said.startswith(f"mine.yaml: change the {text.count(copying.MARK)} lines marked with {copying.MARK!r}, ")
+    assert ask("check", "mine.yaml") == ask("check", "face_teacher")
+    assert "already exists" in ask("cp", "face_teacher", "mine.yaml", code=2) and Path("mine.yaml").read_text() == text
+
+
+def test_fetch_says_when_there_is_nothing_to_fetch(tmp_path):
+    shutil.copy(ROOT / "recipes" / "face_teacher.yaml", tmp_path)
+    assert "names nothing to download" in ask("fetch", str(tmp_path / "face_teacher.yaml"))
+
+
+# Data
+
+
+def test_data_is_imported_described_and_verified(tmp_path, monkeypatch):
+    monkeypatch.chdir(people(tmp_path / "people").parent)
+    said = ask("data", "import", "people", "set", "--image-size", "16")
+    assert "set: 6 pictures of 2 people" in said
+    facts = ask("data", "info", "set")
+    assert "pictures       6\n" in facts and "image_size     16\n" in facts
+    assert "set: 0 problems, 0 to look at" in ask("data", "verify", "set")
+    said = ask("data", "import", "people/pairs.csv", "test", "--image-size", "16", "--evaluation")
+    assert "test: 3 pictures of 0 people" in said
+    shared = ask("data", "verify", "set", "--against", "test")
+    assert "warning: 3 pictures are also in test" in shared and "0 problems, 1 to look at" in shared, (
+        "no damage: code 0"
+    )
+    assert "exists" in ask("data", "import", "people", "set", "--image-size", "16", code=2)
+    images = bytearray(Path("set/images.npy").read_bytes())
+    images[-1] ^= 1
+    Path("set/images.npy").write_bytes(images)
+    assert "images.npy: is not what was written" in ask("data", "verify", "set", code=2)
+
+
+def test_a_damaged_picture_is_named_or_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(people(tmp_path / "people").parent)
+    Path("people/ben/1.png").write_bytes(b"not a picture")
+    assert "ben/1.png" in ask("data", "import", "people", "set", "--image-size", "16", code=2)
+    assert not Path("set").exists()
+    said = ask("data", "import", "people", "set", "--image-size", "16", "--damaged", "skip")
+    assert "5 pictures of 2 people" in said and "skipped: " in said
+
+
+# Runs
+
+
+def test_ui_refuses_a_port_in_use_and_names_a_free_one(store):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = ask("ui", "--port", str(port), code=2)
+    assert f"port {port}: in use; take --port " in said
+
+
+def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
+    ran = run("train.length=1 epoch")
+    text = ask("show", ran.folder.name)
+    facts = dict(line.split(None, 1) for line in text.split("\n\n")[0].splitlines() if len(line.split()) > 1)
+    assert facts["name"] == ran.folder.name and facts["status"] == "FINISHED" and facts["last_step"] == "4"
+    (path,) = ran.folder.checkpoints.glob("step-*4")
+    shown = ask("show", str(path))
+    assert shown.strip() == checkpoint.describe(path) and shown in text
+    assert ask("show", "toy-s0") == ask("show", facts["run_id"]) == ask("show", str(ran.folder.path)) == text
+    assert Store.locate().find("toy").info().status == "FINISHED", "looking changed nothing"
+    damaged = path / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert "Traceback" not in ask("show", str(path), code=0)
+
+
+# The literal command
+
+
+def test_the_command_works_uninstalled_and_from_any_folder(tmp_path):
+    file = ROOT / "trainkit" / "run.py"
+    expected = config.dump(config.load(ROOT / "recipes" / "adadistill.yaml", ["optim.lr=0.5"]))
+    done = command(str(file), "recipes/adadistill.yaml", "optim.lr=0.5", "--check", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_reads_its_words_in_any_order(monkeypatch):
+    orders = []
+    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
+    monkeypatch.setattr(launcher, "stop_flag", lambda: lambda: False)
+    monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping: orders.append(order) or 143)
+    for words in (["x.yaml", "--resume"], ["x.yaml", "a=1", "--resume", "name", "b=2"], ["--plugin", "p", "x.yaml"]):
+        assert CliRunner().invoke(cli.run, words).exit_code == 143
+    done = CliRunner().invoke(cli.run, ["adadistill", "--check"])
+    assert done.output == config.dump(config.load(ROOT / "recipes" / "adadistill.yaml"))
+    assert [(str(o.path), o.resume, tuple(o.overrides), tuple(o.plugins)) for o in orders] == [
+        ("x.yaml", "", (), ()),
+        ("x.yaml", "name", ("a=1", "b=2"), ()),
+        ("x.yaml", None, (), ("p",)),
+    ]
+
+
+@pytest.mark.slow
+def test_accelerate_launch_trains_to_the_end(store, tmp_path):
+    words = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml")]
+    words += [str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy"]
+    done = command(*words, cwd=tmp_path, PYTHONPATH=str(PLUGIN))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = newest()
+    assert ran.info().status == "FINISHED" and ran.info().last_step == 12 and "open   trainkit ui" in done.stdout
+    assert ask("show", ran.name)
