@@ -24,14 +24,14 @@ class Sampler(threading.Thread):
         logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.WARNING)
         self._monitor = SystemMetricsMonitor(run_id, tracking_uri=store.uri)
         self._journal, self._every = journal, every
-        # The first reading of the processor's load is always 0: it counts from the one before.
-        self._monitor.collect_metrics()
-        for part in self._monitor.monitors:
-            part.clear_metrics()
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
         """Sample until stopped; the first sample comes within a second."""
+        import psutil
+
+        # The first reading of the processor's load in a thread is always 0: it counts from the one before.
+        psutil.cpu_percent()
         step = self._journal.highest("system/") + 1
         pause = min(1.0, self._every)
         while not self._stop_asked.wait(pause):

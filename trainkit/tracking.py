@@ -45,6 +45,8 @@ _PARAM_CHARS, _TAG_CHARS = 6000, 8000
 _DIGEST_CHARS = 12
 """MLflow takes 36, but shows name and digest together in a narrow column; the whole one is in the profile."""
 
+_TELLING = ("task.method", "task.margin.name", "seed")
+"""Parameters in the view of the run table, where a run has them."""
 VIEW = "trainkit"
 """Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
 
@@ -490,13 +492,19 @@ def _offer_view(
     kept = client.get_experiment(experiment_id).tags.get(tag)
     if kept and '"updatedAt": 0,' not in kept:
         return  # a person has changed it in the page
-    kinds = {"params": [key for key in ("task.method", "task.margin.name", "seed") if key in params]}
-    scores = [f"best/{primary_metric}", f"final/{primary_metric}"] if primary_metric else []
-    kinds["metrics"] = [*scores, "train/loss", "final/speed/samples_per_s", "final/time/total_s"]
+    scores = [f"metrics.`{when}/{primary_metric}`" for when in ("best", "final")] if primary_metric else []
+    # Of the parameters, those that this run or an earlier one of the experiment has.
+    columns = [c for c in (f"params.`{name}`" for name in _TELLING) if c[8:-1] in params or c in (kept or "")]
+    columns += [*scores, *(f"metrics.`{name}`" for name in ("train/loss", "final/time/total_s"))]
     state = {
-        "orderByKey": f"metrics.`{scores[0]}`" if scores else "attributes.start_time",
+        "orderByKey": scores[0] if scores else "attributes.start_time",
         "orderByAsc": bool(scores) and not higher_is_better,
-        "selectedColumns": [f"{kind}.`{name}`" for kind, names in kinds.items() for name in names],
+        "selectedColumns": columns,
+        "columnOrder": columns,
+        # Wide enough for the heading, and for the 18 characters in which MLflow shows a fraction.
+        "columnWidths": {
+            column: max(8 * len(column.split("`")[1]) + 32, 160 * (column in scores)) for column in columns
+        },
     }
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
     if view != kept:

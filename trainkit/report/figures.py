@@ -71,8 +71,9 @@ def loss_curve(
         raise ValueError(f"{len(step)} steps, {len(loss)} losses, {None if lr is None else len(lr)} learning rates")
     evals = {name: points for name, points in (evals or {}).items() if len(points[0])}
     with_lr = lr is not None and len(lr) > 0
-    panels = [3.0] + [2.2] * bool(evals) + [1.3] * with_lr
-    figure, axes = _figure(height=1.2 + sum(panels), ratios=panels)
+    # Three panels stay under 760 pixels: MLflow shows a picture at its full width, and cuts what is below the window.
+    panels = [2.5] + [1.7] * bool(evals) + [1.1] * with_lr
+    figure, axes = _figure(height=1.0 + sum(panels), ratios=panels)
     figure.suptitle(title, color=INK, fontsize=12)
     top, *rest = axes
     step, loss = np.asarray(step, dtype=float), np.asarray(loss, dtype=float)
