@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint
+from trainkit import checkpoint, live
 from trainkit.checkpoint import CheckpointError
 from trainkit.errors import UserError
 
@@ -614,11 +612,10 @@ def test_cleaning_spares_the_living_and_all_that_is_not_ours(tmp_path):
 
 
 def test_describe_says_what_is_inside(tmp_path):
-    state = {"epoch": 3, "recipe_hash": "abc123", "best": {"val/dice": 0.7654321}, "versions": {"torch": "2.14"}}
+    state = {"identity": {"recipe": "abc123"}, "best": {"val/dice": 0.7654321}, "versions": {"torch": "2.14"}}
     text = checkpoint.describe(checkpoint.write(tmp_path, 40, contents(1), state, ""))
     for part in (
         "step         40",
-        "epoch        3",
         "abc123",
         "val/dice 0.765432",
         "torch 2.14",
@@ -627,68 +624,6 @@ def test_describe_says_what_is_inside(tmp_path):
     ):
         assert part in text
     assert "DAMAGED" not in text
-
-
-# ------------------------------------------------------------------------------------------------------- the lock
-
-
-def in_a_child(work: Callable[[], None]) -> tuple[int, int]:
-    """Fork; the child does `work` and then sleeps. Returns its id, and a pipe that it closes by dying."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        try:
-            work()
-            os.write(writer, b"1")
-            time.sleep(60)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    assert os.read(reader, 1) == b"1"
-    return child, reader
-
-
-def test_a_second_job_on_a_run_is_refused_at_once_and_a_dead_one_is_succeeded(tmp_path):
-    held = checkpoint.lock(tmp_path)
-    child, reader = in_a_child(held.__enter__)
-    try:
-        started = time.monotonic()
-        with pytest.raises(UserError, match=f"in use by process {child}"), checkpoint.lock(tmp_path):
-            pass
-        assert time.monotonic() - started < 2
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reader)
-    with checkpoint.lock(tmp_path):
-        assert json.loads((tmp_path / ".lock.holder").read_text())["pid"] == os.getpid()
-    with checkpoint.lock(tmp_path):  # and releasing it released it
-        pass
-
-
-def test_a_lock_that_outlives_its_process_in_orphans_is_taken_over(tmp_path):
-    """A worker forked by the dead process has the lock file open, so that the system still counts it as locked."""
-    child, reader = in_a_child(lambda: None)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reader)
-    descriptor = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    holder = {"pid": child, "started": 1, "host": os.uname().nodename}
-    (tmp_path / ".lock.holder").write_text(json.dumps(holder | {"host": "another"}))
-    with pytest.raises(UserError, match="on another"), checkpoint.lock(tmp_path):
-        pass
-    (tmp_path / ".lock.holder").write_text(json.dumps(holder))
-    with checkpoint.lock(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()}"), checkpoint.lock(tmp_path):
-        pass
-    os.close(descriptor)
-
-
-def test_a_lock_where_nothing_can_be_written_is_a_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written to"), checkpoint.lock(tmp_path / "file" / "run"):
-        pass
 
 
 # ---------------------------------------------------------------------------------- networks and their optimizers
@@ -771,8 +706,8 @@ def goes_on_with_the_same_bits(folder: Path, make: Callable, at: int) -> None:
     straight = net()
     optimizer = make(straight)
     train(straight, optimizer, 0, at)
-    tensors, scalars = checkpoint.optimizer_tensors(optimizer, checkpoint.named_parameters(straight))
-    groups = {"model": checkpoint.module_tensors(straight), "optimizer": tensors}
+    tensors, scalars = live.optimizer_tensors(optimizer, live.named_parameters(straight))
+    groups = {"model": live.module_tensors(straight), "optimizer": tensors}
     loaded = checkpoint.read(checkpoint.write(folder, at, groups, {"optimizer": scalars}, ""))
     train(straight, optimizer, at, 5)
 
@@ -781,18 +716,18 @@ def goes_on_with_the_same_bits(folder: Path, make: Callable, at: int) -> None:
     for group in fresh.param_groups:
         if not isinstance(group["lr"], Tensor):
             group["lr"] = 77.0
-    checkpoint.load_module(resumed, loaded.tensors["model"], "test")
-    named = checkpoint.named_parameters(resumed)
-    checkpoint.load_optimizer(fresh, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
-    again, again_scalars = checkpoint.optimizer_tensors(fresh, named)
+    live.load_module(resumed, loaded.tensors["model"], "test")
+    named = live.named_parameters(resumed)
+    live.load_optimizer(fresh, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
+    again, again_scalars = live.optimizer_tensors(fresh, named)
     assert again_scalars == scalars and same({"o": again}, {"o": tensors})
     train(resumed, fresh, at, 5)
 
     ours, theirs = (
-        checkpoint.optimizer_tensors(o, m.named_parameters()) for o, m in [(fresh, resumed), (optimizer, straight)]
+        live.optimizer_tensors(o, m.named_parameters()) for o, m in [(fresh, resumed), (optimizer, straight)]
     )
     assert ours[1] == theirs[1] and same({"o": ours[0]}, {"o": theirs[0]})
-    assert same({"m": checkpoint.module_tensors(resumed)}, {"m": checkpoint.module_tensors(straight)})
+    assert same({"m": live.module_tensors(resumed)}, {"m": live.module_tensors(straight)})
 
 
 @pytest.mark.parametrize("at", [0, 3])
@@ -810,9 +745,9 @@ def test_an_optimizer_of_timm_goes_on_with_the_same_bits(tmp_path, name):
 def test_optimizer_state_is_kept_by_the_names_of_parameters():
     module = net()
     optimizer = OPTIMIZERS["adamw"](module)
-    assert checkpoint.optimizer_tensors(optimizer, module.named_parameters())[0] == {}
+    assert live.optimizer_tensors(optimizer, module.named_parameters())[0] == {}
     train(module, optimizer, 0, 2)
-    tensors, scalars = checkpoint.optimizer_tensors(optimizer, module.named_parameters())
+    tensors, scalars = live.optimizer_tensors(optimizer, module.named_parameters())
     assert len(tensors) == 6 * 3
     for name, parameter in module.named_parameters():
         assert torch.equal(tensors[f"{name}/exp_avg"], optimizer.state[parameter]["exp_avg"])
@@ -827,8 +762,8 @@ def test_restored_moments_lie_in_memory_as_their_weights_do():
     module = net()
     optimizer = OPTIMIZERS["adamw fused"](module)
     train(module, optimizer, 0, 1)
-    saved = checkpoint.optimizer_tensors(optimizer, module.named_parameters())
-    checkpoint.load_optimizer(optimizer, module.named_parameters(), *saved)
+    saved = live.optimizer_tensors(optimizer, module.named_parameters())
+    live.load_optimizer(optimizer, module.named_parameters(), *saved)
     moment = optimizer.state[module.conv.weight]["exp_avg"]
     assert moment.stride() == module.conv.weight.stride() and not moment.is_contiguous()
 
@@ -838,9 +773,9 @@ def test_a_state_with_nothing_in_it_stays_so():
     module = net()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     optimizer.state[module.head.bias]["momentum_buffer"] = None
-    tensors, scalars = checkpoint.optimizer_tensors(optimizer, module.named_parameters())
+    tensors, scalars = live.optimizer_tensors(optimizer, module.named_parameters())
     assert tensors == {} and scalars["state"] == {"head.bias": {"momentum_buffer": None}}
-    checkpoint.load_optimizer(optimizer, module.named_parameters(), tensors, scalars)
+    live.load_optimizer(optimizer, module.named_parameters(), tensors, scalars)
     assert dict(optimizer.state) == {module.head.bias: {"momentum_buffer": None}}
 
 
@@ -848,40 +783,40 @@ def test_another_optimizer_or_network_is_refused_by_name():
     module = net()
     optimizer = OPTIMIZERS["adamw"](module)
     train(module, optimizer, 0, 1)
-    tensors, scalars = checkpoint.optimizer_tensors(optimizer, module.named_parameters())
+    tensors, scalars = live.optimizer_tensors(optimizer, module.named_parameters())
     named = dict(module.named_parameters())
     with pytest.raises(UserError, match="state of AdamW; expected SGD"):
-        checkpoint.load_optimizer(OPTIMIZERS["sgd"](module), named, tensors, scalars)
+        live.load_optimizer(OPTIMIZERS["sgd"](module), named, tensors, scalars)
     with pytest.raises(UserError, match=r"conv\.bias is not trained here, conv\.weight is not trained here"):
-        checkpoint.load_optimizer(torch.optim.AdamW(module.head.parameters()), named, tensors, scalars)
+        live.load_optimizer(torch.optim.AdamW(module.head.parameters()), named, tensors, scalars)
     with pytest.raises(UserError, match=r"2 groups of \[2, 4\] parameters in another order; expected 1 groups"):
-        checkpoint.load_optimizer(torch.optim.AdamW(module.parameters()), named, tensors, scalars)
+        live.load_optimizer(torch.optim.AdamW(module.parameters()), named, tensors, scalars)
     fewer = {name: tensor for name, tensor in tensors.items() if name != "head.bias/exp_avg"}
     with pytest.raises(UserError, match=r"head\.bias/exp_avg is missing"):
-        checkpoint.load_optimizer(optimizer, named, fewer, scalars)
+        live.load_optimizer(optimizer, named, fewer, scalars)
     with pytest.raises(UserError, match="x/y belongs to nothing"):
-        checkpoint.load_optimizer(optimizer, named, tensors | {"x/y": torch.zeros(1)}, scalars)
+        live.load_optimizer(optimizer, named, tensors | {"x/y": torch.zeros(1)}, scalars)
     with pytest.raises(ValueError, match="bears no name"):
-        checkpoint.optimizer_tensors(optimizer, {"conv.weight": module.conv.weight})
+        live.optimizer_tensors(optimizer, {"conv.weight": module.conv.weight})
 
 
 def test_a_network_of_another_shape_lists_what_does_not_fit_and_is_left_alone():
     small, large = net(4), net(6)
-    before = checkpoint.module_tensors(large)
+    before = live.module_tensors(large)
     with pytest.raises(UserError) as caught:
-        checkpoint.load_module(large, checkpoint.module_tensors(small), "step-7")
+        live.load_module(large, live.module_tensors(small), "step-7")
     text = str(caught.value)
     assert text.startswith("step-7: conv.bias is float32 (4,), the network has float32 (6,)")
     assert text.count(" is float32") == 7 and "head.bias" not in text
-    assert same({"m": before}, {"m": checkpoint.module_tensors(large)})
+    assert same({"m": before}, {"m": live.module_tensors(large)})
     with pytest.raises(UserError, match=r"float16 \(2,\), the network has float32"):
-        checkpoint.load_module(small, {k: v.half() for k, v in checkpoint.module_tensors(small).items()}, "x")
+        live.load_module(small, {k: v.half() for k, v in live.module_tensors(small).items()}, "x")
     with pytest.raises(UserError, match=r"conv\.bias is missing.*new is not in the network"):
-        tensors = checkpoint.module_tensors(small)
+        tensors = live.module_tensors(small)
         del tensors["conv.bias"]
-        checkpoint.load_module(small, tensors | {"new": torch.zeros(1)}, "x")
+        live.load_module(small, tensors | {"new": torch.zeros(1)}, "x")
     with pytest.raises(UserError) as caught:
-        checkpoint.load_module(nn.Linear(1, 1), {f"k{i:03d}": torch.zeros(1) for i in range(100)}, "x")
+        live.load_module(nn.Linear(1, 1), {f"k{i:03d}": torch.zeros(1) for i in range(100)}, "x")
     assert "and 92 more" in str(caught.value) and str(caught.value).count(" is ") == 10
 
 
@@ -895,16 +830,16 @@ class Compiled(nn.Module):
 
 def leaves_no_trace(compiled: Callable[[nn.Module], nn.Module]) -> None:
     plain, wrapped = net(), net()
-    expected = checkpoint.module_tensors(plain)
+    expected = live.module_tensors(plain)
     assert "scratch" not in expected and "mask" in expected
     wrapped.head = compiled(wrapped.head)
     for module in (wrapped, compiled(wrapped), nn.DataParallel(wrapped), compiled(nn.DataParallel(wrapped))):
-        assert same({"m": checkpoint.module_tensors(module)}, {"m": expected})
-        assert list(checkpoint.named_parameters(module)) == [name for name, _ in plain.named_parameters()]
-        checkpoint.load_module(module, expected, "x")
+        assert same({"m": live.module_tensors(module)}, {"m": expected})
+        assert list(live.named_parameters(module)) == [name for name, _ in plain.named_parameters()]
+        live.load_module(module, expected, "x")
     parallel = nn.DataParallel(wrapped)
     optimizer = torch.optim.AdamW(parallel.parameters())
-    _, scalars = checkpoint.optimizer_tensors(optimizer, parallel.named_parameters())
+    _, scalars = live.optimizer_tensors(optimizer, parallel.named_parameters())
     assert scalars["groups"][0]["parameters"] == [name for name, _ in plain.named_parameters()]
 
 
@@ -919,13 +854,13 @@ def test_compiling_leaves_no_trace_in_names():
 
 def test_a_snapshot_does_not_move_with_the_network():
     module = net()
-    snapshot = checkpoint.module_tensors(module)
+    snapshot = live.module_tensors(module)
     before = {name: tensor.clone() for name, tensor in snapshot.items()}
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1)
     assert same({"m": snapshot}, {"m": before})
-    assert checkpoint.module_tensors(module, keep=False) == {}
+    assert live.module_tensors(module, keep=False) == {}
 
 
 SHARDED = """
@@ -933,7 +868,7 @@ import sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch import nn
-from trainkit import checkpoint
+from trainkit import checkpoint, live
 rank, world, folder, task = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3))
@@ -953,15 +888,15 @@ def train(first, last):
         optimizer.zero_grad()
 def save(step, run):
     main = rank == 0
-    model = checkpoint.module_tensors(net, keep=main)
-    state, scalars = checkpoint.optimizer_tensors(optimizer, checkpoint.named_parameters(net), keep=main)
+    model = live.module_tensors(net, keep=main)
+    state, scalars = live.optimizer_tensors(optimizer, live.named_parameters(net), keep=main)
     if main:
         checkpoint.write(folder / run, step, {"model": model, "optimizer": state}, {"optimizer": scalars}, "")
 def load(step, run):
     loaded = checkpoint.read(folder / run / f"step-{step:09d}")
-    checkpoint.load_module(net, loaded.tensors["model"], run)
-    checkpoint.load_optimizer(
-        optimizer, checkpoint.named_parameters(net), loaded.tensors["optimizer"], loaded.state["optimizer"])
+    live.load_module(net, loaded.tensors["model"], run)
+    live.load_optimizer(
+        optimizer, live.named_parameters(net), loaded.tensors["optimizer"], loaded.state["optimizer"])
 if task == "train":
     train(0, 2); save(2, "straight"); train(2, 4); save(4, "straight")
 elif task == "resume":

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from trainkit.data import evaluations, hub, importing, packed, sources
-from trainkit.data.faces import Faces, cache_root, locate
+from trainkit.data.faces import Faces, cache_root
+from trainkit.places import locate
 from trainkit.data.packed import Packed
 from trainkit.errors import UserError
 from trainkit.task import Data

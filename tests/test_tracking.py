@@ -772,8 +772,8 @@ def test_the_newest_unfinished_run_is_found_and_finished_ones_are_reused(store):
         run.release()
     assert store.newest_unfinished("faces") == runs[3]
     runs[3].update(status="FINISHED")
-    assert store.newest_unfinished("faces") == store.newest_unfinished("faces", "other") == runs[1]
-    assert store.newest_unfinished("faces", key) is None and store.newest_unfinished("other") is None
+    assert store.newest_unfinished("faces") == store.newest_unfinished("faces", "aaaa") == runs[1]
+    assert store.newest_unfinished("faces", "bbbb") is None and store.newest_unfinished("other") is None
     assert store.finished_with(key) == runs[2] and store.finished_with("none") is None
 
 

@@ -6,7 +6,8 @@ EXIT_CODE = 2
 class UserError(Exception):
     """A mistake that the user can mend. Commands print it without a traceback and exit with code 2.
 
-    `where` names the place (file, row, key path), `found` what is there, `expected` what should be, `remedy` what to do.
+    `where` names the place (file, row, key path), `found` what is there, `expected` what should be there, and `remedy`
+    what to do.
     """
 
     def __init__(self, where: str, found: str, expected: str = "", remedy: str = ""):

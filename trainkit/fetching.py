@@ -61,7 +61,7 @@ def _set(path: str) -> str:
 
 
 def _file(download: Download) -> str:
-    from trainkit.data.faces import locate
+    from trainkit.places import locate
 
     to = locate(download.to)
     if to.exists():

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainkit import config
 from trainkit.errors import UserError
+from trainkit.places import locate
 from trainkit.recipe import Recipe
 
 
@@ -38,8 +39,8 @@ def check(order: Order) -> str:
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
             load(Order(_beside(order.path, source.recipe), plugins=order.plugins))
-        elif ":" not in source.weights and not Path(source.weights).is_file():
-            notes.append(f"task.{name}.weights: {source.weights} does not exist")
+        elif ":" not in source.weights and not locate(source.weights).is_file():
+            notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
     text = config.dump(recipe)
     return text + "".join(f"# not there yet: {note}\n" for note in notes)
 
@@ -138,9 +139,12 @@ def _run(
             folder = store.new_run(recipe.name, recipe.seed, recipe_hash, parent)
             folder.recipe.write_text(config.dump(recipe), encoding="utf-8")
             return str(folder.path), False
-        folder = store.find(order.resume) if order.resume else store.newest_unfinished(recipe.name)
+        folder = store.find(order.resume) if order.resume else store.newest_unfinished(recipe.name, recipe_hash)
         if folder is None:
-            raise UserError("--resume", f"no unfinished run of {recipe.name}", remedy="leave --resume out to start one")
+            other = store.newest_unfinished(recipe.name)
+            found = f"no unfinished run of {recipe.name} with these settings"
+            nearest = f"; {other.name} had others" if other else ""
+            raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
         folder.claim()
         return str(folder.path), True
 
@@ -257,9 +261,9 @@ def _provide(name: str, source: Any, store: Any) -> Path:
         return best_weights(store.find(word[4:]).path)
     if word.startswith("models:/"):
         return store.model_file(word)
-    path = Path(word).expanduser()
+    path = locate(word)
     if not path.is_file():
-        raise UserError(f"task.{name}.weights", f"{word} does not exist", remedy="give a file, run:NAME or models:/ID")
+        raise UserError(f"task.{name}.weights", f"{path} does not exist", remedy="give a file, run:NAME or models:/ID")
     return path
 
 
@@ -294,7 +298,9 @@ def _train_first(
         if machine.main:
             print(f"{name}: reusing run {Path(path).name} (same recipe and data)", flush=True)
         return best_weights(Path(path))
-    unfinished = machine.lead(lambda: getattr(store.newest_unfinished(recipe.name), "name", None))
+    unfinished = machine.lead(
+        lambda: getattr(store.newest_unfinished(recipe.name, config.digest(recipe)), "name", None)
+    )
     if order.resume is not None and unfinished:
         child = Order(child.path, plugins=order.plugins, resume=unfinished, elastic=order.elastic)
     if machine.main:

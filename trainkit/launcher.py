@@ -1,4 +1,4 @@
-"""What started this process, and what it was asked for. Reads the parent's command line, on Linux; elsewhere nothing."""
+"""What started this process, and what it was asked for. Reads the parent's command line on Linux, else nothing."""
 
 from __future__ import annotations
 
@@ -38,11 +38,15 @@ def asked_processes() -> int:
 
 
 def stop_flag() -> Callable[[], bool]:
-    """Turn SIGTERM, SIGUSR1 and SIGINT into a flag that the loop reads; a second signal ends the process at once."""
+    """Turn SIGTERM, SIGUSR1 and SIGINT into a flag that the loop reads; a second signal ends the process at once.
+
+    Ctrl-C ends the launcher too, and the kernel then sends the SIGTERM of `die_with_parent`, which is no second wish.
+    """
     seen: list[int] = []
+    parent = os.getppid()
 
     def note(number: int, frame: object) -> None:
-        if seen:
+        if seen and os.getppid() == parent:
             os._exit(128 + number)
         seen.append(number)
 

@@ -41,6 +41,8 @@ class Outcome:
     """The last scores of every evaluation, by full name."""
     best: list[dict[str, Any]] = field(default_factory=list)
     """The best evaluations, best first: value, step."""
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per-sample columns of the last evaluations, by evaluation."""
     speed: dict[str, float] = field(default_factory=dict)
     """Rates and time shares over the whole training."""
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -88,7 +90,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
     run.say(planning.describe(recipe, plan, splits, machine.share(costs)))
 
-    def hold(names: Iterable[str], final: bool = False) -> None:
+    def hold(names: Iterable[str]) -> None:
         """Hold evaluations, write their scores down, and commit a checkpoint of what is the best so far."""
         for name in names:
             clock.to("eval")
@@ -103,11 +105,12 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             seconds, elapsed = machine.share((time.perf_counter() - began, state.elapsed + clock.elapsed()))
             agenda.gates[f"evaluate.{name}"].took(seconds, elapsed)
             leads = records.enter(state, recipe, metrics)
-            run.scored(state.step, name, splits[name].size, scored, metrics, seconds, leads, final)
+            run.scored(state.step, name, splits[name].size, scored, metrics, seconds, leads)
             held[name] = state.step
             outcome.final.update(metrics)
+            outcome.rows[name] = scored[name].rows
             outcome.curves.setdefault(name, {}).update({title: s.curves for title, s in scored.items()})
-            if leads and not final:
+            if leads:
                 save()
 
     def save() -> None:
@@ -241,7 +244,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     machine.synchronize()
     if outcome.status == "FINISHED":
         log()
-        hold((n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step), final=True)
+        hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step)
         if recipe.checkpoints.at_end:
             save()
         run.tracker.log(state.step, {f"final/{key}": value for key, value in outcome.final.items()})

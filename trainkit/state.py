@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit import __version__, checkpoint
+from trainkit import __version__, checkpoint, live
 from trainkit.agenda import Agenda
 from trainkit.errors import UserError
 from trainkit.optim import Average
@@ -50,12 +50,12 @@ class State:
 
         Every rank calls this, since sharded parameters are gathered; the one that writes keeps the tensors.
         """
-        moving, scalars = checkpoint.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep)
-        files = {"model": checkpoint.module_tensors(self.net, keep), "optimizer": moving}
+        moving, scalars = live.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep)
+        files = {"model": live.module_tensors(self.net, keep), "optimizer": moving}
         if self.memory is not None:
-            files["memory"] = checkpoint.module_tensors(self.memory, keep)
+            files["memory"] = live.module_tensors(self.memory, keep)
         if self.average is not None:
-            averaged = {name: checkpoint.whole(t, keep) for name, t in self.average.tensors.items()}
+            averaged = {name: live.whole(t, keep) for name, t in self.average.tensors.items()}
             files["ema"] = averaged if keep else {}
         return files, {
             **{name: getattr(self, name) for name in self._COUNTERS},
@@ -81,15 +81,15 @@ class State:
             if then.get(key) != self.identity.get(key):
                 found = f"{key} {_short(then.get(key))}"
                 raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
-        checkpoint.load_module(self.net, loaded.tensors["model"], where)
+        live.load_module(self.net, loaded.tensors["model"], where)
         named = list(self.net.named_parameters())
-        checkpoint.load_optimizer(self.optimizer, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
+        live.load_optimizer(self.optimizer, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
         if self.memory is not None:
-            checkpoint.load_module(self.memory, loaded.tensors["memory"], where)
+            live.load_module(self.memory, loaded.tensors["memory"], where)
         if self.average is not None:
             with torch.no_grad():
                 for name, t in self.average.tensors.items():
-                    t.copy_(checkpoint.sharded_like(loaded.tensors["ema"][name], t))
+                    t.copy_(live.sharded_like(loaded.tensors["ema"][name], t))
         if self.scaler is not None and loaded.state["scaler"]:
             self.scaler.load_state_dict(loaded.state["scaler"])
         for name in self._COUNTERS:

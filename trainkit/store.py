@@ -337,11 +337,11 @@ class Store:
         remedy = f"the nearest are {', '.join(near)}" if near else "there are no runs yet"
         raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
 
-    def newest_unfinished(self, recipe_name: str, key: str | None = None) -> RunFolder | None:
-        """The newest run of a recipe (and key) that began, did not finish, and is not being written now."""
+    def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
+        """The newest run of a recipe (and hash) that began, did not finish and is not being written now."""
         for folder in reversed(self.runs()):
             info = folder.info()
-            wanted = info.recipe == recipe_name and info.status != "FINISHED" and key in (None, info.key)
+            wanted = info.recipe == recipe_name and info.status != "FINISHED" and recipe_hash in (None, info.recipe_hash)
             # Without an MLflow id the run ended before its first step: the store was away, or it was killed at once.
             if wanted and info.run_id and not folder.alive():
                 return folder

@@ -87,14 +87,13 @@ class Witness:
         metrics: Mapping[str, float],
         seconds: float,
         leads: bool,
-        final: bool,
     ) -> None:
-        """Write down an evaluation; keep its rows when it leads or is the last."""
+        """Write down an evaluation; keep its rows when it leads."""
         counted = {f"eval/{name}/unique_samples": size, f"time/eval_{name}_s": seconds}
         best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
-        for kind in [kind for kind, wanted in (("best", leads), ("final", final)) if wanted and self.recipe.log.rows]:
-            self.tracker.table(f"rows/{name}_{kind}.parquet", scored[name].rows)
+        if leads and self.recipe.log.rows:
+            self.tracker.table(f"rows/{name}_best.parquet", scored[name].rows)
         shown = "  ".join(f"{key} {value:.4g}" for key, value in list(scored[name].metrics.items())[:6])
         self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
 

@@ -20,6 +20,7 @@ from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
 from trainkit.data.sources import Source
 from trainkit.errors import UserError
+from trainkit.places import data_root, locate
 from trainkit.task import Batch, Meta, Opened
 
 _log = logging.getLogger(__name__)
@@ -155,16 +156,6 @@ class FaceSplit:
     def on_device(self, batch: Batch) -> Batch:
         """Pixels 0 .. 255 to -1 .. 1, as the field's networks take them: (x / 255 - 0.5) / 0.5."""
         return {**batch, "image": batch["image"].float().div(127.5).sub(1)}
-
-
-def data_root() -> Path:
-    """Where relative paths begin: `$TRAINKIT_DATA` when it is set, else the current folder."""
-    return Path(os.environ.get("TRAINKIT_DATA") or ".").absolute()
-
-
-def locate(path: str) -> Path:
-    """A path of a recipe as a place on this machine."""
-    return data_root() / Path(path).expanduser()
 
 
 def pack_once(found: Source | Evaluation, image_size: int) -> Packed:

@@ -11,12 +11,14 @@ from trainkit.witness import Witness
 
 
 def write(run: Witness, outcome: Outcome) -> None:
-    """Draw the figures of a run and log its models."""
+    """Draw the figures of a run, keep the rows of its last evaluations, and log its models."""
     from trainkit.report import figures
 
     tracker = run.tracker
     run.draw(outcome.curves)
     tracker.figure("figures/time.png", figures.time_shares(_shares(outcome)))
+    for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
+        tracker.table(f"rows/{name}_final.parquet", rows)
     tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()})
     newest = run.newest_checkpoint()
     if newest is not None:

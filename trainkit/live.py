@@ -1,0 +1,294 @@
+"""Live networks and optimizers as plain tensors by name, and back, bit for bit.
+
+Names are those of the parameters, whatever DDP, FSDP2 and torch.compile have wrapped around, and tensors are whole even
+where they are sharded: what is saved on eight processes loads on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainkit.checkpoint import refuse_unfaithful
+from trainkit.errors import UserError
+
+_LISTED = 10
+_OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable", "param_names"})
+"""Options of an optimizer that say how it computes on this machine, not what: never taken from a file."""
+
+
+def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by the names they have in files, whatever DDP and torch.compile have wrapped around."""
+    return {_plain_name(name): parameter for name, parameter in _unwrapped(module).named_parameters()}
+
+
+def module_tensors(module: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """Copies of a module's parameters and persistent buffers on the CPU, whole even where they are sharded.
+
+    With sharded parameters (FSDP2) this is a collective: every process calls it, and those that write nothing pass
+    `keep=False` and get an empty dict, which spares their memory.
+    """
+    tensors = {name: whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
+    return tensors if keep else {}
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy tensors into a module in place. Raises `UserError` listing names, shapes and types that do not fit.
+
+    `where` names the source in messages. Nothing is changed unless everything fits.
+    """
+    live = _live_tensors(module)
+    problems = [f"{name} is missing" for name in live.keys() - tensors.keys()]
+    problems += [f"{name} is not in the network" for name in tensors.keys() - live.keys()]
+    for name in live.keys() & tensors.keys():
+        file, own = tensors[name], live[name]
+        if own.is_meta:
+            raise ValueError(f"{name} has no memory yet (meta device)")
+        if (file.shape, file.dtype) != (own.shape, own.dtype):
+            problems.append(f"{name} is {_kind(file)}, the network has {_kind(own)}")
+    if problems:
+        raise UserError(where, _listed(problems), remedy="these tensors are of another network or recipe")
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(sharded_like(tensors[name], tensor))
+
+
+def optimizer_tensors(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]], keep: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State of an optimizer as (tensors by `<parameter name>/<state key>`, JSON data), by names and not positions.
+
+    The JSON data holds each group's options, all state that is not a tensor, and where each tensor belongs. As with
+    `module_tensors`, sharded state is gathered: every process calls it, `keep=False` where nothing is written.
+    """
+    kind, optimizer = _bare_optimizer(optimizer)
+    names = _names_by_parameter(parameters)
+    tensors: dict[str, Tensor] = {}
+    groups, state = [], {}
+    for position, group in enumerate(optimizer.param_groups):
+        members = [_name_of(parameter, names) for parameter in group["params"]]
+        options = {
+            key: _pack(value, f"group {position}/{key}", tensors, keep)
+            for key, value in group.items()
+            if key != "params" and key not in _OF_THE_MACHINE and not isinstance(value, torch.dtype | torch.device)
+        }
+        groups.append({"parameters": members, "options": options})
+        for name, parameter in zip(members, group["params"], strict=True):
+            # .get: the state is a defaultdict, and an empty entry is not the same as none to every optimizer
+            entries = optimizer.state.get(parameter) or {}
+            for key in sorted(entries):
+                _refuse_shards(name, key, entries[key], parameter)
+                state.setdefault(name, {})[key] = _pack(entries[key], f"{name}/{key}", tensors, keep)
+    own = optimizer.state_dict()
+    if sum(map(len, state.values())) < sum(map(len, own["state"].values())):
+        raise ValueError(f"{kind} keeps state elsewhere than in its `state`; it cannot be saved")
+    # A few optimizers draw random numbers, and hold a generator of their own.
+    extra = {key: _pack(own[key], f"extra/{key}", tensors, keep) for key in own.keys() - {"state", "param_groups"}}
+    scalars = {"class": kind, "groups": groups, "state": state, "extra": extra}
+    return tensors if keep else {}, scalars
+
+
+def load_optimizer(
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, Any],
+    where: str = "optimizer",
+) -> None:
+    """Put back what `optimizer_tensors` gave, bit for bit, into an optimizer over the same parameters.
+
+    Options that say how this machine computes (fused, foreach ...) stay as they are. Raises `UserError` naming what
+    does not fit: another optimizer, other groups, other parameters, tensors left over or missing.
+    """
+    kind, optimizer = _bare_optimizer(optimizer)
+    names = _names_by_parameter(parameters)
+    _check_optimizer(kind, optimizer, names, tensors, scalars, where)
+    if scalars["extra"]:
+        stay = {key: _unpack(packed, tensors, None, stay=True) for key, packed in scalars["extra"].items()}
+        optimizer.load_state_dict({**optimizer.state_dict(), **stay})  # only the optimizer knows where these belong
+    optimizer.state.clear()
+    for group, saved in zip(optimizer.param_groups, scalars["groups"], strict=True):
+        on_device = bool(group.get("fused") or group.get("capturable"))
+        first = next(iter(group["params"]), None)
+        for key, packed in saved["options"].items():
+            value = _unpack(packed, tensors, first, stay=key == "step" and not on_device)
+            own = group.get(key)
+            if isinstance(own, Tensor):
+                # in place: a learning rate that lives on the device may be part of a captured graph
+                own.copy_(value) if isinstance(value, Tensor) else own.fill_(value)
+            else:
+                group[key] = value.item() if isinstance(own, float) and isinstance(value, Tensor) else value
+        for parameter in group["params"]:
+            packed = scalars["state"].get(_name_of(parameter, names))
+            if packed is not None:
+                optimizer.state[parameter] = {
+                    key: _unpack(value, tensors, parameter, stay=key == "step" and not on_device)
+                    for key, value in packed.items()
+                }
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while True:
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
+            module = module._orig_mod
+        else:
+            return module
+
+
+def _plain_name(name: str) -> str:
+    """A name without the parts that compiling a submodule puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def _live_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by plain name, sharing memory with the module."""
+    live: dict[str, Tensor] = {}
+    for name, value in _unwrapped(module).state_dict().items():
+        if not isinstance(value, Tensor) or name.endswith("_extra_state"):
+            continue  # extra state may be anything, pickles included, and is made anew by the layers that have it
+        if _plain_name(name) in live:
+            raise ValueError(f"two tensors of the network are called {_plain_name(name)}")
+        live[_plain_name(name)] = value
+    return live
+
+
+def whole(tensor: Tensor, keep: bool = True) -> Tensor:
+    """A copy on the CPU, gathered from all processes where the tensor is sharded (a collective)."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "full_tensor"):
+        tensor = tensor.full_tensor()
+    return tensor.to("cpu", copy=True).contiguous() if keep else tensor
+
+
+def sharded_like(full: Tensor, like: Tensor) -> Tensor:
+    """`full` laid out over the processes as `like` is; every process has all of `full`, so nothing is sent."""
+    if not hasattr(like, "full_tensor"):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _bare_optimizer(optimizer: Optimizer) -> tuple[str, Optimizer]:
+    """The optimizer that holds the state, inside of Accelerate's and timm's wrappers, and a name for all of it."""
+    if hasattr(optimizer, "_base_optimizer"):
+        kind, bare = _bare_optimizer(optimizer._base_optimizer)
+        return f"{type(optimizer).__name__}({kind})", bare
+    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        return _bare_optimizer(optimizer.optimizer)
+    return type(optimizer).__name__, optimizer
+
+
+def _names_by_parameter(
+    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+) -> dict[nn.Parameter, str]:
+    pairs = [
+        (_plain_name(name), p) for name, p in (parameters.items() if isinstance(parameters, Mapping) else parameters)
+    ]
+    while pairs and all(name.startswith("module.") for name, _ in pairs):  # DDP's wrapper
+        pairs = [(name.removeprefix("module."), parameter) for name, parameter in pairs]
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("two parameters have one name")
+    return {parameter: name for name, parameter in pairs}
+
+
+def _name_of(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:
+    if parameter not in names:
+        raise ValueError(f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that bears no name")
+    return names[parameter]
+
+
+def _refuse_shards(name: str, key: str, value: Any, parameter: Tensor) -> None:
+    """Each process has a part of a sharded parameter; state that does not know it is a part cannot be gathered."""
+    if not isinstance(value, Tensor) or not hasattr(parameter, "full_tensor"):
+        return
+    if not hasattr(value, "full_tensor") and value.numel() > 1:
+        raise ValueError(f"state {key} of {name} is not sharded as its parameter is; it cannot be saved")
+
+
+def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool) -> Any:
+    """JSON data for a state value; tensors in it, at any depth, go to `tensors` under their path."""
+    if isinstance(value, Tensor):
+        tensors[path] = whole(value, keep)
+        return {"tensor": path}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_pack(member, f"{path}/{i}", tensors, keep) for i, member in enumerate(value)]}
+    if isinstance(value, dict):
+        return {"dict": {key: _pack(member, f"{path}/{key}", tensors, keep) for key, member in value.items()}}
+    refuse_unfaithful(value, path)
+    return value
+
+
+def _unpack(packed: Any, tensors: Mapping[str, Tensor], parameter: Tensor | None, stay: bool) -> Any:
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return _state_tensor(tensors[content], parameter, stay)
+    if kind == "dict":
+        return {key: _unpack(member, tensors, parameter, stay) for key, member in content.items()}
+    members = [_unpack(member, tensors, parameter, stay) for member in content]
+    return members if kind == "list" else tuple(members)
+
+
+def _state_tensor(full: Tensor, parameter: Tensor | None, stay: bool) -> Tensor:
+    """A tensor of an optimizer's state where the optimizer expects it; `stay`: step counters live on the CPU."""
+    if stay or parameter is None:
+        return full.clone()
+    if full.shape != parameter.shape:
+        return full.to(parameter.device, copy=True)
+    # Same strides as the parameter: fused kernels refuse channels_last weights with contiguous moments.
+    return torch.empty_like(parameter, dtype=full.dtype, requires_grad=False).copy_(sharded_like(full, parameter))
+
+
+def _references(packed: Any) -> list[str]:
+    if not isinstance(packed, dict):
+        return []
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return [content]
+    members = content.values() if kind == "dict" else content
+    return [reference for member in members for reference in _references(member)]
+
+
+def _check_optimizer(
+    kind: str,
+    optimizer: Optimizer,
+    names: Mapping[nn.Parameter, str],
+    tensors: Mapping[str, Tensor],
+    scalars: Mapping[str, Any],
+    where: str,
+) -> None:
+    if scalars["class"] != kind:
+        raise UserError(where, f"state of {scalars['class']}", kind, "resume with the recipe it was made with")
+    own = [[_name_of(parameter, names) for parameter in group["params"]] for group in optimizer.param_groups]
+    saved = [group["parameters"] for group in scalars["groups"]]
+    if own != saved:
+        flat_own, flat_saved = {n for group in own for n in group}, {n for group in saved for n in group}
+        problems = [f"{name} is missing" for name in flat_own - flat_saved]
+        problems += [f"{name} is not trained here" for name in flat_saved - flat_own]
+        problems = problems or [f"{len(saved)} groups of {[len(g) for g in saved]} parameters in another order"]
+        raise UserError(where, _listed(problems), f"{len(own)} groups of {[len(g) for g in own]} parameters")
+    holders = [scalars["extra"], *(group["options"] for group in scalars["groups"]), *scalars["state"].values()]
+    used = [reference for entries in holders for packed in entries.values() for reference in _references(packed)]
+    problems = [f"{name} is missing" for name in set(used) - tensors.keys()]
+    problems += [f"{name} belongs to nothing" for name in tensors.keys() - set(used)]
+    if problems:
+        raise UserError(where, _listed(problems))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _listed(problems: list[str]) -> str:
+    """At most ten problems, in order, and the number of the others."""
+    more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+    return ", ".join(sorted(problems)[:_LISTED] + more)
