@@ -150,9 +150,9 @@ def test_check_prints_the_resolved_recipe_and_what_is_not_there_without_failing(
     text = ask("check", "adadistill", "data.train=nowhere", "data.evaluate={a: gone.bin}", "evaluations={a: {}}",
                "best=null", "task.teacher={net: {name: iresnet18, embedding: 128}, weights: teacher.pth}")  # fmt: skip
     absent = [line for line in text.splitlines() if line.startswith("# not there yet: ")]
-    assert absent == [
-        f"# not there yet: data.train: {tmp_path}/nowhere does not exist",
-        f"# not there yet: data.evaluate.a: {tmp_path}/gone.bin does not exist",
+    assert [line.replace(f" {tmp_path}/", " ") for line in absent] == [
+        "# not there yet: data.train: nowhere does not exist",
+        "# not there yet: data.evaluate.a: gone.bin does not exist",
         "# not there yet: task.teacher.weights: teacher.pth does not exist",
     ]
     (tmp_path / "again.yaml").write_text(text)
