@@ -10,7 +10,8 @@ from pathlib import Path
 
 from trainkit import checkpoint, journal
 from trainkit.journal import MEASURED
-from trainkit.launch import Order, launch
+from trainkit.launch import launch
+from trainkit.order import Order
 from trainkit.store import RunFolder, Store
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,9 +11,9 @@ from PIL import Image
 
 from trainkit.data import evaluations, hub, importing, packed, sources
 from trainkit.data.faces import Faces, cache_root
-from trainkit.places import locate
 from trainkit.data.packed import Packed
 from trainkit.errors import UserError
+from trainkit.places import locate
 from trainkit.task import Data
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "faces_lfw112"

@@ -254,6 +254,10 @@ def test_settings_that_cannot_be_are_refused(words, message):
 
 
 def test_a_changed_recipe_is_not_resumed():
-    run(stopping=stop_after(3))
-    with pytest.raises(UserError, match=r"recipe .* expected .*; start a new run for a changed recipe"):
+    first = run(stopping=stop_after(3))
+    with pytest.raises(
+        UserError, match=f"no unfinished run of toy with these settings; {first.folder.name} had others"
+    ):
         run("optim.lr=0.01", resume="")
+    with pytest.raises(UserError, match=r"recipe .* expected .*; start a new run for a changed recipe"):
+        run("optim.lr=0.01", resume=first.folder.name)

@@ -35,7 +35,7 @@ class Plain(click.Command):
         except click.ClickException as error:
             code = _say(error.format_message())
         except UserError as error:
-            code = _say(str(error))
+            code = EXIT_CODE if error.told else _say(str(error))
         except click.Abort:
             code = 130
         # A verb returns nothing, or its exit code.
@@ -101,14 +101,16 @@ def run(
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
+    from trainkit import order as orders
+
+    order = orders.Order(_recipe(recipe), overrides, plugins, resume, elastic)
+    if check:
+        click.echo(orders.check(order), nl=False)
+        return 0
     from trainkit import launch
 
-    order = launch.Order(_recipe(recipe), overrides, plugins, resume, elastic)
     if score is not None:
         launch.score(order, score)
-        return 0
-    if check:
-        click.echo(launch.check(order), nl=False)
         return 0
     return launch.launch(order, stopping)
 
@@ -172,9 +174,9 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
 @_plugins
 def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
-    from trainkit import launch
+    from trainkit import order
 
-    click.echo(launch.check(launch.Order(_recipe(recipe), overrides, plugins)), nl=False)
+    click.echo(order.check(order.Order(_recipe(recipe), overrides, plugins)), nl=False)
 
 
 @main.command()

@@ -10,6 +10,9 @@ class UserError(Exception):
     what to do.
     """
 
+    told = False
+    """Another process says it: the same mistake is not printed by each."""
+
     def __init__(self, where: str, found: str, expected: str = "", remedy: str = ""):
         self.where, self.found, self.expected, self.remedy = where, found, expected, remedy
         parts = [f"{where}: {found}"]

@@ -1,53 +1,19 @@
-"""From a recipe's path to a finished run: load, check, train what it needs first, train, report."""
+"""From an order to a finished run: load, train what is needed first, train, report."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainkit import config
+from trainkit import config, copying
 from trainkit.errors import UserError
-from trainkit.places import locate
+from trainkit.needs import Need, best_weights, gather
+from trainkit.order import Order, load
 from trainkit.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the command line asked for."""
-
-    path: Path
-    """The recipe's file; recipes it names are looked up from its folder."""
-    overrides: Sequence[str] = ()
-    plugins: Sequence[str] = ()
-    resume: str | None = None
-    """Name of a run to continue; empty: the newest unfinished one of this recipe; None: start a new one."""
-    elastic: bool = False
-    """Continue on another number of processes: every sample still counts once, but bits are no longer promised."""
-
-
-def check(order: Order) -> str:
-    """The resolved recipe, and sentences about data and weights that are not there yet. Touches no device or store.
-
-    Raises ConfigError with every mistake of the recipe and of the recipes it needs.
-    """
-    recipe = load(order)
-    notes = list(recipe.data.missing())
-    for name, source in recipe.task.needs().items():
-        if source.recipe is not None:
-            load(Order(_beside(order.path, source.recipe), plugins=order.plugins))
-        elif ":" not in source.weights and not locate(source.weights).is_file():
-            notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
-    text = config.dump(recipe)
-    return text + "".join(f"# not there yet: {note}\n" for note in notes)
-
-
-def load(order: Order) -> Recipe:
-    """Load the recipe of an order."""
-    return config.load(order.path, list(order.overrides), tuple(order.plugins))
+from trainkit.store import RunFolder, run_key
 
 
 def launch(order: Order, stopping: Callable[[], bool]) -> int:
@@ -62,16 +28,15 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
     machine = Machine(recipe)
     store = Store.locate()
     machine.lead(store.prepare)
+
+    def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
+        return _run(recipe, child, machine, store, needs, stopping)[1]
+
     try:
-        found = {
-            name: Path(machine.lead(lambda name=name, s=source: str(_provide(name, s, store))))
-            if source.recipe is None
-            else _train_first(name, source.recipe, order, machine, store, stopping)
-            for name, source in recipe.task.needs().items()
-        }
-        if stopping():
+        needs = gather(order, recipe, machine, store, train)
+        if machine.any(stopping())():
             return 143
-        outcome, _ = _run(recipe, order, machine, store, found, stopping)
+        outcome, _ = _run(recipe, order, machine, store, needs, stopping)
     finally:
         machine.close()
     return 0 if outcome.status == "FINISHED" else 143
@@ -88,7 +53,7 @@ def score(order: Order, run: str) -> dict[str, float]:
     try:
         file = machine.lead(lambda: str(best_weights(store.find(run).path)))
         data = recipe.data.open(recipe.seed)
-        found = {n: Path(machine.lead(lambda s=s: _given(s, order, store))) for n, s in recipe.task.needs().items()}
+        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
         net = recipe.task.build(data.meta, found, recipe.seed).learns
         weights.load_into(net, weights.read_tensors(Path(file)), file)
         machine.layout(net)
@@ -103,40 +68,25 @@ def score(order: Order, run: str) -> dict[str, float]:
     return metrics
 
 
-def _given(source: Any, order: Order, store: Any) -> str:
-    """A file of weights that exists already: for scoring, nothing is trained first."""
-    if source.recipe is None:
-        return str(_provide("teacher", source, store))
-    from trainkit.store import run_key
-
-    recipe = load(Order(_beside(order.path, source.recipe), plugins=order.plugins))
-    done = store.finished_with(run_key(config.digest(recipe), recipe.data.open(recipe.seed).meta.digest))
-    if done is None:
-        raise UserError(source.recipe, "has no finished run", remedy="train it first")
-    return str(best_weights(done.path))
-
-
 def _run(
     recipe: Recipe,
     order: Order,
     machine: Any,
     store: Any,
-    found: Mapping[str, Path],
+    needs: Mapping[str, Need],
     stopping: Callable[[], bool],
-    parent: str | None = None,
-) -> tuple[Any, Path]:
+) -> tuple[Any, RunFolder]:
     """Train one recipe as one run. Returns its outcome and its folder."""
     from trainkit import loop
     from trainkit.report import closing
-    from trainkit.store import RunFolder, run_key
     from trainkit.witness import Witness
 
     data = recipe.data.open(recipe.seed)
     recipe_hash = config.digest(recipe)
 
     def open_folder() -> tuple[str, bool]:
-        if order.resume is None or parent is not None:
-            folder = store.new_run(recipe.name, recipe.seed, recipe_hash, parent)
+        if order.resume is None:
+            folder = store.new_run(recipe.name, recipe.seed, recipe_hash)
             folder.recipe.write_text(config.dump(recipe), encoding="utf-8")
             return str(folder.path), False
         folder = store.find(order.resume) if order.resume else store.newest_unfinished(recipe.name, recipe_hash)
@@ -150,7 +100,7 @@ def _run(
 
     path, resuming = machine.lead(open_folder)
     folder = RunFolder(Path(path))
-    with _tracked(recipe, order, machine, store, folder, parent, resuming, data) as (
+    with _tracked(recipe, order, machine, store, folder, needs, resuming, data) as (
         tracker,
         checkpoint_path,
         replayed,
@@ -163,7 +113,7 @@ def _run(
             tracker,
             machine.main,
             stopping,
-            found,
+            {name: need.file for name, need in needs.items()},
             replayed,
             checkpoint_path,
             order.elastic,
@@ -181,7 +131,7 @@ def _run(
             witness.say(closing.table(witness, outcome, store))
     machine.accelerator.free_memory()
     machine.wait()
-    return outcome, folder.path
+    return outcome, folder
 
 
 @contextlib.contextmanager
@@ -191,7 +141,7 @@ def _tracked(
     machine: Any,
     store: Any,
     folder: Any,
-    parent: str | None,
+    needs: Mapping[str, Need],
     resuming: bool,
     data: Any,
 ) -> Iterator[tuple[Any, Path | None, list[Any]]]:
@@ -207,19 +157,23 @@ def _tracked(
         nonlocal tracker
         path, position = _newest(folder) if resuming else (None, 0)
         best = recipe.best
+        made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
         tracker = Tracker.start(
             folder,
             store,
             experiment=recipe.log.experiment or recipe.name,
             run_name=folder.name,
             params={**config.flat(recipe), **{f"machine.{k}": v for k, v in machine.describe().items()}},
-            tags={"trainkit.recipe": recipe.name},
-            parent=parent,
+            tags={"trainkit.recipe": recipe.name, **made_by},
+            note=copying.header(order.path).replace("# ", "").replace("#", ""),
             resume=resuming,
             primary_metric=best.metric if best else None,
             higher_is_better=best is None or best.mode == "max",
             system_metrics_every=recipe.log.system_every.seconds if recipe.log.system_every else 0.0,
         )
+        for need in needs.values():
+            if need.new:  # made for this run: MLflow shows it beneath
+                store.client().set_tag(need.run.info().run_id, "mlflow.parentRunId", tracker.run_id)
         decided = tracker.cut_back(position).decided if resuming else []
         tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
@@ -251,64 +205,6 @@ def _newest(folder: Any) -> tuple[str | None, int]:
     path, problems = checkpoint.newest_valid(folder.checkpoints)
     for problem in problems:
         print(f"left aside: {problem}", flush=True)
+    if path is None and problems:
+        raise UserError(str(folder.path), "none of its checkpoints is whole", remedy="start a new run")
     return (str(path), json.loads((path / checkpoint.STATE).read_text())["journal"]) if path else (None, 0)
-
-
-def _provide(name: str, source: Any, store: Any) -> Path:
-    """The file behind `weights: ...`: a path, `run:NAME`, or a logged model."""
-    word = source.weights
-    if word.startswith("run:"):
-        return best_weights(store.find(word[4:]).path)
-    if word.startswith("models:/"):
-        return store.model_file(word)
-    path = locate(word)
-    if not path.is_file():
-        raise UserError(f"task.{name}.weights", f"{path} does not exist", remedy="give a file, run:NAME or models:/ID")
-    return path
-
-
-def best_weights(run: Path) -> Path:
-    """Weights of a run's best checkpoint, or of its last where no evaluation named a best."""
-    from trainkit import checkpoint
-
-    newest, _ = checkpoint.newest_valid(run / "checkpoints")
-    if newest is None:
-        raise UserError(str(run), "holds no checkpoint", remedy="train it again")
-    best = json.loads((newest / "state.json").read_text())["best"]
-    chosen = run / "checkpoints" / f"step-{best[0]['step']:09d}" if best else newest
-    return (chosen if chosen.is_dir() else newest) / "model.safetensors"
-
-
-def _train_first(
-    name: str, recipe_path: str, order: Order, machine: Any, store: Any, stopping: Callable[[], bool]
-) -> Path:
-    """Train the recipe that makes a network's weights, or reuse the run that did so from the same recipe and data."""
-    from trainkit.store import run_key
-
-    child = Order(_beside(order.path, recipe_path), plugins=order.plugins)
-    recipe = load(child)
-    key = run_key(config.digest(recipe), recipe.data.open(recipe.seed).meta.digest)
-
-    def look() -> str | None:
-        done = store.finished_with(key)
-        return str(done.path) if done else None
-
-    path = machine.lead(look)
-    if path is not None:
-        if machine.main:
-            print(f"{name}: reusing run {Path(path).name} (same recipe and data)", flush=True)
-        return best_weights(Path(path))
-    unfinished = machine.lead(
-        lambda: getattr(store.newest_unfinished(recipe.name, config.digest(recipe)), "name", None)
-    )
-    if order.resume is not None and unfinished:
-        child = Order(child.path, plugins=order.plugins, resume=unfinished, elastic=order.elastic)
-    if machine.main:
-        print(f"{name}: training {child.path} first", flush=True)
-    _, folder = _run(recipe, child, machine, store, {}, stopping)
-    return best_weights(folder)
-
-
-def _beside(recipe: Path, named: str) -> Path:
-    """A recipe named in a recipe, from that recipe's folder."""
-    return (recipe.parent / named).resolve()

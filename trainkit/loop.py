@@ -109,7 +109,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             held[name] = state.step
             outcome.final.update(metrics)
             outcome.rows[name] = scored[name].rows
-            outcome.curves.setdefault(name, {}).update({title: s.curves for title, s in scored.items()})
+            titles = {name: "this run", f"{name}/ema": "averaged weights"}
+            outcome.curves.setdefault(name, {}).update({titles[t]: scores.curves for t, scores in scored.items()})
             if leads:
                 save()
 
@@ -155,6 +156,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             outcome.curves.setdefault(first, {})[name] = scores.curves
             if name in parts.trusted:
                 records.refuse_chance(name, first, scores)
+                if not scores.chance:
+                    run.say(f"{name}: {first} is too small to tell it from guessing")
         hold(name for name, e in recipe.evaluations.items() if e.at_start)
     clock.to("setup")
     tables = {key: tabulate(module, data.train, machine) for key, module in parts.tabulated.items()}

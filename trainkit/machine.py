@@ -134,7 +134,8 @@ class Machine:
 
     def layout(self, net: nn.Module) -> nn.Module:
         """Move a network to the device in the memory format of the run."""
-        return net.to(self.device, memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
+        last = self.channels_last and not (self.device.type == "cpu" and _breaks_onednn(net))
+        return net.to(self.device, memory_format=torch.channels_last if last else torch.preserve_format)
 
     def bare(self, net: nn.Module) -> nn.Module:
         """The network without the wrapper that averages gradients."""
@@ -199,7 +200,9 @@ class Machine:
                 failure = (error.where, error.found, error.expected, error.remedy)
         done, failure = self.share((done, failure))
         if failure:
-            raise UserError(*failure)
+            error = UserError(*failure)
+            error.told = not self.main
+            raise error
         return done
 
     def each(self, thing: Any) -> list[Any]:
@@ -262,6 +265,18 @@ class Machine:
         """Leave the process group."""
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _breaks_onednn(net: nn.Module) -> bool:
+    """Whether a convolution would write past its memory on a CPU (uxlfoundation/oneDNN#6035).
+
+    In channels_last, the backward of a strided 1x1 convolution with fewer input channels than a vector register holds
+    numbers: seen here with 3 to 6 channels and AVX2, which holds 8; AVX-512 holds 16.
+    """
+    return any(
+        isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1) and max(m.stride) > 1 and m.in_channels // m.groups < 16
+        for m in net.modules()
+    )
 
 
 def checksum(tensors: Iterable[Tensor]) -> str:

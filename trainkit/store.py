@@ -341,9 +341,9 @@ class Store:
         """The newest run of a recipe (and hash) that began, did not finish and is not being written now."""
         for folder in reversed(self.runs()):
             info = folder.info()
-            wanted = info.recipe == recipe_name and info.status != "FINISHED" and recipe_hash in (None, info.recipe_hash)
+            same = info.recipe == recipe_name and recipe_hash in (None, info.recipe_hash)
             # Without an MLflow id the run ended before its first step: the store was away, or it was killed at once.
-            if wanted and info.run_id and not folder.alive():
+            if same and info.status != "FINISHED" and info.run_id and not folder.alive():
                 return folder
         return None
 

@@ -40,7 +40,7 @@ class Meta:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where weights come from: a file, a logged model (`models:/ID`), a run (`run:NAME`), or a recipe to train first."""
+    """Where weights come from: a file, a logged model `models:/ID`, a run `run:NAME`, or a recipe to train."""
 
     weights: str | None = None
     recipe: str | None = None

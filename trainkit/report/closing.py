@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainkit import journal
-from trainkit.launch import best_weights
 from trainkit.loop import Outcome
+from trainkit.needs import best_weights
 from trainkit.witness import Witness
 
 
@@ -24,9 +24,9 @@ def write(run: Witness, outcome: Outcome) -> None:
     if newest is not None:
         tracker.model("last", newest / "model.safetensors", outcome.step, outcome.final)
         if outcome.best:
-            record = outcome.best[0]
-            best = {run.recipe.best.metric: record["value"]}
-            tracker.model("best", best_weights(run.folder.path), record["step"], best)
+            step, history = outcome.best[0]["step"], journal.read(run.folder.journal)
+            best = {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
+            tracker.model("best", best_weights(run.folder.path), step, best)
 
 
 def table(run: Witness, outcome: Outcome, store: Any) -> str:

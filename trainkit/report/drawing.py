@@ -23,6 +23,7 @@ def draw(tracker: Any, history: journal.History, best: str | None, curves: Mappi
         steps, rate = history.series("speed/samples_per_s")
         tracker.figure("figures/speed.png", figures.speed_curve(steps, rate, held))
     for name, networks in curves.items():
-        rocs = {who: (c["roc"]["far"], c["roc"]["tar"]) for who, c in networks.items() if "roc" in c}
+        own_first = sorted(networks, key=lambda who: who != "this run")
+        rocs = {who: (c["roc"]["far"], c["roc"]["tar"]) for who in own_first if "roc" in (c := networks[who])}
         if rocs:
-            tracker.figure(f"figures/roc_{name}.png", figures.roc(rocs))
+            tracker.figure(f"figures/roc_{name}.png", figures.roc(rocs, title=f"ROC on {name}"))

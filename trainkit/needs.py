@@ -1,0 +1,91 @@
+"""The weights that a recipe needs before it can begin: found, or trained first by the recipe that makes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainkit import config
+from trainkit.errors import UserError
+from trainkit.order import Order, beside, load
+from trainkit.places import locate
+from trainkit.recipe import Recipe
+from trainkit.store import RunFolder, Store, run_key
+
+Train = Callable[[Order, Recipe, dict[str, "Need"]], RunFolder]
+
+
+@dataclass(frozen=True)
+class Need:
+    """A file of weights, and the run that made it where there is one."""
+
+    file: Path
+    run: RunFolder | None = None
+    new: bool = False
+    """The run was made just now, for the run that needs it."""
+
+
+def gather(order: Order, recipe: Recipe, machine: Any, store: Store, train: Train | None) -> dict[str, Need]:
+    """A file for each of the recipe's needs. `train` makes the missing ones; None: they must be there.
+
+    Raises UserError naming what is missing.
+    """
+    needs = {}
+    for name, source in recipe.task.needs().items():
+        if source.recipe is None:
+            needs[name] = Need(Path(machine.lead(lambda n=name, s=source: str(_file(n, s.weights, store)))))
+        else:
+            child = Order(beside(order.path, source.recipe), plugins=order.plugins, elastic=order.elastic)
+            needs[name] = _made(name, child, order.resume is not None, machine, store, train)
+    return needs
+
+
+def best_weights(run: Path) -> Path:
+    """Weights of a run's best checkpoint, or of its last where no evaluation named a best."""
+    from trainkit import checkpoint
+
+    newest, _ = checkpoint.newest_valid(run / "checkpoints")
+    if newest is None:
+        raise UserError(str(run), "holds no checkpoint", remedy="train it again")
+    best = json.loads((newest / checkpoint.STATE).read_text())["best"]
+    chosen = run / "checkpoints" / f"step-{best[0]['step']:09d}" if best else newest
+    return (chosen if chosen.is_dir() else newest) / "model.safetensors"
+
+
+def _file(name: str, word: str, store: Store) -> Path:
+    """The file behind `weights: ...`: a path, `run:NAME`, or a logged model."""
+    if word.startswith("run:"):
+        return best_weights(store.find(word[4:]).path)
+    if word.startswith("models:/"):
+        return store.model_file(word)
+    path = locate(word)
+    if not path.is_file():
+        raise UserError(f"task.{name}.weights", f"{path} does not exist", remedy="give a file, run:NAME or models:/ID")
+    return path
+
+
+def _made(name: str, child: Order, resume: bool, machine: Any, store: Store, train: Train | None) -> Need:
+    """The best weights of a recipe's run: one that finished with this recipe and data, or one made now."""
+    recipe = load(child)
+    digest = config.digest(recipe)
+    key = run_key(digest, recipe.data.open(recipe.seed).meta.digest)
+
+    def look() -> tuple[str | None, str | None]:
+        done, begun = store.finished_with(key), store.newest_unfinished(recipe.name, digest)
+        return done and str(done.path), begun and begun.name
+
+    done, begun = machine.lead(look)
+    if done is not None:
+        if machine.main:
+            print(f"{name}: reusing run {Path(done).name} (same recipe and data)", flush=True)
+        return Need(best_weights(Path(done)), RunFolder(Path(done)))
+    if train is None:
+        raise UserError(str(child.path), "has no finished run", remedy="train it first")
+    if machine.main:
+        print(f"{name}: training {child.path} first", flush=True)
+    child = replace(child, resume=begun if resume else None)
+    folder = train(child, recipe, gather(child, recipe, machine, store, train))
+    return Need(best_weights(folder.path), folder, new=True)

@@ -1,0 +1,51 @@
+"""What the command line asked for: a recipe, its changes, and how to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit import config
+from trainkit.places import locate
+from trainkit.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asked for."""
+
+    path: Path
+    """The recipe's file; recipes it names are looked up from its folder."""
+    overrides: Sequence[str] = ()
+    plugins: Sequence[str] = ()
+    resume: str | None = None
+    """Name of a run to continue; empty: the newest unfinished one of this recipe; None: start a new one."""
+    elastic: bool = False
+    """Continue on another number of processes: every sample still counts once, but bits are no longer promised."""
+
+
+def check(order: Order) -> str:
+    """The resolved recipe, and sentences about data and weights that are not there yet. Touches no device or store.
+
+    Raises ConfigError with every mistake of the recipe and of the recipes it needs.
+    """
+    recipe = load(order)
+    notes = list(recipe.data.missing())
+    for name, source in recipe.task.needs().items():
+        if source.recipe is not None:
+            load(Order(beside(order.path, source.recipe), plugins=order.plugins))
+        elif ":" not in source.weights and not locate(source.weights).is_file():
+            notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
+    text = config.dump(recipe)
+    return text + "".join(f"# not there yet: {note}\n" for note in notes)
+
+
+def load(order: Order) -> Recipe:
+    """Load the recipe of an order."""
+    return config.load(order.path, list(order.overrides), tuple(order.plugins))
+
+
+def beside(recipe: Path, named: str) -> Path:
+    """A recipe named in a recipe, from that recipe's folder."""
+    return (recipe.parent / named).resolve()
