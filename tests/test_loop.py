@@ -81,6 +81,15 @@ def test_an_interrupted_and_resumed_run_has_the_bits_and_the_history_of_an_unint
     assert not ran.events("nondeterminism")
 
 
+def test_evaluations_due_at_one_step_are_all_in_the_history_of_a_run_stopped_there():
+    """The first of them leads and asks for a checkpoint; the second must be in it."""
+    two = "evaluations={val: {every: 3 steps, batch_size: 8}, more: {split: val, every: 3 steps, batch_size: 8}}"
+    whole = run(two)
+    first = run(two, stopping=stop_after(3))
+    assert first.last.step == 3
+    assert run(two, resume="").repeatable == whole.repeatable
+
+
 def test_a_run_that_lost_its_newest_checkpoint_resumes_from_the_one_before(reference):
     first = run(stopping=stop_after(7))
     file = sorted(first.folder.checkpoints.glob("step-*"))[-1] / "model.safetensors"

@@ -91,7 +91,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     run.say(planning.describe(recipe, plan, splits, machine.share(costs)))
 
     def hold(names: Iterable[str]) -> None:
-        """Hold evaluations, write their scores down, and commit a checkpoint of what is the best so far."""
+        """Hold evaluations, write their scores down, and commit a checkpoint if one of them is the best so far."""
+        led = False
         for name in names:
             clock.to("eval")
             began, size = time.perf_counter(), recipe.evaluations[name].batch_size
@@ -105,14 +106,15 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             seconds, elapsed = machine.share((time.perf_counter() - began, state.elapsed + clock.elapsed()))
             agenda.gates[f"evaluate.{name}"].took(seconds, elapsed)
             leads = records.enter(state, recipe, metrics)
+            led = led or leads
             run.scored(state.step, name, splits[name].size, scored, metrics, seconds, leads)
             held[name] = state.step
             outcome.final.update(metrics)
             outcome.rows[name] = scored[name].rows
             titles = {name: "this run", f"{name}/ema": "averaged weights"}
             outcome.curves.setdefault(name, {}).update({titles[t]: scores.curves for t, scores in scored.items()})
-            if leads:
-                save()
+        if led:  # after the last of them: a run resumed from here does not hold them again
+            save()
 
     def save() -> None:
         """Commit a checkpoint, unless the last update is not known to be finite."""

@@ -22,30 +22,32 @@ class Watch:
 
     def __init__(self) -> None:
         self._flag: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
         self._step = 0
 
     def turn(self, finite: Tensor, step: int) -> int | None:
         """Hand in the flag of `step`; returns the step before it if that one was not finite."""
         bad = self.look()
-        self._flag = finite.to("cpu", non_blocking=True) if finite.device.type != "cuda" else _pinned(finite)
         self._step = step
+        if finite.device.type == "cuda":
+            self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(finite, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._flag = finite.cpu()
         return bad
 
     def look(self) -> int | None:
-        """The step of the flag handed in last if that update was not finite. Waits for the device."""
+        """The step of the flag handed in last, if that update was not finite. Waits for the flag alone."""
         if self._flag is None:
             return None
-        if torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()
+        if self._arrived is not None:
+            self._arrived.synchronize()
         return None if bool(self._flag) else self._step
 
     def clear(self) -> None:
         """Forget the flag."""
-        self._flag = None
-
-
-def _pinned(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        self._flag = self._arrived = None
 
 
 def finite(norm: Tensor, loss: Tensor, machine: Machine) -> Tensor:
