@@ -4,7 +4,6 @@
     python benchmarks/sample_set.py --table    prints the tables of what is there
 
 Teacher and student as shipped, three seeds each; the student on one process and on two (gloo), at equal global batch.
-Its batch norm sees half the samples on each of two processes, so the bits differ and the intervals are what is compared.
 """
 
 from __future__ import annotations
