@@ -13,7 +13,7 @@ import json
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -41,6 +41,8 @@ class Named:
     """
 
     table: str
+    words: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+    """The table's own words, for writing back a block that was not read; readers are given theirs, with plug-ins."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         """Validate through the class that `name` stands for."""
@@ -57,7 +59,7 @@ class Named:
         return validate(cls, {k: v for k, v in block.items() if k != "name" or own}, tables)
 
     def _write(self, value: Any) -> dict[str, Tree]:
-        return {"name": _word_of(self.table, type(value)), **to_tree(value)}
+        return {"name": _word_of(self, type(value)), **to_tree(value)}
 
     def resolve(self, block: Tree, tables: Tables) -> type | None:
         """The class that a block names; None where it names none. Raises UserError when it cannot be imported."""
@@ -86,15 +88,13 @@ def _load_class(place: str) -> type:
     return getattr(importlib.import_module(module), name)
 
 
-def _word_of(table: str, cls: type) -> str:
-    if (table, cls) in _used:
-        return _used[table, cls]
-    from trainkit.recipe import TABLES
-
-    for word, place in TABLES.get(table, {}).items():
+def _word_of(named: Named, cls: type) -> str:
+    if (named.table, cls) in _used:
+        return _used[named.table, cls]
+    for word, place in named.words.items():
         if place == f"{cls.__module__}:{cls.__qualname__}":
             return word
-    raise ValueError(f"{cls.__qualname__} has no word in the table of {table!r} blocks")
+    raise ValueError(f"{cls.__qualname__} has no word in the table of {named.table!r} blocks")
 
 
 @functools.cache

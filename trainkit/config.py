@@ -12,12 +12,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from trainkit.blocks import Named, Tables, explain, nearest, one_of, to_tree, validate
 from trainkit.errors import UserError
+from trainkit.recipe import TABLES, Recipe
 from trainkit.yamltext import (
     FORBIDDEN,
     MAX_DEPTH,
@@ -33,9 +34,6 @@ from trainkit.yamltext import (
     shown,
     write,
 )
-
-if TYPE_CHECKING:
-    from trainkit.recipe import Recipe
 
 __all__ = ["ConfigError", "Named", "Problem", "digest", "dump", "flat", "load", "parse"]
 
@@ -66,8 +64,6 @@ def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str]
     `plugins` are packages whose `TABLES`, of the form of `trainkit.recipe.TABLES`, add words for named blocks.
     Raises ConfigError with every mistake.
     """
-    from trainkit.recipe import TABLES, Recipe
-
     tables = _with_plugins(TABLES, plugins)
     return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables)
 

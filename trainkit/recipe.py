@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from trainkit.config import Named
+from trainkit.blocks import Named
 from trainkit.schedule import AnySpan, Curve, Share, Span, TrainingSpan
 
 TABLES: dict[str, dict[str, str]] = {
@@ -238,8 +238,8 @@ class Recipe:
 
     name: str
     seed: int = 0
-    task: Annotated[Any, Named("task")]
-    data: Annotated[Any, Named("data")]
+    task: Annotated[Any, Named("task", TABLES["task"])]
+    data: Annotated[Any, Named("data", TABLES["data"])]
     optim: Optim
     train: Train
     evaluations: dict[str, Evaluation] = field(default_factory=dict)

@@ -17,7 +17,7 @@ import numpy as np
 
 from trainkit.data import tables
 from trainkit.data.protocols import Identification, Pairs, Protocol, Templates
-from trainkit.data.sources import Record, Source
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 _TEMPLATE_KEYS = ("templates", "medias", "faceness_scores", "p1", "p2", "label")

@@ -9,7 +9,8 @@ from pathlib import Path
 from trainkit.data import cvlface, insightface_bin, pairs, tables, templates
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
-from trainkit.data.sources import Source, repacked
+from trainkit.data.record import Source
+from trainkit.data.sources import repacked
 from trainkit.errors import UserError
 
 _EXPECTED = "a pairs.csv or a folder with one, an InsightFace .bin, a template, TinyFace or CVLface folder"

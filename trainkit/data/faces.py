@@ -18,7 +18,7 @@ from trainkit.data import evaluations, hub, importing, packed, sources
 from trainkit.data.evaluations import Evaluation
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
-from trainkit.data.sources import Source
+from trainkit.data.record import Source
 from trainkit.errors import UserError
 from trainkit.places import data_root, locate
 from trainkit.task import Batch, Meta, Opened

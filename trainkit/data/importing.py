@@ -15,7 +15,7 @@ import numpy as np
 from trainkit.data import evaluations, hub, packed, pictures, sources
 from trainkit.data.packed import Packed, Store, Writer
 from trainkit.data.protocols import Protocol
-from trainkit.data.sources import Record, Source
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 Progress = Callable[[int, int], None]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.data.protocols import Pairs
-from trainkit.data.sources import Record, Source
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 BYTE_CAP = 2 << 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.protocols import Pairs
-from trainkit.data.sources import Record, Source
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 COLUMNS = ["path_a", "path_b", "same"]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.sources import Record, Source
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 MAGIC = 0xCED7230A

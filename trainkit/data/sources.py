@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,43 +11,11 @@ import numpy as np
 
 from trainkit.data.align import LANDMARKS, read_landmarks
 from trainkit.data.pictures import SUFFIXES
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
     from trainkit.data.packed import Packed
-
-
-@dataclass(frozen=True)
-class Record:
-    """One picture of a source."""
-
-    id: str
-    """Its name in the source: a relative path, or a row."""
-    label: int | str
-    """Who it shows, as the source has it."""
-    data: Path | bytes | np.ndarray
-    """A file, encoded bytes, or uint8 (height, width, 3) pixels."""
-    where: str
-    """Its place in words, for messages."""
-    landmarks: np.ndarray | None = None
-    """Five points (x, y) in pixels, where the source has them."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A set of pictures in some foreign form."""
-
-    kind: str
-    where: str
-    size: int
-    """Number of records."""
-    records: Callable[[], Iterator[Record]]
-    files: tuple[Path, ...] = ()
-    """What it is made of, for noticing changes."""
-    names: tuple[str, ...] | None = None
-    """What whole-number labels stand for, where the source says so."""
-    aligned: bool = True
-    """Whether faces lie on the template already; those that do not are aligned in any case when they are imported."""
 
 
 def folder(root: Path) -> Source:

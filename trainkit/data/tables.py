@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.data.sources import Record, Source
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 from trainkit.data.pairs import inside
 from trainkit.data.pictures import SUFFIXES
 from trainkit.data.protocols import Identification, Templates
-from trainkit.data.sources import Record, Source
+from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 _PARTS = ("probe", "gallery_match", "gallery_distractor")

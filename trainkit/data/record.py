@@ -1,0 +1,42 @@
+"""What a source of pictures yields: records, each one picture of a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Record:
+    """One picture of a source."""
+
+    id: str
+    """Its name in the source: a relative path, or a row."""
+    label: int | str
+    """Who it shows, as the source has it."""
+    data: Path | bytes | np.ndarray
+    """A file, encoded bytes, or uint8 (height, width, 3) pixels."""
+    where: str
+    """Its place in words, for messages."""
+    landmarks: np.ndarray | None = None
+    """Five points (x, y) in pixels, where the source has them."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set of pictures in some foreign form."""
+
+    kind: str
+    where: str
+    size: int
+    """Number of records."""
+    records: Callable[[], Iterator[Record]]
+    files: tuple[Path, ...] = ()
+    """What it is made of, for noticing changes."""
+    names: tuple[str, ...] | None = None
+    """What whole-number labels stand for, where the source says so."""
+    aligned: bool = True
+    """Whether faces lie on the template already; those that do not are aligned in any case when they are imported."""
