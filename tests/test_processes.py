@@ -1,6 +1,8 @@
 """One process and several: what is equal, to the bit or nearly, and what the launcher is not allowed to hide."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -141,6 +143,25 @@ def test_the_fsdp2_config_shards_over_gloo(monkeypatch, tmp_path):
     text, _ = done.communicate(timeout=240)
     assert done.returncode == 0, text
     assert Ran(0, newest()).last.state["machine"]["parallelism"] == "FSDP"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, to_all", [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGUSR1, False)])
+def test_a_signal_to_accelerate_launch_stops_the_training_with_a_checkpoint(monkeypatch, number, to_all):
+    """Ctrl-C reaches the launcher and the training; a scheduler's signal the launcher alone, which passes none on."""
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), str(ROOT / "trainkit" / "run.py"), *TRAIN]
+    job = launch(*words, "train.length=1000000 steps", "log.every=200 steps", start_new_session=True)
+    for line in job.stdout:
+        if line.startswith("step "):
+            break
+    (os.killpg if to_all else os.kill)(job.pid, number)
+    job.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while newest().info().status == "RUNNING" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    ran = Ran(143, newest())
+    assert ran.folder.info().status == "KILLED" and ran.last.step >= ran.folder.info().last_step > 0
 
 
 def test_deepspeed_is_refused_with_the_reason():

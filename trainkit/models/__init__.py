@@ -15,10 +15,23 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.errors import UserError
-from trainkit.models.iresnet import LAYERS, IResNet
+from trainkit.models import ir, iresnet
+from trainkit.models.ir import IR
+from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
 
-__all__ = ["IResNet", "IResNetSpec", "MobileFaceNet", "MobileFaceNetSpec", "Net", "TimmSpec", "build", "macs"]
+__all__ = [
+    "IR",
+    "IRSpec",
+    "IResNet",
+    "IResNetSpec",
+    "MobileFaceNet",
+    "MobileFaceNetSpec",
+    "Net",
+    "TimmSpec",
+    "build",
+    "macs",
+]
 
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the picture four times."""
@@ -51,9 +64,25 @@ class IResNetSpec:
     """Share of the last map set to zero in training."""
 
     def __post_init__(self) -> None:
-        _check(self.embedding, self.width)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; a share from 0 to below 1 is needed")
+        _check(self.embedding, self.width, self.dropout)
+
+
+@dataclass(kw_only=True)
+class IRSpec:
+    """The network of AdaFace (Kim et al. 2022) that CVLface's teachers are: iResNet with plain shortcuts."""
+
+    name: Literal["ir18", "ir50", "ir101"]
+    embedding: int = 512
+    """Length of the embedding."""
+    width: float = 1.0
+    """Factor on all channel counts."""
+    dropout: float = 0.4
+    """Share of the last map set to zero in training."""
+    bgr: bool = False
+    """For weights learnt on pictures with blue first (AdaFace's own release); CVLface's have red first, as here."""
+
+    def __post_init__(self) -> None:
+        _check(self.embedding, self.width, self.dropout)
 
 
 @dataclass(kw_only=True)
@@ -67,21 +96,23 @@ class TimmSpec:
     """Length of the embedding."""
 
     def __post_init__(self) -> None:
-        _check(self.embedding, 1.0)
+        _check(self.embedding)
 
 
-Net = Annotated[MobileFaceNetSpec | IResNetSpec | TimmSpec, Field(discriminator="name")]
+Net = Annotated[MobileFaceNetSpec | IResNetSpec | IRSpec | TimmSpec, Field(discriminator="name")]
 """The block of a recipe that chooses a network."""
 
 
-def _check(embedding: int, width: float) -> None:
+def _check(embedding: int, width: float = 1.0, dropout: float = 0.0) -> None:
     if embedding < 1:
         raise ValueError(f"embedding is {embedding}; it must be 1 or more")
     if not 0 < width <= 16:
         raise ValueError(f"width is {width}; a factor above 0 and up to 16 is needed")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}; a share from 0 to below 1 is needed")
 
 
-def build(spec: MobileFaceNetSpec | IResNetSpec | TimmSpec, shape: tuple[int, int, int]) -> nn.Module:
+def build(spec: MobileFaceNetSpec | IResNetSpec | IRSpec | TimmSpec, shape: tuple[int, int, int]) -> nn.Module:
     """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
 
     Raises UserError when the network cannot take such pictures, or timm has none of that name.
@@ -97,7 +128,12 @@ def build(spec: MobileFaceNetSpec | IResNetSpec | TimmSpec, shape: tuple[int, in
             "change image_size of the data, or take a timm network",
         )
     if isinstance(spec, IResNetSpec):
-        return IResNet(LAYERS[spec.name], spec.embedding, height, spec.width, spec.dropout, channels)
+        return IResNet(iresnet.LAYERS[spec.name], spec.embedding, height, spec.width, spec.dropout, channels)
+    if isinstance(spec, IRSpec):
+        if spec.bgr and channels != 3:
+            raise UserError(f"net {spec.name}", f"pictures of {channels} channels", "3 for bgr", "leave bgr out")
+        layers = ir.LAYERS[spec.name]
+        return IR(layers, spec.embedding, height, spec.width, spec.dropout, channels, spec.bgr)
     return MobileFaceNet(spec.embedding, height, spec.width, channels)
 
 
