@@ -58,6 +58,7 @@ def test_safetensors_are_read_whatever_the_file_is_called(tmp_path):
         lambda state: {"state_dict_backbone": {f"module.{k}": v for k, v in state.items()}, "global_step": 7},
         lambda state: {f"module.{k}": v for k, v in state.items()},
         lambda state: {f"_orig_mod.{k}": v for k, v in state.items()},
+        lambda state: {f"model.net.{k}": v for k, v in state.items()},
         lambda state: {f"module._orig_mod.{k}": v for k, v in state.items()},
         lambda state: {k.replace(".", "._orig_mod."): v for k, v in state.items()},
         lambda state: {k: nn.Parameter(v) if v.is_floating_point() else v for k, v in state.items()},

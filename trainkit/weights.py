@@ -69,8 +69,9 @@ _RESAVE = (
 def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tensor]:
     """Read named tensors, on the CPU, from safetensors or a PyTorch file.
 
-    Wrappers (`state_dict`, `model`, ...) are opened; the prefixes of DataParallel (`module.`) and torch.compile
-    (`_orig_mod.`) are taken off. Raises UserError for whatever is missing, damaged, not tensors, or calls for code.
+    Wrappers (`state_dict`, `model`, ...) are opened; the prefixes of DataParallel (`module.`), torch.compile
+    (`_orig_mod.`) and CVLface's safetensors (`model.net.`) are taken off. Raises UserError for whatever is missing,
+    damaged, not tensors, or calls for code.
     """
     path = Path(path)
     where = str(path)
@@ -221,10 +222,12 @@ def _checked(content: object, where: str, size: int) -> dict[str, Tensor]:
 def _plain_names(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
     plain = {}
     everywhere = all(name.startswith("module.") for name in tensors)
+    cvlface = all(name.startswith("model.net.") for name in tensors)
     for name, tensor in tensors.items():
         # `module` can be a name of the net's own, unless all begin with it; `_orig_mod` never is.
         parts = [part for part in name.split(".") if part != "_orig_mod"]
         short = ".".join(parts[1:] if everywhere and parts[0] == "module" else parts)
+        short = short.removeprefix("model.net.") if cvlface else short
         if not short or short in plain:
             raise UserError(where, f"names {short or name!r} twice", "each tensor once")
         plain[short] = tensor
