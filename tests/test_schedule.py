@@ -277,5 +277,18 @@ def test_an_agenda_continues_from_a_checkpoint():
 
 def test_the_main_process_decides_for_all():
     """What rank 0 shares counts, not what this rank would have decided."""
-    plan = Agenda({"a": gate("7 s")}, lambda mine: {"a": (True, 99)}, lambda *_: None)
+    plan = Agenda({"a": gate("7 s")}, lambda mine: ({"a": (True, 99)}, 5.0), lambda *_: None)
     assert plan.ask(1, 0.0, 0.5) == ["a"] and plan.next == 99
+    assert plan.gates["a"].last == 5.0, "the clock is that of rank 0, too"
+
+
+def test_a_timed_gate_keeps_its_distance_in_time_whatever_the_event_is():
+    """Half the wall-clock goes into other events, and the pace halves midway: a checkpoint still comes every 30 min."""
+    plan, now, held = Agenda({"checkpoint": gate("30 min")}, lambda mine: mine, lambda *_: None), 0.0, []
+    for step in range(1, 20_000):
+        pace = 1.0 if step < 6_000 else 2.0
+        now += 2 * pace
+        if step >= plan.next and plan.ask(step, now, now / step):
+            held.append(now / 60)
+    apart = [b - a for a, b in zip([0.0, *held], held, strict=False)]
+    assert len(held) > 20 and all(29.9 < minutes < 31 for minutes in apart)

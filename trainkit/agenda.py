@@ -40,7 +40,7 @@ class Agenda:
             for name in clocked:
                 past = self._recorded.get((name, step))
                 decided[name] = past or self.gates[name].decide(step, elapsed, seconds_per_step)
-            decided = self._share(decided)
+            decided, elapsed = self._share((decided, elapsed))
         happening = []
         for name in due:
             gate = self.gates[name]
@@ -51,6 +51,7 @@ class Agenda:
                 happens, gate.due = True, gate.after(step)
             if happens:
                 happening.append(name)
+                gate.last = elapsed
         self.next = min((gate.due for gate in self.gates.values()), default=Gate.NEVER)
         return happening
 

@@ -21,3 +21,7 @@ class UserError(Exception):
         if remedy:
             parts.append(remedy)
         super().__init__("; ".join(parts))
+
+    def __reduce__(self):
+        """So that one raised in a worker process arrives whole."""
+        return UserError, (self.where, self.found, self.expected, self.remedy)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from trainkit.errors import UserError
 
-MEASURED = ("speed/", "time/", "system/")
+MEASURED = ("speed/", "time/", "system/", "final/speed/", "final/time/")
 """Prefixes of names that never repeat; when such a step is computed again the first measurement stands."""
 
 _HOLD_BYTES = 64 * 1024
@@ -145,6 +145,8 @@ class Journal:
             for name, value in metrics.items():
                 value = float(value)
                 last = self._last.get(name)
+                if last is not None and step < last.step:  # after a rollback
+                    last = self.lookup(name, step)
                 if last is not None and last.step == step:
                     if not _same_bits(last.value, value):
                         self._append_event(

@@ -81,6 +81,7 @@ def _run(
     from trainkit.report import closing
     from trainkit.witness import Witness
 
+    machine.configure(recipe)
     data = recipe.data.open(recipe.seed)
     recipe_hash = config.digest(recipe)
 
@@ -95,6 +96,8 @@ def _run(
             found = f"no unfinished run of {recipe.name} with these settings"
             nearest = f"; {other.name} had others" if other else ""
             raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
+        if folder.info().status == "FINISHED":
+            raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
         folder.claim()
         return str(folder.path), True
 

@@ -26,7 +26,7 @@ from trainkit.recipe import Recipe
 from trainkit.speed.clock import Clock
 from trainkit.state import State
 from trainkit.tally import Tally
-from trainkit.task import At, Opened, Rows, Scores, Split, Task
+from trainkit.task import At, Loss, Opened, Rows, Scores, Split, Task
 from trainkit.witness import Witness
 
 
@@ -91,8 +91,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     run.say(planning.describe(recipe, plan, splits, machine.share(costs)))
 
     def hold(names: Iterable[str]) -> None:
-        """Hold evaluations, write their scores down, and commit a checkpoint if one of them is the best so far."""
-        led = False
+        """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far."""
+        better = False
         for name in names:
             clock.to("eval")
             began, size = time.perf_counter(), recipe.evaluations[name].batch_size
@@ -105,28 +105,28 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             metrics = {f"{title}/{key}": v for title, scores in scored.items() for key, v in scores.metrics.items()}
             seconds, elapsed = machine.share((time.perf_counter() - began, state.elapsed + clock.elapsed()))
             agenda.gates[f"evaluate.{name}"].took(seconds, elapsed)
-            leads = records.enter(state, recipe, metrics)
-            led = led or leads
-            run.scored(state.step, name, splits[name].size, scored, metrics, seconds, leads)
+            leads, entered = records.enter(state, recipe, name, metrics)
+            better = better or entered
+            run.scored(state.step, name, scored, metrics, seconds, leads)
             held[name] = state.step
-            outcome.final.update(metrics)
+            state.final.update(metrics)
             outcome.rows[name] = scored[name].rows
             titles = {name: "this run", f"{name}/ema": "averaged weights"}
             outcome.curves.setdefault(name, {}).update({titles[t]: scores.curves for t, scores in scored.items()})
-        if led:  # after the last of them: a run resumed from here does not hold them again
+        if better:  # after the last of them: a run resumed from here does not hold them again
+            saved.discard(state.step)
             save()
 
     def save() -> None:
-        """Commit a checkpoint, unless the last update is not known to be finite."""
+        """Commit a checkpoint. Called only where the last update is known to be finite."""
         clock.to("checkpoint")
-        bad = watch.look()
-        nonfinite.stop_if(bad, recipe)
-        if bad is not None or state.step in saved:
+        if state.step in saved:
             return
         machine.check_equal("the state of batch norm or of class centres", nonfinite.replicated(bare, parts))
         tensors, scalars = state.freeze(keep=machine.main)
         tallies, elapsed = machine.each(tally.state()), machine.share(state.elapsed + clock.elapsed())
         kept = {**scalars, "tallies": tallies, "elapsed": elapsed, "machine": machine.describe()}
+        kept["trained"] = machine.share(state.trained + clock.training - began)
         machine.lead(lambda: run.commit(state.step, tensors, kept, [record["step"] for record in state.best]))
         saved.add(state.step)
 
@@ -147,9 +147,10 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             tally.clear()
 
     # ---- What is frozen: scored before the first step, and computed once where nothing about it changes
-    held, saved = {}, {state.step}
-    if state.step == 0:
-        saved.clear()
+    held: dict[str, int] = {}
+    saved = set() if run.checkpoint is None else {state.step}
+    began, first_step = clock.training, state.step
+    if run.checkpoint is None:
         for name, module in parts.frozen.items() if splits else ():
             clock.to("eval")
             first = next(iter(splits))
@@ -166,15 +167,18 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
 
     # ---- Training
     bare.train()
-    began, first_step = clock.training, state.step
     stream = loading.training(data.train, plan, state.step, recipe.loader, pin=device.type == "cuda")
     stop_asked = machine.any(run.stopping())
     while state.step < plan.steps:
+        if recipe.stop_when and state.waited >= recipe.stop_when.patience:
+            run.say(f"step {state.step}: {recipe.stop_when.metric} no longer improves; stopping early")
+            run.tracker.event(state.step, "stopped_early", {"metric": recipe.stop_when.metric})
+            break
         epoch, _ = plan.where(state.step)
         at = At(state.step, epoch, state.step / plan.steps, machine.gather, machine.accelerator.autocast)
         leave_out = state.step in state.left_out
         before = nonfinite.snapshot(bare, parts) if recipe.train.nonfinite == "skip" else None
-        weight: float | Tensor = 0.0
+        losses: list[Loss] = []
         for micro in range(plan.accumulation):
             clock.to("data")
             batch = next(stream)
@@ -189,11 +193,10 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 loss = task.loss(net, parts, batch, at)
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
                 machine.accelerator.backward(loss.sum * (machine.world / plan.batch_size))
-            weight = weight + loss.weight
-            tally.add(loss.sum, loss.weight, loss.logs)
+            losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
         if not leave_out:
-            norm = _finish_gradients(machine, params, plan, weight, recipe.optim.clip_norm)
-            finite = nonfinite.finite(norm, loss.sum, machine)
+            norm = _finish_gradients(machine, params, plan, losses, recipe.optim.clip_norm)
+            finite = nonfinite.finite(norm, losses, machine)
             if before is not None and not bool(finite):
                 nonfinite.leave_out(state, bare, parts, before, run)
             else:
@@ -203,28 +206,33 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 machine.average_buffers(bare)
                 if average:
                     average.update(bare, state.step)
-                tally.norm = nonfinite.local(norm)
+                tally.add(losses, nonfinite.local(norm))
             optimizer.zero_grad()
         state.step += 1
         clock.step()
         run.progress(state.step, plan.steps)
 
-        # ---- Whether the update before this one was finite; after the last step, this one too
-        if before is None and not leave_out:
-            bad = watch.turn(finite, state.step - 1)
-            bad = watch.look() if bad is None and state.step == plan.steps else bad
+        # ---- Whether the update before this one was finite; where something is built on this one, it too
+        asked = stop_asked()
+        if before is None:
+            bad = watch.look() if leave_out else watch.turn(finite, state.step - 1)
+            if bad is None and (asked or state.step >= min(plan.steps, agenda.next)):
+                bad = watch.look()
             nonfinite.stop_if(bad, recipe)
             if bad is not None:
                 watch.clear()
-                nonfinite.roll_back(state, bad, run, machine.rank)
+                nonfinite.roll_back(state, bad, run, machine)
+                held.clear()
+                saved = {state.step}
+                stop_asked = machine.any(run.stopping())
                 stream = loading.training(data.train, plan, state.step, recipe.loader, pin=device.type == "cuda")
                 continue
 
         # ---- What is due at this step
         if state.step >= agenda.next:
             machine.synchronize()
-            pace = (clock.training - began) / max(1, state.step - first_step)
-            due = agenda.ask(state.step, state.elapsed + clock.elapsed(), pace)
+            elapsed = clock.elapsed()
+            due = agenda.ask(state.step, state.elapsed + elapsed, elapsed / max(1, state.step - first_step))
             if "log" in due:
                 log()
             hold(name.removeprefix("evaluate.") for name in due if name.startswith("evaluate."))
@@ -235,13 +243,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 run.draw(outcome.curves)
             bare.train()
             clock.to("compute")
-        if stop_asked():
+        if asked:
             save()
             outcome.status = "KILLED"
-            break
-        if recipe.stop_when and state.waited >= recipe.stop_when.patience:
-            run.say(f"step {state.step}: {recipe.stop_when.metric} no longer improves; stopping early")
-            run.tracker.event(state.step, "stopped_early", {"metric": recipe.stop_when.metric})
             break
         stop_asked = machine.any(run.stopping())
 
@@ -252,10 +256,10 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step)
         if recipe.checkpoints.at_end:
             save()
-        run.tracker.log(state.step, {f"final/{key}": value for key, value in outcome.final.items()})
+        run.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})
     clock.to("log")
-    outcome.step, outcome.best = state.step, state.best
-    outcome.speed = clock.whole(plan.batch_size * (state.step - first_step), clock.training - began)
+    outcome.step, outcome.best, outcome.final = state.step, state.best, state.final
+    outcome.speed = clock.whole(plan.batch_size * state.step, state.trained + clock.training - began)
     return outcome
 
 
@@ -283,7 +287,9 @@ def evaluate(task: Task, net: nn.Module, split: Split, batch_size: int, machine:
     if not torch.equal(index[order].cpu(), torch.arange(split.size)):
         raise RuntimeError(f"{split.name}: {len(index[order].unique())} samples were scored, the set has {split.size}")
     rows = {key: value[order].cpu() for key, value in gathered.items()}
-    return machine.lead(lambda: task.score(rows, split))
+    scores = machine.lead(lambda: task.score(rows, split))
+    scores.samples = len(order)
+    return scores
 
 
 @torch.no_grad()
@@ -326,15 +332,17 @@ def _trial(task: Task, net: nn.Module, split: Split, recipe: Recipe, name: str, 
 
 
 def _finish_gradients(
-    machine: Machine, params: list[nn.Parameter], plan: Plan, weight: float | Tensor, clip: float | None
+    machine: Machine, params: list[nn.Parameter], plan: Plan, losses: list[Loss], clip: float | None
 ) -> Tensor:
     """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device."""
     if machine.accelerator.scaler is not None:
         machine.accelerator.unscale_gradients()
     grads = [p.grad for p in params if p.grad is not None]
-    if isinstance(weight, Tensor) or weight != plan.batch_size / plan.world:
-        total = machine.sum(torch.as_tensor(weight, dtype=torch.float32, device=machine.device))
-        torch._foreach_mul_(grads, plan.batch_size / total)
+    weight = sum(loss.weight for loss in losses)
+    if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
+        torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
+    elif weight != plan.batch_size / plan.world:
+        raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
     norm = torch.nn.utils.get_total_norm(grads)
     if clip is not None:
         torch.nn.utils.clip_grads_with_norm_(params, clip, norm)

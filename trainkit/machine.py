@@ -26,6 +26,7 @@ from trainkit.recipe import Recipe
 from trainkit.task import Batch
 
 T = TypeVar("T")
+_PATIENCE = datetime.timedelta(minutes=10)
 
 
 class Machine:
@@ -50,7 +51,7 @@ class Machine:
             # Buffers are averaged after each update (`average_buffers`), by one rule for every kind of parallelism.
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
             # The default of 30 minutes is far too long to notice that a process has died.
-            InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=10)),
+            InitProcessGroupKwargs(timeout=_PATIENCE),
         ]
         try:
             self.accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu, kwargs_handlers=handlers)
@@ -66,7 +67,19 @@ class Machine:
         self._check_processes()
         self._plugin = self._sharding_on_cpu()
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
-        self._control = dist.new_group(backend="gloo") if self.world > 1 and self.device.type != "cpu" else None
+        beside = self.world > 1 and self.device.type != "cpu"
+        self._control = dist.new_group(backend="gloo", timeout=_PATIENCE) if beside else None
+        self.configure(recipe)
+
+    def configure(self, recipe: Recipe) -> None:
+        """Set the switches of a recipe. Raises UserError when its precision is not the one that this launch has."""
+        wanted = recipe.train.precision
+        if wanted not in ("auto", self.precision):
+            raise UserError(
+                f"recipe {recipe.name}: train.precision",
+                f"{wanted}, in a launch with {self.precision}",
+                remedy="give this recipe and the one that needs it the same precision, or train it on its own first",
+            )
         # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
         self.channels_last = recipe.device.channels_last and not self.sharded
         _set_switches(recipe)
@@ -197,12 +210,17 @@ class Machine:
             try:
                 done = act()
             except UserError as error:
-                failure = (error.where, error.found, error.expected, error.remedy)
+                failure = error
+            except Exception as error:
+                # The others must not wait for a message that never comes.
+                self.share((None, f"process 0 failed: {type(error).__name__}: {error}"))
+                raise
         done, failure = self.share((done, failure))
+        if isinstance(failure, UserError):
+            failure.told = not self.main
+            raise failure
         if failure:
-            error = UserError(*failure)
-            error.told = not self.main
-            raise error
+            raise RuntimeError(failure)
         return done
 
     def each(self, thing: Any) -> list[Any]:

@@ -51,8 +51,8 @@ def best_weights(run: Path) -> Path:
     if newest is None:
         raise UserError(str(run), "holds no checkpoint", remedy="train it again")
     best = json.loads((newest / checkpoint.STATE).read_text())["best"]
-    chosen = run / "checkpoints" / f"step-{best[0]['step']:09d}" if best else newest
-    return (chosen if chosen.is_dir() else newest) / "model.safetensors"
+    kept = [run / "checkpoints" / f"step-{record['step']:09d}" for record in best]
+    return next((folder for folder in kept if folder.is_dir()), newest) / "model.safetensors"
 
 
 def _file(name: str, word: str, store: Store) -> Path:

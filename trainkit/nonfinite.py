@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ from trainkit.errors import UserError
 from trainkit.machine import Machine
 from trainkit.recipe import Recipe
 from trainkit.state import State
-from trainkit.task import Parts
+from trainkit.task import Loss, Parts
 from trainkit.witness import Witness
 
 MOST_ROLLBACKS = 5
@@ -50,14 +52,15 @@ class Watch:
         self._flag = self._arrived = None
 
 
-def finite(norm: Tensor, loss: Tensor, machine: Machine) -> Tensor:
-    """Whether an update is finite, alike on all ranks: the norm of averaged gradients is the same everywhere.
+def finite(norm: Tensor, losses: list[Loss], machine: Machine) -> Tensor:
+    """Whether the loss and the gradients of an update are finite, alike on all ranks, on the device.
 
-    Under fp16 the loss scaler meets infinite gradients on purpose and deals with them; there the loss decides.
+    The norm of averaged gradients is the same everywhere; losses are not. Under fp16 the loss scaler meets infinite
+    gradients on purpose and deals with them, so there the losses decide alone.
     """
-    if machine.accelerator.scaler is None:
-        return torch.isfinite(local(norm))
-    return machine.sum((~torch.isfinite(loss.detach())).float()) == 0
+    bad = ~torch.isfinite(torch.stack([loss.sum for loss in losses])).all()
+    fine = machine.sum(bad.float()) == 0
+    return fine if machine.accelerator.scaler is not None else fine & torch.isfinite(local(norm))
 
 
 def local(x: Tensor) -> Tensor:
@@ -103,14 +106,14 @@ def stop_if(bad: int | None, recipe: Recipe) -> None:
         )
 
 
-def roll_back(state: State, bad: int, run: Witness, rank: int) -> None:
+def roll_back(state: State, bad: int, run: Witness, machine: Machine) -> None:
     """Return to the newest checkpoint and leave the update of step `bad` out from there on."""
     left_out, rollbacks, elapsed = [*state.left_out, bad], state.rollbacks + 1, state.elapsed
-    path = run.newest_checkpoint()
-    if path is None or rollbacks > MOST_ROLLBACKS:
-        why = "there is no checkpoint to go back to" if path is None else f"this is rollback {rollbacks}"
+    path = machine.lead(lambda: str(run.newest_checkpoint() or ""))
+    if not path or rollbacks > MOST_ROLLBACKS:
+        why = "there is no checkpoint to go back to" if not path else f"this is rollback {rollbacks}"
         raise UserError(f"step {bad}", f"the loss or a gradient is not finite, and {why}", remedy="lower optim.lr")
-    state.load(checkpoint.read(path), rank)
+    state.load(checkpoint.read(Path(path)), machine.rank, run.elastic)
     state.left_out, state.rollbacks, state.elapsed = left_out, rollbacks, elapsed
     run.say(f"step {bad}: not finite; back to step {state.step}, leaving that update out")
     run.tracker.event(bad, "rollback", {"to": state.step})

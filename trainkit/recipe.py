@@ -191,6 +191,8 @@ class Log:
     """Keep the per-sample rows of the best and the final evaluation as parquet."""
 
     def __post_init__(self) -> None:
+        if not self.progress.timed:
+            raise ValueError(f"progress is '{self.progress}'; a time is needed, such as 2 s")
         if self.system_every is not None and not self.system_every.timed:
             raise ValueError(f"system_every is '{self.system_every}'; a time is needed, such as 10 s")
 
@@ -258,3 +260,5 @@ class Recipe:
             if what is not None and what.metric.split("/")[0] not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
                 raise ValueError(f"{key}.metric is {what.metric!r}, of no evaluation here; there are: {known}")
+        if self.best is not None and "/ema/" in self.best.metric:
+            raise ValueError("best.metric is of the averaged weights, but what a run hands on are its own; name those")

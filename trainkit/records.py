@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 
@@ -11,23 +12,30 @@ from trainkit.state import State
 from trainkit.task import Scores
 
 
-def enter(state: State, recipe: Recipe, metrics: Mapping[str, float]) -> bool:
-    """Enter an evaluation in the list of the best and in the count of patience; True when it leads."""
-    stop = recipe.stop_when
+def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
+    """Enter an evaluation in the list of the best and in the count of patience: whether it leads, and is among them.
+
+    Raises UserError when the recipe names a metric that this evaluation does not give.
+    """
+    stop, best = recipe.stop_when, recipe.best
+    for key, rule in (("stop_when", stop), ("best", best)):
+        if rule is not None and rule.metric.startswith(f"{evaluation}/") and rule.metric not in metrics:
+            near = difflib.get_close_matches(rule.metric, metrics, n=1)
+            known = near[0] if near else ", ".join(metrics)
+            raise UserError(f"{key}.metric", f"{rule.metric!r}, which is not measured", known)
     if stop is not None and stop.metric in metrics:
         if state.record is None or _better(metrics[stop.metric], state.record, stop.mode, stop.min_delta):
             state.record, state.waited = metrics[stop.metric], 0
         else:
             state.waited += 1
-    best = recipe.best
     if best is None or not math.isfinite(metrics.get(best.metric, math.nan)):
-        return False
+        return False, False
     value = metrics[best.metric]
     leads = not state.best or _better(value, state.best[0]["value"], best.mode)
     state.best.append({"value": value, "step": state.step})
     state.best.sort(key=lambda record: (-record["value"] if best.mode == "max" else record["value"], record["step"]))
     del state.best[max(1, recipe.checkpoints.keep_best) :]
-    return leads
+    return leads, any(record["step"] == state.step for record in state.best)
 
 
 def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:

@@ -198,7 +198,8 @@ class Gate:
         if self.every is None:
             return self.NEVER
         if self.every.timed:
-            ahead = self.every.seconds / seconds_per_step if seconds_per_step > 0 else 1
+            # Rather too early than too late, since the pace of now may not last: then it asks again.
+            ahead = 0.5 * self.every.seconds / seconds_per_step if seconds_per_step > 0 else 1
             return step + max(1, min(int(ahead), 1_000_000))
         length = self.every.steps(self.steps_per_epoch, self.batch_size)
         return (step // length + 1) * length
@@ -212,7 +213,7 @@ class Gate:
             return False, self.NEVER
         pace = max(seconds_per_step, 1e-9)
         if self.every.timed and elapsed - self.last < self.every.seconds:
-            return False, step + max(1, math.ceil((self.every.seconds - (elapsed - self.last)) / pace))
+            return False, step + max(1, math.ceil(0.5 * (self.every.seconds - (elapsed - self.last)) / pace))
         if self.budget is not None and self.spent + self.cost > self.budget * (elapsed + self.cost):
             wait = (self.spent + self.cost) / self.budget - self.cost - elapsed
             later = step + max(1, math.ceil(wait / pace))

@@ -42,8 +42,12 @@ class State:
     left_out: list[int] = field(default_factory=list)
     """Steps whose update was left out because it was not finite."""
     rollbacks: int = 0
+    trained: float = 0.0
+    """Seconds in the phases of steps before this process began."""
+    final: dict[str, float] = field(default_factory=dict)
+    """The last score of every metric, by full name."""
 
-    _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks")
+    _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final")
 
     def freeze(self, keep: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """Tensors by file, and the rest as plain data.

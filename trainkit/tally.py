@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trainkit.machine import Machine
+from trainkit.task import Loss
 
 
 class Tally:
@@ -25,13 +26,15 @@ class Tally:
         self.batches = 0
         self.norm: Tensor | None = None
 
-    def add(self, loss: Tensor, weight: float | Tensor, logs: dict[str, Tensor]) -> None:
-        """Take in a micro-batch; waits for nothing."""
-        self.loss += loss.detach()
-        self.weight += weight
-        for key, value in logs.items():
-            self.logs[key] = self.logs.get(key, self._zero) + value.detach()
-        self.batches += 1
+    def add(self, losses: list[Loss], norm: Tensor) -> None:
+        """Take in the micro-batches of an update that was made; waits for nothing."""
+        for loss in losses:
+            self.loss += loss.sum
+            self.weight += loss.weight
+            for key, value in loss.logs.items():
+                self.logs[key] = self.logs.get(key, self._zero) + value.detach()
+        self.batches += len(losses)
+        self.norm = norm
 
     def read(self) -> dict[str, float]:
         """Means over all processes, as metrics; waits for the device. Every rank calls it."""

@@ -133,9 +133,9 @@ class Loss:
 
     sum: Tensor
     weight: float | Tensor
-    """Samples, pixels or whatever the sum runs over."""
+    """What the sum runs over: the number of samples; as a tensor, pixels or whatever else may differ by rank."""
     logs: dict[str, Tensor] = field(default_factory=dict)
-    """Means over the micro-batch, detached, kept on the device."""
+    """Means over the micro-batch, detached, kept on the device; the same keys in every batch and on every rank."""
 
 
 @dataclass
@@ -148,6 +148,8 @@ class Scores:
     """Columns of the per-sample table kept as parquet: id, group, prediction or score."""
     curves: dict[str, Any] = field(default_factory=dict)
     """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
+    samples: int = 0
+    """How many samples were scored; the loop counts them."""
     chance: dict[str, float] = field(default_factory=dict)
     """For some metrics, the score that guessing stays below in 999 of 1,000 cases."""
 

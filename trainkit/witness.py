@@ -82,14 +82,13 @@ class Witness:
         self,
         step: int,
         name: str,
-        size: int,
         scored: Mapping[str, Scores],
         metrics: Mapping[str, float],
         seconds: float,
         leads: bool,
     ) -> None:
         """Write down an evaluation; keep its rows when it leads."""
-        counted = {f"eval/{name}/unique_samples": size, f"time/eval_{name}_s": seconds}
+        counted = {f"eval/{name}/unique_samples": scored[name].samples, f"time/eval_{name}_s": seconds}
         best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
         if leads and self.recipe.log.rows:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainkit import seeding
+from trainkit.errors import UserError
 from trainkit.task import Loss, Meta, Opened, Parts, Scores
 
 TABLES = {"task": {"toy": "toy:ToyTask"}, "data": {"toy": "toy:ToyData"}}
@@ -61,7 +62,8 @@ class ToyTask:
     dropout: float = 0.3
     nan_at: int | None = None
     """Step whose loss is not a number."""
-    nan_once: bool = True
+    add_at: int | None = None
+    """Step whose loss is infinite though its gradients are not."""
     teacher: str = "none"
     tensor_weight: bool = False
     slow_score: float = 0.0
@@ -89,6 +91,8 @@ class ToyTask:
         loss = F.cross_entropy(logits, batch["label"], reduction="sum")
         if self.nan_at == at.step:
             loss = loss * torch.nan
+        if self.add_at == at.step:
+            loss = loss + torch.inf
         weight = torch.tensor(float(len(logits))) if self.tensor_weight else len(logits)
         return Loss(loss, weight, {"margin": (logits.amax(1) - logits.mean(1)).detach().mean()})
 
@@ -110,11 +114,12 @@ class ToyData:
     noise: float = 1.0
     flip: bool = True
     lost_sample: bool = False
+    damaged: int | None = None
     train: str = "made up"
     evaluate: dict[str, str] = field(default_factory=dict)
 
     def open(self, seed):
-        train = ToySplit("train", self.samples, 1, self.noise, seed, self.flip)
+        train = ToySplit("train", self.samples, 1, self.noise, seed, self.flip, damaged=self.damaged)
         test = ToySplit("val", self.test, 2, self.noise, seed, False, lost=self.lost_sample)
         return Opened(Meta(CLASSES, (3, SIDE, SIDE), train.digest), train, {"val": test})
 
@@ -125,7 +130,8 @@ class ToyData:
 class ToySplit:
     protocol = None
 
-    def __init__(self, name, size, stream, noise, seed, flip, lost=False):
+    def __init__(self, name, size, stream, noise, seed, flip, lost=False, damaged=None):
+        self.damaged = damaged
         self.name, self.size, self.seed, self.flip, self.lost = name, size, seed, flip, lost
         rng = np.random.default_rng(stream)
         self.labels = rng.permutation(np.arange(size) % CLASSES)
@@ -140,6 +146,8 @@ class ToySplit:
         return seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size].reshape(updates, batch_size)
 
     def fetch(self, indices, epoch, view=None):
+        if self.damaged in indices:
+            raise UserError(f"pictures/{self.damaged}", "damaged")
         images = self.images[indices].copy()
         views = np.full(len(indices), view or 0)
         if self.flip and view is None:

@@ -20,8 +20,11 @@ class _Fetch(Dataset):
     def __init__(self, split: Split):
         self.split = split
 
-    def __getitem__(self, key: tuple[int, np.ndarray]) -> Batch:
-        return self.split.fetch(key[1], key[0])
+    def __getitem__(self, key: tuple[int, np.ndarray]) -> Batch | UserError:
+        try:
+            return self.split.fetch(key[1], key[0])
+        except UserError as error:  # as an item: a DataLoader turns what is raised into another exception
+            return error
 
 
 class _Keys:
@@ -45,7 +48,7 @@ def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> 
             yield {key: value.pin_memory() for key, value in batch.items()} if pin else batch
         return
     try:
-        yield from DataLoader(
+        for batch in DataLoader(
             _Fetch(split),
             sampler=_Keys(split, plan, step),
             batch_size=None,
@@ -54,7 +57,10 @@ def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> 
             multiprocessing_context=loader.start,
             timeout=loader.timeout.seconds,
             pin_memory=pin,
-        )
+        ):
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch
     except (RuntimeError, ConnectionResetError) as error:
         if "DataLoader worker" in str(error) or isinstance(error, ConnectionResetError):
             raise UserError(

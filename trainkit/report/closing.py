@@ -19,14 +19,16 @@ def write(run: Witness, outcome: Outcome) -> None:
     tracker.figure("figures/time.png", figures.time_shares(_shares(outcome)))
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
-    tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()})
+    if outcome.status == "FINISHED":
+        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()})
     newest = run.newest_checkpoint()
     if newest is not None:
         tracker.model("last", newest / "model.safetensors", outcome.step, outcome.final)
         if outcome.best:
-            step, history = outcome.best[0]["step"], journal.read(run.folder.journal)
+            weights, history = best_weights(run.folder.path), journal.read(run.folder.journal)
+            step = int(weights.parent.name.removeprefix("step-"))
             best = {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
-            tracker.model("best", best_weights(run.folder.path), step, best)
+            tracker.model("best", weights, step, best)
 
 
 def table(run: Witness, outcome: Outcome, store: Any) -> str:
