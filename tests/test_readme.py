@@ -169,3 +169,7 @@ def test_every_recipe_that_is_shown_loads(page, text, tmp_path):
         text = "".join([*kept[1:], text])
     (tmp_path / "shown.yaml").write_text(text, encoding="utf-8")
     config.load(tmp_path / "shown.yaml")
+
+
+def test_no_place_was_left_to_be_filled():
+    assert "<!--" not in README.read_text(encoding="utf-8")

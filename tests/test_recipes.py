@@ -47,6 +47,8 @@ def test_the_header_of_a_recipe_tells_paper_and_command(path):
     header = text.split("\nname:")[0]
     assert all(line.startswith("#") for line in header.split("\n")), "the header is comments, down to `name:`"
     assert re.search(r"^# paper +\S.*(arXiv|doi|http|CVPR|ICCV|ECCV)", header, re.MULTILINE)
+    for word in ("figure", "cost", "result"):
+        assert re.search(rf"^# {word} +\S", header, re.MULTILINE), f"the header does not say {word}"
     (command,) = re.findall(r"^# (?:command|run) +(\S.*)", header, re.MULTILINE)
     assert command.startswith("accelerate launch ") and command.endswith(f"recipes/{path.name}")
 

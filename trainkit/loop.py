@@ -88,7 +88,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     if run.checkpoint is not None:
         state.load(checkpoint.read(run.checkpoint), machine.rank, run.elastic)
     costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
-    run.say(planning.describe(recipe, plan, splits, machine.share(costs)))
+    costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
+    run.say(planning.describe(recipe, plan, splits, costs))
 
     def hold(names: Iterable[str]) -> None:
         """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far."""
