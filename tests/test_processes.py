@@ -13,6 +13,8 @@ import yaml
 from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, run, spawn
 from test_loop import all_same, same
 
+from trainkit.seeding import permutation
+
 pytestmark = pytest.mark.usefixtures("store")
 TRAIN = [str(TOY), "--plugin", "toy"]
 FSDP = {
@@ -162,6 +164,15 @@ def test_a_signal_to_accelerate_launch_stops_the_training_with_a_checkpoint(monk
         time.sleep(0.2)
     ran = Ran(143, newest())
     assert ran.folder.info().status == "KILLED" and ran.last.step >= ran.folder.info().last_step > 0
+
+
+@pytest.mark.slow
+def test_a_mistake_of_one_process_is_the_reason_that_all_give():
+    row = permutation(0, 0, 64)[8]  # process 1 reads rows 8 to 15 of the first update
+    done = spawn(2, *TRAIN, f"data.damaged={row}")
+    text = done.stdout + done.stderr
+    assert done.returncode != 0 and text.count(f"pictures/{row}: damaged on the other machine") == 1
+    assert "Traceback" not in text.split("torch.distributed")[0] and newest().info().status == "FAILED"
 
 
 def test_deepspeed_is_refused_with_the_reason():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from trainkit.errors import UserError
 from trainkit.needs import Need, best_weights, gather
 from trainkit.order import Order, load
 from trainkit.recipe import Recipe
-from trainkit.store import RunFolder, run_key
+from trainkit.store import RunFolder, run_key, write_aside
 
 
 def launch(order: Order, stopping: Callable[[], bool]) -> int:
@@ -158,6 +159,8 @@ def _tracked(
 
     def begin() -> tuple[str | None, list[Any]]:
         nonlocal tracker
+        for rank in range(machine.world):
+            _note(folder, rank).unlink(missing_ok=True)
         path, position = _newest(folder) if resuming else (None, 0)
         best = recipe.best
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
@@ -190,14 +193,37 @@ def _tracked(
         path, decided = machine.lead(begin)
         yield tracker, Path(path) if path else None, decided
     except UserError as error:
+        if not error.told:
+            told = [error.where, error.found, error.expected, error.remedy]
+            write_aside(_note(folder, machine.rank), json.dumps(told))
         tracker.finish("FAILED", str(error))
         raise
     except KeyboardInterrupt:
         tracker.finish("KILLED")
         raise
     except BaseException as error:
-        tracker.finish("FAILED", error)
+        cause = _cause(folder, machine)
+        tracker.finish("FAILED", str(cause) if cause else error)
+        if cause is not None:
+            raise cause from None
         raise
+
+
+def _note(folder: RunFolder, rank: int) -> Path:
+    return folder.path / f"error-process-{rank}.json"
+
+
+def _cause(folder: RunFolder, machine: Any) -> UserError | None:
+    """The mistake that another process left word of: here it shows as a broken connection only."""
+    others = [rank for rank in range(machine.world) if rank != machine.rank]
+    for _ in range(20 if others else 0):
+        for rank in others:
+            if (note := _note(folder, rank)).exists():
+                cause = UserError(*json.loads(note.read_text()))
+                cause.told = True
+                return cause
+        time.sleep(0.1)
+    return None
 
 
 def _newest(folder: Any) -> tuple[str | None, int]:

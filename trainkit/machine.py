@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import hashlib
 import os
-import platform
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from torch import distributed as dist
 
 from trainkit.errors import UserError
 from trainkit.launcher import asked_processes
+from trainkit.provenance import cpu_name
 from trainkit.recipe import Recipe
 from trainkit.task import Batch
 
@@ -121,7 +121,7 @@ class Machine:
         return {
             "device": self.device.type,
             "gpu": gpu,
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "cpu_cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "processes": self.world,
@@ -351,11 +351,3 @@ def _set_switches(recipe: Recipe) -> None:
     torch.use_deterministic_algorithms(device.deterministic, warn_only=False)
     if device.threads:
         torch.set_num_threads(device.threads)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

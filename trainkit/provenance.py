@@ -59,7 +59,7 @@ def place() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             tags[f"trainkit.{package}"] = metadata.version(package)
     tags["trainkit.host"] = socket.gethostname()
-    tags["trainkit.cpu"] = _cpu_name()
+    tags["trainkit.cpu"] = cpu_name()
     tags["trainkit.cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     tags["trainkit.ram_gb"] = f"{psutil.virtual_memory().total / 2**30:.1f}"
     tags["trainkit.world_size"] = os.environ.get("WORLD_SIZE", "1")
@@ -70,7 +70,8 @@ def place() -> dict[str, str]:
     return tags
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Model of the processor, as far as the system tells."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -146,6 +146,8 @@ class ToySplit:
         return seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size].reshape(updates, batch_size)
 
     def fetch(self, indices, epoch, view=None):
+        if self.damaged in indices and os.environ.get("RANK", "0") != "0":
+            raise UserError(f"pictures/{self.damaged}", "damaged on the other machine")
         if self.damaged in indices:
             raise UserError(f"pictures/{self.damaged}", "damaged")
         images = self.images[indices].copy()
