@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from spread import spread
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 DATA = ROOT.parent / "shared" / "data"
@@ -88,12 +90,6 @@ def table() -> str:
             f"| {method} | {spread(accuracy)} | {spread(auc)} | {len(runs)} | {statistics.mean(rate):.0f} | {names} |"
         )
     return "\n".join([*lines[:2], f"| pixels | {pixels:.3f} | | | | |" if pixels else "", *lines[2:]])
-
-
-def spread(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.3f}"
-    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 if __name__ == "__main__":

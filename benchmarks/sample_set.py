@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from spread import spread
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 SEEDS = (0, 1, 2)
@@ -79,12 +81,6 @@ def table() -> str:
         names = " ".join(run.name.removeprefix(f"{ROWS[row][0]}-") for run in runs)
         lines.append(f"| {row} | {spread(accuracy)} | {spread(auc)} | {rate:.0f} | {names} |")
     return "\n".join(lines)
-
-
-def spread(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.3f}"
-    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 if __name__ == "__main__":

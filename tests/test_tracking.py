@@ -630,8 +630,9 @@ def test_silent_has_the_methods_of_tracker():
             if not name.startswith("_") and callable(getattr(cls, name))
         }
 
-    assert methods(Silent) == methods(Tracker)
-    silent = Silent.start(None, None, experiment="", run_name="", params={})
+    beginning = {"start"}  # a tracker is begun by what it is; nothing begins a silent one
+    assert methods(Silent) == {name: how for name, how in methods(Tracker).items() if name not in beginning}
+    silent = Silent()
     silent.log(1, {"Bad Name": object()})
     assert silent.commit() == 0 and silent.cut_back(5).events(0) == [] and silent.flush()
 

@@ -10,8 +10,8 @@ _here = Path(__file__).resolve().parent
 if sys.path and Path(sys.path[0] or ".").resolve() == _here:
     sys.path[0] = str(_here.parent)
 
-# Idle OpenMP threads sleep instead of spinning, unless told otherwise: on two cores the sample set's teacher takes a step
-# at 255 samples/s so and at 275 when they spin, but beside one other busy process at 98 instead of 37.
+# Idle OpenMP threads sleep instead of spinning, unless told otherwise. On two cores the sample set's teacher learns at
+# 255 samples/s so and at 275 when they spin; beside one other busy process at 98 instead of 37.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from trainkit.cli import run  # noqa: E402

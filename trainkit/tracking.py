@@ -288,26 +288,6 @@ class Silent:
 
     run_id: str | None = None
 
-    @classmethod
-    def start(
-        cls,
-        folder: RunFolder,
-        store: Store,
-        *,
-        experiment: str,
-        run_name: str,
-        params: Mapping[str, Any],
-        tags: Mapping[str, Any] | None = None,
-        parent: str | None = None,
-        resume: bool = False,
-        note: str = "",
-        primary_metric: str | None = None,
-        higher_is_better: bool = True,
-        system_metrics_every: float = 10.0,
-    ) -> Silent:
-        """Return a Silent."""
-        return cls()
-
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Do nothing; a tensor is not waited for."""
 
