@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from runs import run, stop_after
+from runs import TOY, run, stop_after
 
 from trainkit.errors import UserError
 
@@ -307,6 +307,24 @@ def test_a_compiled_network_trains_alike_and_its_checkpoints_have_the_same_keys(
 def test_settings_that_cannot_be_are_refused(words, message):
     with pytest.raises(UserError, match=message):
         run(*words)
+
+
+def test_resuming_finishes_the_run_that_was_interrupted_although_it_was_one_that_is_needed_first(tmp_path):
+    """The teacher of a student was cut off: it goes on, the student then begins, and stands above it in MLflow."""
+    small = "task: {name: toy, needs_recipe: RECIPE}"
+    text = TOY.read_text()
+    (tmp_path / "first.yaml").write_text(text.replace("name: toy\n", "name: first\n", 1))
+    (tmp_path / "toy.yaml").write_text(text.replace("task: {name: toy}", small.replace("RECIPE", "first.yaml")))
+    first = run(recipe=tmp_path / "toy.yaml", stopping=stop_after(6))
+    assert first.code == 143 and first.folder.info().recipe == "first" and first.folder.info().status == "KILLED"
+    ran = run(recipe=tmp_path / "toy.yaml", resume="")
+    assert ran.code == 0 and ran.folder.info().recipe == "toy" and first.folder.info().status == "FINISHED"
+    from trainkit.store import Store
+
+    child = Store.locate().client().get_run(first.folder.info().run_id)
+    assert child.data.tags["mlflow.parentRunId"] == ran.folder.info().run_id
+    again = run("seed=1", recipe=tmp_path / "toy.yaml")
+    assert again.code == 0 and len(Store.locate().runs()) == 3, "the finished one is used again"
 
 
 def test_a_changed_recipe_is_not_resumed():

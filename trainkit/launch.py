@@ -87,11 +87,15 @@ def _run(
     recipe_hash = config.digest(recipe)
 
     def open_folder() -> tuple[str, bool]:
-        if order.resume is None:
+        folder = None
+        if order.resume is not None:
+            folder = store.find(order.resume) if order.resume else store.newest_unfinished(recipe.name, recipe_hash)
+        # What was interrupted may have been a run that this one needs; it has been finished by now.
+        begins = order.resume is None or (order.resume == "" and any(need.new for need in needs.values()))
+        if folder is None and begins:
             folder = store.new_run(recipe.name, recipe.seed, recipe_hash)
             folder.recipe.write_text(config.dump(recipe), encoding="utf-8")
             return str(folder.path), False
-        folder = store.find(order.resume) if order.resume else store.newest_unfinished(recipe.name, recipe_hash)
         if folder is None:
             other = store.newest_unfinished(recipe.name)
             found = f"no unfinished run of {recipe.name} with these settings"

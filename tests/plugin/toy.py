@@ -18,7 +18,7 @@ from torch import nn
 
 from trainkit import seeding
 from trainkit.errors import UserError
-from trainkit.task import Loss, Meta, Opened, Parts, Scores
+from trainkit.task import Loss, Meta, Opened, Parts, Scores, Source
 
 TABLES = {"task": {"toy": "toy:ToyTask"}, "data": {"toy": "toy:ToyData"}}
 CLASSES, SIDE = 4, 8
@@ -67,11 +67,12 @@ class ToyTask:
     teacher: str = "none"
     tensor_weight: bool = False
     slow_score: float = 0.0
+    needs_recipe: str | None = None
     signal_at: int | None = None
     """Step at which the process is told to stop, as a scheduler would."""
 
     def needs(self):
-        return {}
+        return {"first": Source(recipe=self.needs_recipe)} if self.needs_recipe else {}
 
     def build(self, meta, found, seed):
         frozen = {"constant": {"teacher": Constant()}, "oracle": {"teacher": Oracle()}, "none": {}}[self.teacher]
