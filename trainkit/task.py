@@ -148,10 +148,10 @@ class Scores:
     """Columns of the per-sample table kept as parquet: id, group, prediction or score."""
     curves: dict[str, Any] = field(default_factory=dict)
     """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
-    samples: int = 0
-    """How many samples were scored; the loop counts them."""
     chance: dict[str, float] = field(default_factory=dict)
     """For some metrics, the score that guessing stays below in 999 of 1,000 cases."""
+    samples: int = 0
+    """How many samples were scored; the loop counts them."""
 
 
 class Task(Protocol):
