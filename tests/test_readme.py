@@ -157,6 +157,11 @@ def shown_recipes() -> list[tuple[str, str]]:
     return [(page.name, text) for page in PAGES for text in blocks(page, "yaml")]
 
 
+def test_the_pages_show_recipes():
+    """Without this, a change in how blocks are found would leave the next test with nothing to load."""
+    assert len(shown_recipes()) >= 5
+
+
 @pytest.mark.parametrize("page, text", shown_recipes(), ids=lambda value: value.split("\n")[0])
 def test_every_recipe_that_is_shown_loads(page, text, tmp_path):
     """A whole one as it stands; blocks of one in place of those of a shipped recipe."""
