@@ -5,7 +5,7 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 | key       | dtype, shape            | meaning                                                                  |
 |-----------|-------------------------|--------------------------------------------------------------------------|
 | `image`   | uint8 or float, B C H W | the picture; `Split.on_device` turns it into what the network takes      |
-| `label`   | int64, B                | class of the sample, 0 .. classes-1                                      |
+| `label`   | int64, B                | class of the sample, 0 .. classes-1; -1 where it has none                |
 | `index`   | int64, B                | row of the sample in its split; -1 marks padding of a last ragged batch  |
 | `view`    | int64, B                | which augmented version of the sample this is (faces: 0 plain, 1 mirror) |
 """
@@ -152,6 +152,10 @@ class Scores:
     """For some metrics, the score that guessing stays below in 999 of 1,000 cases."""
     samples: int = 0
     """How many samples were scored; the loop counts them."""
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tables that are not per sample, by name: column to values (`per_class`: {"class": ..., "f1": ...})."""
+    pictures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Arrays for pictures that are kept for every step at which they were made, by kind (`tsne`: {"points": ...})."""
 
 
 class Task(Protocol):

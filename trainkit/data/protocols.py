@@ -76,7 +76,45 @@ class Identification:
         return len(self.probe)
 
 
+@dataclass(frozen=True)
+class Classes:
+    """Classification: each image is of one of the classes that were trained on."""
+
+    label: np.ndarray
+    """int64 (images,), class of each row of the split."""
+    names: tuple[str, ...]
+    """Name of each class, in the order of their numbers."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@dataclass(frozen=True)
+class Separation(Classes):
+    """How far apart the classes lie: in the space of the embeddings and in the scores of the classes."""
+
+
+@dataclass(frozen=True)
+class Inspection(Classes):
+    """Pictures for the eye: maps of the embeddings, and the images that are hard, odd or likely mislabelled."""
+
+    ids: tuple[str, ...]
+    """Name of each image in its source."""
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Each image is a query against all others: the nearest should be of its class. The classes may be new ones."""
+
+    label: np.ndarray
+    """int64 (images,), class of each row of the split."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
 Protocol = Pairs | Templates | Identification
+"""What a packed evaluation set may hold; the others are made from the labels of a set."""
 
 
 def _one_length(protocol: object, *names: str) -> None:
