@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -60,11 +61,23 @@ def folder(image_size: int = 64) -> Path:
         ValueError: `image_size` is not in 16..256.
         UserError: the folder cannot be written (no permission, disk full).
     """
-    from filelock import FileLock
-
     if not 16 <= image_size <= 256:
         raise ValueError(f"image_size must be in 16..256, not {image_size}")
-    target = root() / f"faces-v{VERSION}-{image_size}"
+    return drawn_once(f"faces-v{VERSION}-{image_size}", lambda aside: _write(aside, image_size), megabytes=30)
+
+
+def drawn_once(name: str, write: Callable[[Path], None], megabytes: int) -> Path:
+    """The folder `name` under `root()`, written by `write` if it is not there. Shared by all drawn sets.
+
+    `write` fills a folder that does not exist yet, `sample.json` last; the folder gets its name when `write` has
+    returned, so that no reader sees a half. Of processes that ask at the same time one writes and the others wait.
+
+    Raises:
+        UserError: the folder cannot be written (no permission, disk full); `megabytes` says how much it needs.
+    """
+    from filelock import FileLock
+
+    target = root() / name
     if (target / "sample.json").is_file():
         return target
     aside = target.with_name(f"{target.name}.part")
@@ -76,14 +89,14 @@ def folder(image_size: int = 64) -> Path:
             for stale in (aside, target):
                 if stale.exists():
                     shutil.rmtree(stale)
-            _write(aside, image_size)
+            write(aside)
             aside.rename(target)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise UserError(
             str(target),
             f"the sample set cannot be written ({error})",
-            "a folder that can be written, with 30 MB free",
+            f"a folder that can be written, with {megabytes} MB free",
             "set TRAINKIT_DATA or TRAINKIT_CACHE to another folder",
         ) from error
     return target
