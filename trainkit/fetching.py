@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainkit import config
+from trainkit import config, pretrained
 from trainkit.errors import UserError
 from trainkit.recipe import Download
 
@@ -21,21 +21,27 @@ _SECONDS = 60
 
 
 def fetch(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
-    """Bring what a recipe, and the recipes it trains first, name under `downloads:` and as `hf://` data sets.
+    """Bring what a recipe, and those it trains first, name: `downloads:`, `hf://` data sets, pretrained weights.
 
     Yields a line for each. Raises UserError when a file's SHA-256 is not the one stated; such a file is not kept.
     """
     files: dict[tuple[str, str], Download] = {}
     sets: dict[str, None] = {}
+    nets: dict[str, None] = {}
     for loaded in _with_needed(recipe.resolve(), plugins, set()):
         files |= {(file.sha256, file.to): file for file in loaded.downloads}
         named = (getattr(loaded.data, "train", ""), *getattr(loaded.data, "evaluate", {}).values())
         sets |= dict.fromkeys(path for path in named if path.startswith("hf://"))
+        words = (source.weights or "" for source in loaded.task.needs().values())
+        nets |= dict.fromkeys(word for word in words if word.startswith(pretrained.PREFIX))
     for file in files.values():
         yield _file(file)
     for path in sets:
         yield _set(path)
-    if not files and not sets:
+    for word in nets:
+        _refuse_offline(word, pretrained.is_here(word))
+        yield f"{word}: {pretrained.find(word, network=True)}"
+    if not files and not sets and not nets:
         yield f"{recipe}: names nothing to download"
 
 
@@ -50,14 +56,18 @@ def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterato
 
 
 def _set(path: str) -> str:
-    from huggingface_hub import constants
-
     from trainkit.data import hub
 
-    # The library reads the variable once, when it is imported: to unset it here would come too late.
-    if constants.HF_HUB_OFFLINE and not hub.is_here(path):
-        raise UserError(path, "cannot be downloaded while HF_HUB_OFFLINE is set", remedy="unset it for this command")
+    _refuse_offline(path, hub.is_here(path))
     return f"{path}: {hub.download(path)}"
+
+
+def _refuse_offline(what: str, here: bool) -> None:
+    from huggingface_hub import constants
+
+    # The library reads the variable once, when it is imported: to unset it here would come too late.
+    if constants.HF_HUB_OFFLINE and not here:
+        raise UserError(what, "cannot be downloaded while HF_HUB_OFFLINE is set", remedy="unset it for this command")
 
 
 def _file(download: Download) -> str:

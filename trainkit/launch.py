@@ -189,8 +189,11 @@ def _tracked(
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
-        for name, split in data.evaluations.items():
-            tracker.dataset(name, "test", split.digest, getattr(recipe.data, "evaluate", {}).get(name, ""), split.size)
+        from trainkit.plan import evaluated
+
+        for split in {split.digest: split for split in evaluated(recipe, data).values()}.values():
+            source = getattr(recipe.data, "evaluate", {}).get(split.name, "")
+            tracker.dataset(split.name, "test", split.digest, source, split.size)
         return path, decided
 
     try:

@@ -8,7 +8,7 @@ backward, step, and whatever the agenda has for that step.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         parts.learns.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
     net, optimizer = machine.prepare(parts.learns, optim.build(parts.learns, recipe.optim, machine.sharded))
     bare, inner = machine.bare(net), getattr(optimizer, "optimizer", optimizer)
-    params = [p for p in bare.parameters() if p.requires_grad]
+    params = {name: p for name, p in bare.named_parameters() if p.requires_grad}
     average = optim.Average(bare, recipe.train.ema) if recipe.train.ema else None
 
     # ---- The plan, and where it stands
@@ -201,8 +201,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             if before is not None and not bool(finite):
                 nonfinite.leave_out(state, bare, parts, before, run)
             else:
-                factor = recipe.train.schedule.factor(state.step, plan.steps, plan.steps_per_epoch, plan.batch_size)
-                optim.set_lr(inner, recipe.optim.lr * factor)
+                optim.set_lr(inner, plan.lr(recipe, state.step))
                 optimizer.step()
                 machine.average_buffers(bare)
                 if average:
@@ -333,12 +332,13 @@ def _trial(task: Task, net: nn.Module, split: Split, recipe: Recipe, name: str, 
 
 
 def _finish_gradients(
-    machine: Machine, params: list[nn.Parameter], plan: Plan, losses: list[Loss], clip: float | None
+    machine: Machine, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], clip: float | None
 ) -> Tensor:
     """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device."""
     if machine.accelerator.scaler is not None:
         machine.accelerator.unscale_gradients()
-    grads = [p.grad for p in params if p.grad is not None]
+    optim.refuse_idle(params)
+    grads = [p.grad for p in params.values()]
     weight = sum(loss.weight for loss in losses)
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
         torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
@@ -346,5 +346,5 @@ def _finish_gradients(
         raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
     norm = torch.nn.utils.get_total_norm(grads)
     if clip is not None:
-        torch.nn.utils.clip_grads_with_norm_(params, clip, norm)
+        torch.nn.utils.clip_grads_with_norm_(params.values(), clip, norm)
     return norm

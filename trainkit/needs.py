@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainkit import config
+from trainkit import config, pretrained
 from trainkit.errors import UserError
 from trainkit.order import Order, beside, load
 from trainkit.places import locate
@@ -44,15 +44,21 @@ def gather(order: Order, recipe: Recipe, machine: Any, store: Store, train: Trai
 
 
 def best_weights(run: Path) -> Path:
-    """Weights of a run's best checkpoint, or of its last where no evaluation named a best."""
+    """Weights of a run's best checkpoint, or of its last where no evaluation named a best.
+
+    They are the averaged ones where the recipe's best is a score of those.
+    """
     from trainkit import checkpoint
 
     newest, _ = checkpoint.newest_valid(run / "checkpoints")
     if newest is None:
         raise UserError(str(run), "holds no checkpoint", remedy="train it again")
     best = json.loads((newest / checkpoint.STATE).read_text())["best"]
-    kept = [run / "checkpoints" / f"step-{record['step']:09d}" for record in best]
-    return next((folder for folder in kept if folder.is_dir()), newest) / "model.safetensors"
+    for record in best:
+        folder = run / "checkpoints" / f"step-{record['step']:09d}"
+        if folder.is_dir():
+            return folder / f"{record.get('weights', 'model')}.safetensors"
+    return newest / "model.safetensors"
 
 
 def _file(name: str, word: str, store: Store) -> Path:
@@ -61,6 +67,8 @@ def _file(name: str, word: str, store: Store) -> Path:
         return best_weights(store.find(word[4:]).path)
     if word.startswith("models:/"):
         return store.model_file(word)
+    if word.startswith(pretrained.PREFIX):
+        return pretrained.find(word)
     path = locate(word)
     if not path.is_file():
         raise UserError(f"task.{name}.weights", f"{path} does not exist", remedy="give a file, run:NAME or models:/ID")

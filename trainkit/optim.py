@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,16 +13,27 @@ from trainkit.errors import UserError
 from trainkit.recipe import Optim
 
 
+def rate(optim: Optim, batch_size: int) -> float:
+    """The full learning rate for `batch_size` samples per update, over all processes."""
+    if optim.lr_rule is None:
+        return optim.lr
+    times = batch_size / optim.lr_rule.batch_size
+    return optim.lr * (times if optim.lr_rule.name == "linear" else times**0.5)
+
+
 def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     """Parameters that are trained alike, as optimizer groups with an `lr_scale` each.
 
-    Every parameter belongs to the last group whose pattern matches its name. Raises UserError when a pattern matches
-    nothing: a misspelt one would silently train with the wrong rate.
+    Every parameter belongs to the last group whose pattern matches its name; the scales of its group and of its layer
+    multiply. Raises UserError when a pattern matches nothing: a misspelt one would silently train with the wrong rate.
     """
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    kept = _undecayed(net)
     settings: dict[str, tuple[float, float]] = {}
     for name, p in named:
-        settings[name] = (1.0, optim.weight_decay if optim.decay_1d or p.ndim > 1 else 0.0)
+        decays = (optim.decay_1d or p.ndim > 1) and name not in kept
+        settings[name] = (1.0, optim.weight_decay if decays else 0.0)
+    depths = layer_scales(net, optim.layer_decay) if optim.layer_decay is not None else {}
     for i, group in enumerate(optim.groups):
         matched = [name for name, _ in named if fnmatch.fnmatchcase(name, group.match)]
         if not matched:
@@ -34,11 +46,53 @@ def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
             settings[name] = (group.lr_scale, decay)
     grouped: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in named:
-        grouped.setdefault(settings[name], []).append(p)
+        scale, decay = settings[name]
+        grouped.setdefault((scale * depths.get(name, 1.0), decay), []).append(p)
     return [
         {"params": params, "lr": optim.lr * scale, "lr_scale": scale, "weight_decay": decay}
         for (scale, decay), params in grouped.items()
     ]
+
+
+def layer_scales(net: nn.Module, decay: float) -> dict[str, float]:
+    """Factor on the learning rate of each parameter by its depth: decay^(blocks above it) (Clark et al., ICLR 2020).
+
+    The depths are those that timm's networks state (`group_matcher`); what is not part of one has the full rate.
+    Raises UserError when there is no such network.
+    """
+    from timm.models import group_parameters
+
+    scales: dict[str, float] = {}
+    for prefix, module in net.named_modules():
+        if hasattr(module, "group_matcher"):
+            depth = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+            top = max(depth.values())
+            scales |= {f"{prefix}.{name}".lstrip("."): decay ** (top - at) for name, at in depth.items()}
+    if not scales:
+        raise UserError("optim.layer_decay", "the network states no order of its layers", "a network of timm")
+    return scales
+
+
+def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
+    """End a run in which parameters get no gradient: a head that no loss sees is dead weight, and hangs DDP."""
+    idle = [name for name, p in params.items() if p.grad is None]
+    if idle:
+        raise UserError(
+            "task",
+            f"{len(idle)} parameters get no gradient: {', '.join(idle[:4])}{' ...' if len(idle) > 4 else ''}",
+            "a loss that depends on all that is trained",
+            "leave that part of the network out, or choose a loss that uses it",
+        )
+
+
+def _undecayed(net: nn.Module) -> set[str]:
+    """Names of parameters that their network excepts from weight decay, as timm's do (position embeddings)."""
+    return {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in net.named_modules()
+        if hasattr(module, "no_weight_decay")
+        for name in module.no_weight_decay()
+    }
 
 
 def build(net: nn.Module, optim: Optim, sharded: bool = False) -> torch.optim.Optimizer:
@@ -73,23 +127,25 @@ class Average:
 
     def __init__(self, net: nn.Module, decay: float):
         self.decay = decay
+        saved = net.state_dict().keys()
         with torch.no_grad():
-            self.tensors = {name: t.detach().clone() for name, t in _averaged(net)}
+            self.tensors = {name: t.detach().clone() for name, t in _floating(net) if name in saved}
 
     @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:
         """Move towards the weights after update `step`."""
         decay = min(self.decay, (1 + step) / (10 + step))
         kept = [_local(t) for t in self.tensors.values()]
-        torch._foreach_lerp_(kept, [_local(t) for _, t in _averaged(net)], 1 - decay)
+        torch._foreach_lerp_(kept, [_local(t) for name, t in _floating(net) if name in self.tensors], 1 - decay)
 
     @torch.no_grad()
     def swap(self, net: nn.Module) -> None:
         """Exchange the average and the weights of `net`; calling it twice changes nothing."""
-        for name, t in _averaged(net):
-            kept = t.detach().clone()
-            t.copy_(self.tensors[name])
-            self.tensors[name].copy_(kept)
+        for name, t in _floating(net):
+            if name in self.tensors:
+                kept = t.detach().clone()
+                t.copy_(self.tensors[name])
+                self.tensors[name].copy_(kept)
 
 
 def _local(t: torch.Tensor) -> torch.Tensor:
@@ -97,6 +153,6 @@ def _local(t: torch.Tensor) -> torch.Tensor:
     return t.to_local() if hasattr(t, "to_local") else t.detach()
 
 
-def _averaged(net: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _floating(net: nn.Module) -> list[tuple[str, torch.Tensor]]:
     named = [*net.named_parameters(), *net.named_buffers()]
     return [(name, t) for name, t in named if t.is_floating_point()]

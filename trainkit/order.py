@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit import config
+from trainkit import config, pretrained
 from trainkit.places import locate
 from trainkit.recipe import Recipe
 
@@ -35,6 +35,9 @@ def check(order: Order) -> str:
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
             load(Order(beside(order.path, source.recipe), plugins=order.plugins))
+        elif source.weights.startswith(pretrained.PREFIX):
+            if not pretrained.is_here(source.weights):
+                notes.append(f"task.{name}: {source.weights} is not here yet; `trainkit fetch RECIPE` downloads it")
         elif ":" not in source.weights and not locate(source.weights).is_file():
             notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
     text = config.dump(recipe)

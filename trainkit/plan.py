@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainkit import optim
 from trainkit.errors import UserError
 from trainkit.recipe import Recipe
 from trainkit.schedule import Gate
@@ -51,6 +52,11 @@ class Plan:
     def where(self, step: int) -> tuple[int, int]:
         """Epoch and update within it that follow `step` finished updates."""
         return divmod(step, self.steps_per_epoch)
+
+    def lr(self, recipe: Recipe, step: int) -> float:
+        """Learning rate of the update that follows `step` finished ones."""
+        full = optim.rate(recipe.optim, self.batch_size)
+        return full * recipe.train.schedule.factor(step, self.steps, self.steps_per_epoch, self.batch_size)
 
     def keys(self, split: Split, step: int) -> Iterator[tuple[int, np.ndarray]]:
         """(epoch, rows) of every micro-batch of this rank from `step` to the end.
@@ -97,6 +103,10 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
         f"batch {plan.batch_size} = {plan.world} process(es) x {plan.accumulation} x {plan.micro_batch}"
     ]
+    if (rule := recipe.optim.lr_rule) is not None:
+        ratio = f"({plan.batch_size} / {rule.batch_size})" + ("" if rule.name == "linear" else "^0.5")
+        rate = optim.rate(recipe.optim, plan.batch_size)
+        lines.append(f"learning rate {rate:.4g} = {recipe.optim.lr:.4g} x {ratio}, the {rule.name} rule")
     for name, e in recipe.evaluations.items():
         when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
         times = e.at_start + e.at_end

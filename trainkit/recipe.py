@@ -13,6 +13,7 @@ from trainkit.schedule import AnySpan, Curve, Share, Span, TrainingSpan
 
 TABLES: dict[str, dict[str, str]] = {
     "task": {
+        "classify": "trainkit.tasks.classify:Classify",
         "embed": "trainkit.tasks.embed:Embed",
         "adadistill": "trainkit.tasks.adadistill:AdaDistill",
     },
@@ -37,12 +38,26 @@ class Group:
 
 
 @dataclass(kw_only=True)
+class LrRule:
+    """How the learning rate follows the batch: `lr` is meant for `batch_size` samples per update."""
+
+    name: Literal["linear", "sqrt"]
+    """In proportion to the samples per update (Goyal et al. 2017, arXiv 1706.02677), or to their square root."""
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        _positive(self, "batch_size")
+
+
+@dataclass(kw_only=True)
 class Optim:
     """How the weights move."""
 
     name: str = "sgd"
     """`sgd`, `adam`, `adamw`, or `timm:NAME` for any of timm's."""
     lr: float
+    lr_rule: LrRule | None = None
+    """None: `lr` is what it says, whatever the batch."""
     momentum: float = 0.9
     """For `sgd`."""
     nesterov: bool = False
@@ -55,6 +70,8 @@ class Optim:
     clip_norm: float | None = None
     """Largest norm of the whole gradient; the gradient is scaled down to it."""
     groups: list[Group] = field(default_factory=list)
+    layer_decay: float | None = None
+    """Factor on the rate from each block to the one below it; the head has the full rate. For networks of timm."""
     fused: bool = True
     """One kernel for all parameters, where the optimizer has one."""
 
@@ -62,6 +79,8 @@ class Optim:
         _positive(self, "lr", "clip_norm", "eps")
         if not self.name.startswith("timm:") and self.name not in ("sgd", "adam", "adamw"):
             raise ValueError(f"no optimizer {self.name!r}; there are sgd, adam, adamw and timm:NAME")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay is {self.layer_decay}; a factor above 0 and up to 1 is needed, such as 0.9")
 
 
 @dataclass(kw_only=True)
@@ -155,7 +174,7 @@ class Best:
     """What makes a checkpoint the best."""
 
     metric: str
-    """Full name, such as `lfw/accuracy`."""
+    """Full name, such as `lfw/accuracy`; that of averaged weights (`val/ema/top1`) makes the run hand those on."""
     mode: Literal["max", "min"] = "max"
 
 
@@ -260,5 +279,6 @@ class Recipe:
             if what is not None and what.metric.split("/")[0] not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
                 raise ValueError(f"{key}.metric is {what.metric!r}, of no evaluation here; there are: {known}")
-        if self.best is not None and "/ema/" in self.best.metric:
-            raise ValueError("best.metric is of the averaged weights, but what a run hands on are its own; name those")
+        for key, what in (("best", self.best), ("stop_when", self.stop_when)):
+            if what is not None and "/ema/" in what.metric and self.train.ema is None:
+                raise ValueError(f"{key}.metric is of averaged weights, and train.ema is not set")

@@ -32,7 +32,8 @@ def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, f
         return False, False
     value = metrics[best.metric]
     leads = not state.best or _better(value, state.best[0]["value"], best.mode)
-    state.best.append({"value": value, "step": state.step})
+    weights = "ema" if best.metric.startswith(f"{evaluation}/ema/") else "model"
+    state.best.append({"value": value, "step": state.step, "weights": weights})
     state.best.sort(key=lambda record: (-record["value"] if best.mode == "max" else record["value"], record["step"]))
     del state.best[max(1, recipe.checkpoints.keep_best) :]
     return leads, any(record["step"] == state.step for record in state.best)

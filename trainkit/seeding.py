@@ -47,16 +47,16 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def reseed(device: torch.device, seed: int, step: int, micro: int, rank: int) -> None:
-    """Set the generator that dropout and other layers draw from, for one micro-batch.
+    """Set the generators that dropout and other layers draw from, for one micro-batch.
 
-    The device's own generator is set and no other: `torch.manual_seed` visits every device and costs about 100 us.
+    That of the processor, for draws that need not wait for a device, and the device's own: `torch.manual_seed` visits
+    every device and costs about 100 us.
     """
     value = number(seed, "layers", step, micro, rank)
+    torch.default_generator.manual_seed(value)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(value)
-    elif device.type == "cpu":
-        torch.default_generator.manual_seed(value)
-    else:
+    elif device.type != "cpu":
         torch.manual_seed(value)
 
 

@@ -60,7 +60,8 @@ class State:
             files["memory"] = live.module_tensors(self.memory, keep)
         if self.average is not None:
             averaged = {name: live.whole(t, keep) for name, t in self.average.tensors.items()}
-            files["ema"] = averaged if keep else {}
+            # Complete, counters of batch norm included: what is handed on may be the average.
+            files["ema"] = {**files["model"], **averaged} if keep else {}
         return files, {
             **{name: getattr(self, name) for name in self._COUNTERS},
             "optimizer": scalars,

@@ -1,0 +1,57 @@
+"""timm's pretrained weights: downloaded by `trainkit fetch`, never by a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainkit.errors import UserError
+
+PREFIX = "timm:"
+
+
+def find(word: str, *, network: bool = False) -> Path:
+    """The safetensors file behind `timm:NAME.TAG`, in the cache of the Hugging Face hub.
+
+    Without `network` it is found if an earlier call brought it. Raises UserError when there are no such weights, or
+    they cannot be had.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    name = word.removeprefix(PREFIX)
+    repository = _repository(name)
+    try:
+        return Path(hf_hub_download(repository, "model.safetensors", local_files_only=not network))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        if not network:
+            remedy = "download them with `trainkit fetch RECIPE`"
+            raise UserError(f"pretrained weights of {name}", "are not here yet", remedy=remedy) from None
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"pretrained weights of {name}", f"cannot be downloaded ({text})", "a network") from None
+
+
+def is_here(word: str) -> bool:
+    """Whether the weights were downloaded; a name that does not exist is a UserError."""
+    _repository(word.removeprefix(PREFIX))
+    try:
+        find(word)
+    except UserError:
+        return False
+    return True
+
+
+def _repository(name: str) -> str:
+    import difflib
+
+    import timm
+
+    known = timm.list_pretrained()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        found = f"timm {timm.__version__} has no pretrained weights {name!r}"
+        raise UserError("task.net.model", found, ", ".join(near) or "a name of timm.list_pretrained()")
+    repository = timm.get_pretrained_cfg(name).hf_hub_id
+    if not repository:
+        remedy = "take its file as `weights: PATH`"
+        raise UserError("task.net.model", f"the weights {name!r} are not on the hub", remedy=remedy)
+    return repository

@@ -1,0 +1,133 @@
+"""Image classification with networks of timm, as ConvNeXt is trained: smoothing, mixup, cutmix, fine-tuning.
+
+ConvNeXt (Liu et al., CVPR 2022, arXiv 2201.03545); mixup (Zhang et al., ICLR 2018, arXiv 1710.09412); cutmix (Yun et
+al., ICCV 2019, arXiv 1905.04899); label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit import metrics
+from trainkit.errors import UserError
+from trainkit.losses.weighting import class_weights
+from trainkit.models import classifier
+from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+
+
+@dataclass(kw_only=True)
+class Mix:
+    """Pictures and labels of a micro-batch mixed in pairs, by timm."""
+
+    mixup: float = 0.0
+    """Parameter of the beta distribution that the share of each picture is drawn from; 0: none."""
+    cutmix: float = 0.0
+    """The same for a rectangle of the other picture; 0: none."""
+    prob: float = 1.0
+    """Share of the batches that are mixed."""
+    switch: float = 0.5
+    """Where both are on: share of the batches with cutmix."""
+    mode: Literal["batch", "pair", "elem"] = "batch"
+    """What has a share of its own: a batch, a pair, or a picture."""
+
+    def __post_init__(self) -> None:
+        if self.mixup < 0 or self.cutmix < 0 or not (self.mixup or self.cutmix):
+            raise ValueError("mixup or cutmix must be above 0, and none below; leave `mix` out to mix nothing")
+        if not (0 < self.prob <= 1 and 0 <= self.switch <= 1):
+            raise ValueError("prob must be above 0 and up to 1, switch from 0 to 1")
+
+
+@dataclass(kw_only=True)
+class Classify:
+    """Learn to tell classes apart."""
+
+    net: classifier.Network
+    smoothing: float = 0.0
+    """Share of the target that is spread evenly over all classes."""
+    mix: Mix | None = None
+    class_weights: dict[str, float] = field(default_factory=dict)
+    """Weight of a class in the loss, by its name; 1 for those not named."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing is {self.smoothing}; a share from 0 to below 1 is needed")
+
+    def needs(self) -> dict[str, Source]:
+        """The weights that training starts from, where there are any."""
+        word = self.net.weights
+        if word is None:
+            return {}
+        return {"net": Source(weights=f"timm:{self.net.model}" if word == "pretrained" else word)}
+
+    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+        """The classifier."""
+        self._weights = class_weights(self.class_weights, meta.class_names)
+        self._mix = self._mixer(meta.classes)
+        return Parts(classifier.build(self.net, meta.shape, meta.classes, found))
+
+    def _mixer(self, classes: int) -> object | None:
+        if self.mix is None:
+            return None
+        from timm.data import Mixup
+
+        return Mixup(
+            mixup_alpha=self.mix.mixup,
+            cutmix_alpha=self.mix.cutmix,
+            prob=self.mix.prob,
+            switch_prob=self.mix.switch,
+            mode=self.mix.mode,
+            label_smoothing=self.smoothing,
+            num_classes=classes,
+        )
+
+    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+        """Cross-entropy with the smoothed, and perhaps mixed, labels."""
+        image, label = batch["image"], batch["label"]
+        if self._mix is None:
+            logits = net(image)
+            target = F.one_hot(label, logits.shape[1]) * (1 - self.smoothing) + self.smoothing / logits.shape[1]
+            logs = {"accuracy": (logits.detach().argmax(1) == label).float().mean()}
+        else:
+            image, target = self._mixed(image, label)
+            logits, logs = net(image), {}
+        weights = None if self._weights is None else self._weights.to(label.device)
+        return soft_cross_entropy(logits, target, weights, logs)
+
+    def _mixed(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        if len(image) % 2:
+            raise UserError(
+                "task.mix",
+                f"micro-batches of {len(image)} pictures, which are mixed in pairs",
+                "an even number",
+                "change train.batch_size, train.micro_batch or the number of processes",
+            )
+        # timm draws from numpy's global generator. The processor's generator stands where step and rank say.
+        np.random.seed(int(torch.randint(2**32, ())))
+        return self._mix(image.clone(), label)
+
+    def predict(self, net: nn.Module, batch: Batch) -> Rows:
+        """The class scores."""
+        return {"logits": net(batch["image"])}
+
+    def score(self, rows: Rows, split: Split) -> Scores:
+        """The score of the split's protocol."""
+        return metrics.score(rows, split.protocol, split.name, split)
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor, weights: Tensor | None, logs: dict[str, Tensor]) -> Loss:
+    """-sum of target x log softmax over classes (B, C), each class times its weight.
+
+    With weights it is divided by the weight of the targets, over all processes, as torch's cross-entropy is.
+    """
+    terms = -target * F.log_softmax(logits.float(), dim=1)
+    if weights is None:
+        return Loss(terms.sum(), len(logits), logs)
+    return Loss((terms * weights).sum(), (target * weights).sum().detach(), logs)
