@@ -258,9 +258,7 @@ def test_the_rate_falls_from_block_to_block_in_what_the_optimizer_does():
 
 def test_a_group_and_a_depth_multiply():
     _, parts = made()
-    grouped = optim.groups(
-        parts.learns, Optim(lr=1.0, layer_decay=0.5, groups=[Group(match=r"*.stem.*", lr_scale=4.0)])
-    )
+    grouped = optim.groups(parts.learns, Optim(lr=1.0, layer_decay=0.5, groups=[Group(match="*.stem.*", lr_scale=4.0)]))
     scale = {id(p): g["lr_scale"] for g in grouped for p in g["params"]}
     depth = optim.layer_scales(parts.learns, 0.5)
     named = dict(parts.learns.named_parameters())

@@ -335,3 +335,25 @@ def test_a_changed_recipe_is_not_resumed():
         run("optim.lr=0.01", resume="")
     with pytest.raises(UserError, match=r"recipe .* expected .*; start a new run for a changed recipe"):
         run("optim.lr=0.01", resume=first.folder.name)
+
+
+def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
+    from trainkit import launch, needs
+    from trainkit.order import Order
+
+    settings = ["best.metric=val/ema/accuracy", "data.noise=2.5", "evaluations.val.every=4 steps"]
+    ran = run(*settings)
+    file = needs.best_weights(ran.folder.path)
+    assert file.name == "ema.safetensors"
+    step = int(file.parent.name.split("-")[1])
+    averaged = dict(zip(*ran.history.series("val/ema/accuracy"), strict=True))
+    assert averaged[step] == max(averaged.values())
+    scored = launch.score(Order(TOY, settings, ("toy",)), ran.folder.name)
+    assert scored["val/accuracy"] == averaged[step]
+    own = dict(zip(*ran.history.series("val/accuracy"), strict=True))
+    assert own[step] != averaged[step], "the two cannot be told apart here"
+
+
+def test_a_score_of_an_average_needs_an_average():
+    with pytest.raises(UserError, match=r"train\.ema is not set"):
+        run("best.metric=val/ema/accuracy", "train.ema=null")
