@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from trainkit.data import evaluations, hub, importing, packed, sources
-from trainkit.data.faces import Faces, cache_root
+from trainkit.data.faces import Faces
 from trainkit.data.packed import Packed
+from trainkit.data.packing import cache_root
 from trainkit.errors import UserError
 from trainkit.places import locate
 from trainkit.task import Data

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import filelock
 import numpy as np
 import torch
 
 from trainkit import seeding
-from trainkit.data import evaluations, hub, importing, packed, sources
+from trainkit.data import evaluations, hub, packing, sources
 from trainkit.data.evaluations import Evaluation
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
 from trainkit.data.record import Source
 from trainkit.errors import UserError
-from trainkit.places import data_root, locate
+from trainkit.places import locate
 from trainkit.task import Batch, Meta, Opened
-
-_log = logging.getLogger(__name__)
 
 SAMPLE = "sample"
 """In place of a path: the built-in sample set, drawn on first use."""
@@ -59,27 +53,20 @@ class Faces:
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
         named = {"data.train": self.train} | {f"data.evaluate.{name}": path for name, path in self.evaluate.items()}
-        absent = []
-        for key, path in named.items():
-            if hub.is_hub(path):
-                if not hub.is_here(path):
-                    absent.append(f"{key}: {path} is not here yet; `trainkit fetch RECIPE` downloads it")
-            elif path != SAMPLE and not locate(path).exists():
-                absent.append(f"{key}: {locate(path)} does not exist")
-        return absent
+        absent = {key: sources.missing(path) for key, path in named.items() if path != SAMPLE}
+        return [f"{key}: {sentence}" for key, sentence in absent.items() if sentence]
 
     def _packed_train(self) -> Packed:
         if hub.is_hub(self.train):
-            # Never downloads: a training uses no network.
-            return pack_once(sources.open_source(hub.download(self.train, network=False)), self.image_size)
+            return self._pack(sources.named(self.train, nested=False))
         path = _sample(self.image_size) / "train" if self.train == SAMPLE else locate(self.train)
         if is_packed(path):
             faces = Packed(path)
             if faces.manifest["protocol"] is not None:
                 raise UserError(str(path), "an evaluation set", "a set to train on")
-            if faces.image_size == self.image_size:
+            if faces.size == (self.image_size, self.image_size):
                 return faces
-        return pack_once(sources.open_source(path), self.image_size)
+        return self._pack(sources.open_source(path, nested=False))
 
     def _packed_evaluation(self, name: str) -> Packed:
         text = self.evaluate[name]
@@ -88,9 +75,12 @@ class Faces:
             faces = Packed(path)
             if faces.manifest["protocol"] is None:
                 raise UserError(str(path), "a set to train on", "an evaluation set")
-            if faces.image_size == self.image_size:
+            if faces.size == (self.image_size, self.image_size):
                 return faces
-        return pack_once(evaluations.recognise(path), self.image_size)
+        return self._pack(evaluations.recognise(path))
+
+    def _pack(self, found: Source | Evaluation) -> Packed:
+        return packing.pack_once(found, (self.image_size, self.image_size), "down")
 
 
 @dataclass(frozen=True)
@@ -156,60 +146,6 @@ class FaceSplit:
     def on_device(self, batch: Batch) -> Batch:
         """Pixels 0 .. 255 to -1 .. 1, as the field's networks take them: (x / 255 - 0.5) / 0.5."""
         return {**batch, "image": batch["image"].float().div(127.5).sub(1)}
-
-
-def pack_once(found: Source | Evaluation, image_size: int) -> Packed:
-    """The packed form of a source, made when it is not there yet. Processes that start together make it once."""
-    folder = cache_root() / _key(found, image_size)
-    if is_packed(folder):
-        return Packed(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        (folder.parent / ".gitignore").write_text("*\n")
-        with filelock.FileLock(folder.with_suffix(".lock")):
-            if not is_packed(folder):
-                _log.info("packing %s into %s, once", found.where, folder)
-                source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
-                report = importing.import_faces(source, folder, image_size=image_size, resize="down", protocol=protocol)
-                for note in report.notes:
-                    _log.warning("%s: %s", source.where, note)
-    except OSError as error:
-        remedy = "set TRAINKIT_CACHE to a folder that can be written"
-        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
-    return Packed(folder)
-
-
-def cache_root() -> Path:
-    """Where sets are packed: `$TRAINKIT_CACHE`, else beside the data, else (where read-only) the user's cache."""
-    if chosen := os.environ.get("TRAINKIT_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    root = data_root()
-    try:
-        # Permission bits as well as access: the superuser could write to what its owner has set read-only.
-        writable = root.stat().st_mode & 0o222 and os.access(root, os.W_OK)
-    except OSError:
-        writable = False
-    if writable:
-        return root / ".trainkit-packed"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit" / "packed"
-
-
-def _key(source: Source | Evaluation, image_size: int) -> str:
-    """Names a packed set by what it is made from: any file that was changed, replaced or added gives another key.
-
-    The time of the last change of the file's entry (ctime) is part of it: unlike the time of modification, it cannot be
-    carried over from a file that is replaced.
-    """
-    key = hashlib.sha256(f"{packed.FORMAT} {packed.VERSION} {source.kind} {source.where} {image_size}".encode())
-    for file in source.files:
-        try:
-            seen = file.stat()
-        except OSError:
-            key.update(f"\n{file} missing".encode(errors="surrogateescape"))
-            continue
-        stamp = f"\n{file} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
-        key.update(stamp.encode(errors="surrogateescape"))
-    return key.hexdigest()[:24]
 
 
 def _sample(image_size: int) -> Path:

@@ -8,12 +8,17 @@ from pathlib import Path
 from trainkit.errors import UserError
 
 PREFIX = "hf://"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?(?:#(\w[\w.-]*))?")
 
 
 def is_hub(path: str | Path) -> bool:
-    """Whether a path of a recipe names a data set of the hub, `hf://owner/name` or `hf://owner/name@revision`."""
+    """Whether a path names a data set of the hub, `hf://owner/name`, with `@revision` and `#split` where wanted."""
     return str(path).startswith((PREFIX, "hf:/"))  # a Path has lost one stroke
+
+
+def split(path: str | Path) -> str | None:
+    """The split that a path names, `test` of `hf://owner/name#test`."""
+    return _parts(path)[2]
 
 
 def download(path: str | Path, *, network: bool = True) -> Path:
@@ -22,19 +27,16 @@ def download(path: str | Path, *, network: bool = True) -> Path:
     Only parquet files are taken: scripts and archives stay where they are. Without `network` it is found if an earlier
     call brought it. Raises UserError when it cannot be had.
     """
-    path = str(path)
-    name = path.removeprefix("hf:").lstrip("/")
-    if not _NAME.fullmatch(name):
-        raise UserError(path, "no name of a data set", f"{PREFIX}owner/name or {PREFIX}owner/name@revision")
+    repository, revision, _ = _parts(path)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    repository, _, revision = name.partition("@")
+    path = str(path)
     try:
         folder = snapshot_download(
             repository,
             repo_type="dataset",
-            revision=revision or None,
+            revision=revision,
             allow_patterns=["*.parquet", "**/*.parquet"],
             local_files_only=not network,
         )
@@ -46,6 +48,22 @@ def download(path: str | Path, *, network: bool = True) -> Path:
     return Path(folder)
 
 
+def tables(path: str | Path, *, network: bool = True) -> Path:
+    """The folder within the download that holds the parquet files: itself, its `data`, or its only configuration.
+
+    Raises UserError when it cannot be had, or when it has several configurations.
+    """
+    folder = download(path, network=network)
+    places = sorted({file.parent for file in folder.rglob("*.parquet")})
+    for place in (folder, folder / "data"):
+        if place in places:
+            return place
+    if len(places) > 1:
+        names = ", ".join(place.relative_to(folder).as_posix() for place in places[:8])
+        raise UserError(str(path), f"several configurations: {names}", "one", f"name its folder below {folder}")
+    return places[0] if places else folder
+
+
 def is_here(path: str | Path) -> bool:
     """Whether the data set was downloaded."""
     try:
@@ -53,3 +71,11 @@ def is_here(path: str | Path) -> bool:
     except UserError:
         return False
     return True
+
+
+def _parts(path: str | Path) -> tuple[str, str | None, str | None]:
+    found = _NAME.fullmatch(str(path).removeprefix("hf:").lstrip("/"))
+    if found is None:
+        expected = f"{PREFIX}owner/name, with @revision and #split where wanted"
+        raise UserError(str(path), "no name of a data set", expected)
+    return found.group(1), found.group(2), found.group(3)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from trainkit.data import evaluations, hub, packed, pictures, sources
+from trainkit.data import evaluations, packed, pictures, sources
 from trainkit.data.packed import Packed, Store, Writer
+from trainkit.data.pictures import Fit
 from trainkit.data.protocols import Protocol
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
@@ -41,6 +42,98 @@ class Report:
     """The labels of the source were not 0 .. classes-1; `names.json` keeps them."""
     notes: list[str] = field(default_factory=list)
     """Sentences about what is odd but usable, and about what was skipped."""
+    groups: int = 0
+    """How many people, videos or alphabets the pictures are of, where that is known."""
+
+
+def import_pictures(
+    source: Path | str | Source,
+    out: Path | str,
+    *,
+    size: tuple[int, int] | None,
+    fit: Fit = "no",
+    group: str | None = None,
+    align: bool = False,
+    damaged: Literal["fail", "skip"] = "fail",
+    store: Literal["auto", "decoded", "encoded"] = "auto",
+    on_progress: Progress | None = None,
+    protocol: Protocol | None = None,
+) -> Report:
+    """Convert a set of labelled pictures to the packed form at `out`, which must not exist yet.
+
+    Pictures are brought to `size` (height, width) as `fit` says (`pictures.fit`); with `size` None they keep their
+    own sizes and are stored encoded. `group` is a regular expression with one group in parentheses, which finds in a
+    picture's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
+    `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
+    out and names them in the report. With a `protocol` it is an evaluation set: its rows have no class.
+    Raises UserError naming the damaged pictures by file and row, up to 20 of them.
+    """
+    out = Path(out)
+    source = source if isinstance(source, Source) else sources.open_source(source, network=True)
+    if source.size == 0:
+        raise UserError(source.where, "no pictures", "at least one")
+    if protocol is not None and damaged == "skip":
+        found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
+        raise UserError(source.where, found, expected)
+    if store == "auto":
+        small = size is not None and source.size * 3 * size[0] * size[1] < packed.DECODED_LIMIT
+        store = "decoded" if small else "encoded"
+    recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
+    labels: list[int | str] = []
+    groups: list[str | None] = []
+    ids: list[str] = []
+    shapes: list[tuple[int, int]] = []
+    bad: list[str] = []
+    with Writer(out, size=size, store=store) as writer:
+        for done, made in enumerate(_prepare(source, recipe), start=1):
+            if isinstance(made, UserError):
+                bad.append(str(made))
+                if damaged == "fail" and len(bad) == _NAMED:
+                    break
+            else:
+                record, pixels, encoded = made
+                writer.add(pixels, encoded)
+                labels.append(record.label)
+                groups.append(record.group)
+                ids.append(record.id)
+                shapes.append(pixels.shape[1:])
+            if on_progress:
+                on_progress(done, source.size)
+        if bad and damaged == "fail":
+            _refuse(source, bad)
+        if not ids:
+            raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
+        if protocol is None:
+            numbers, names, renumbered = number(labels)
+            if source.names:
+                names = [source.names[int(name)] for name in names]
+        else:
+            numbers, names, renumbered = np.full(len(ids), -1, np.int64), [], False
+        result = writer.finish(
+            labels=numbers,
+            class_names=names,
+            ids=ids,
+            **_group_numbers(source, groups, ids),
+            protocol=protocol,
+            made_from=f"{source.kind} {Path(source.where).name}",
+        )
+    notes = [f"skipped: {text}" for text in bad]
+    if renumbered:
+        notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
+    if size is None:
+        notes.append(_spread(shapes))
+    notes += oddities(result)
+    return Report(
+        out,
+        source.kind,
+        len(result),
+        result.classes,
+        result.store,
+        result.digest,
+        renumbered,
+        notes,
+        len(result.group_names),
+    )
 
 
 def import_faces(
@@ -55,56 +148,18 @@ def import_faces(
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
 ) -> Report:
-    """Convert a set of faces to the packed form at `out`, which must not exist yet.
-
-    `align` warps each picture by its five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
-    out and names them in the report. With a `protocol` it is an evaluation set: its rows have no class.
-    Raises UserError naming the damaged pictures by file and row, up to 20 of them.
-    """
-    out = Path(out)
-    if not isinstance(source, Source) and hub.is_hub(source):
-        source = hub.download(source)
-    source = source if isinstance(source, Source) else sources.open_source(Path(source))
-    if source.size == 0:
-        raise UserError(source.where, "no pictures", "at least one")
-    if protocol is not None and damaged == "skip":
-        found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
-        raise UserError(source.where, found, expected)
-    if store == "auto":
-        store = "decoded" if source.size * 3 * image_size**2 < packed.DECODED_LIMIT else "encoded"
-    labels: list[int | str] = []
-    ids: list[str] = []
-    bad: list[str] = []
-    with Writer(out, image_size=image_size, store=store) as writer:
-        for done, made in enumerate(_prepare(source, image_size, align or not source.aligned, resize), start=1):
-            if isinstance(made, UserError):
-                bad.append(str(made))
-                if damaged == "fail" and len(bad) == _NAMED:
-                    break
-            else:
-                record, pixels, encoded = made
-                writer.add(pixels, encoded)
-                labels.append(record.label)
-                ids.append(record.id)
-            if on_progress:
-                on_progress(done, source.size)
-        if bad and damaged == "fail":
-            _refuse(source, bad)
-        if not ids:
-            raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
-        if protocol is None:
-            numbers, names, renumbered = number(labels)
-            if source.names:
-                names = [source.names[int(name)] for name in names]
-        else:
-            numbers, names, renumbered = np.full(len(ids), -1, np.int64), [], False
-        made_from = f"{source.kind} {Path(source.where).name}"
-        result = writer.finish(labels=numbers, class_names=names, ids=ids, protocol=protocol, made_from=made_from)
-    notes = [f"skipped: {text}" for text in bad]
-    if renumbered:
-        notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
-    notes += oddities(result)
-    return Report(out, source.kind, len(result), result.classes, result.store, result.digest, renumbered, notes)
+    """Convert a set of faces to squares in the packed form; see `import_pictures`, which raises what this raises."""
+    return import_pictures(
+        source if isinstance(source, Source) else sources.open_source(source, nested=False, network=True),
+        out,
+        size=(image_size, image_size),
+        fit=resize,
+        align=align,
+        damaged=damaged,
+        store=store,
+        on_progress=on_progress,
+        protocol=protocol,
+    )
 
 
 def import_evaluation(
@@ -137,12 +192,40 @@ def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
     return np.asarray([place[label] for label in labels], np.int64), [str(label) for label in distinct], renumbered
 
 
-def _prepare(
-    source: Source, image_size: int, align: bool, resize: Resize
-) -> Iterator[tuple[Record, np.ndarray, bytes | None] | UserError]:
-    def one(record: Record) -> tuple[Record, np.ndarray, bytes | None] | UserError:
+def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> dict[str, Any]:
+    known = {group for group in groups if group is not None}
+    if not known:
+        return {}
+    if None in groups:
+        raise UserError(f"{source.where}, {ids[groups.index(None)]}", "no group", "one for every picture, or for none")
+    names = sorted(known)
+    place = {name: position for position, name in enumerate(names)}
+    return {"groups": np.asarray([place[group] for group in groups], np.int64), "group_names": names}
+
+
+def _spread(shapes: list[tuple[int, int]]) -> str:
+    ordered = sorted(shapes, key=lambda shape: shape[0] * shape[1])
+    least, middle, most = (packed.describe(ordered[i]) for i in (0, len(ordered) // 2, -1))
+    return f"pictures keep their own sizes (height x width): smallest {least}, median {middle}, largest {most}"
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What is done to every picture."""
+
+    size: tuple[int, int] | None
+    fit: Fit
+    align: bool
+    group: Callable[[Record], str] | None
+
+
+_Made = tuple[Record, np.ndarray, bytes | None]
+
+
+def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
+    def one(record: Record) -> _Made | UserError:
         try:
-            return _one(record, image_size, align, resize)
+            return _one(record, recipe)
         except UserError as error:
             return error
 
@@ -158,17 +241,22 @@ def _threads() -> int:
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _one(record: Record, image_size: int, align: bool, resize: Resize) -> tuple[Record, np.ndarray, bytes | None]:
+def _one(record: Record, recipe: _Recipe) -> _Made:
+    if recipe.group is not None:
+        record = replace(record, group=recipe.group(record))
     data = pictures.read(record.data, record.where) if isinstance(record.data, Path) else record.data
     pixels = pictures.decode(data, record.where) if isinstance(data, bytes) else data
     original = pixels
-    if align:
+    if recipe.align:
         from trainkit.data.align import align_face
 
         if record.landmarks is None:
             raise UserError(record.where, "no landmarks", "five points", "add it to landmarks5.json")
-        pixels = align_face(pixels, record.landmarks, image_size, record.where)
-    pixels = pictures.fit(pixels, image_size, record.where, resize)
+        if recipe.size is None or recipe.size[0] != recipe.size[1]:
+            raise ValueError(f"faces are aligned to squares, not to {packed.describe(recipe.size)}")
+        pixels = align_face(pixels, record.landmarks, recipe.size[0], record.where)
+    if recipe.size is not None:
+        pixels = pictures.fit(pixels, recipe.size, record.where, recipe.fit)
     encoded = data if isinstance(data, bytes) and pixels is original else None
     return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded
 
@@ -208,7 +296,7 @@ def info(path: Path | str) -> dict[str, Any]:
         "made_from": data.manifest.get("made_from", ""),
         "pictures": len(data),
         "classes": data.classes,
-        "image_size": data.image_size,
+        "image_size": data.size[0] if data.size and data.size[0] == data.size[1] else packed.describe(data.size),
         "store": data.store,
         "bytes": sum(entry["bytes"] for entry in data.manifest["files"].values()),
         "digest": data.digest,
@@ -217,6 +305,8 @@ def info(path: Path | str) -> dict[str, Any]:
         counts = np.bincount(data.labels, minlength=data.classes)
         spread = int(counts.min()), float(np.median(counts)), int(counts.max())
         facts["pictures_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
+    if data.groups is not None:
+        facts["groups"] = len(data.group_names)
     protocol = data.protocol()
     if protocol is not None:
         facts["protocol"] = type(protocol).__name__
@@ -228,8 +318,8 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
     """Read everything in a packed set and compare it with what was written. Sentences; empty when all is well.
 
     Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. What is only odd begins
-    with `warning: `: classes with one picture, one picture under two classes, pictures that are also in one of the
-    packed sets `against` (of a training set: its evaluations).
+    with `warning: `: classes with one picture, one picture under two classes, pictures and groups that are also in one
+    of the packed sets `against` (of a training set: its evaluations).
     """
     try:
         data = Packed(path)
@@ -243,12 +333,14 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
     ]
 
     def read(first: int) -> list[str]:
-        rows = np.arange(first, min(first + _CHUNK, len(data)))
-        try:
-            data.fetch(rows)
-        except UserError:
-            return [text for row in rows for text in _damage(data, row)]
-        return []
+        rows = range(first, min(first + _CHUNK, len(data)))
+        if data.size is not None:
+            try:
+                data.fetch(np.asarray(rows))
+                return []
+            except UserError:
+                pass  # row by row, to name each
+        return [text for row in rows for text in _damage(data, row)]
 
     with ThreadPoolExecutor(_threads()) as pool:
         for chunk, found in enumerate(pool.map(read, range(0, len(data), _CHUNK)), start=1):
@@ -261,19 +353,23 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
 
 def _damage(data: Packed, row: int) -> list[str]:
     try:
-        data.fetch(np.asarray([row]))
+        data.picture(row)
     except UserError as error:
         return [str(error)]
     return []
 
 
 def _shared(data: Packed, other: Packed) -> list[str]:
+    notes = []
     both, here, there = np.intersect1d(data.contents(), other.contents(), return_indices=True)
-    if not len(both):
-        return []
-    ids, others = data.ids(), other.ids()
-    listing = _few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
-    return [f"{len(both)} pictures are also in {other.path}: {listing}"]
+    if len(both):
+        ids, others = data.ids(), other.ids()
+        listing = _few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
+        notes.append(f"{len(both)} pictures are also in {other.path}: {listing}")
+    groups = sorted(set(data.group_names) & set(other.group_names))
+    if groups:
+        notes.append(f"{len(groups)} groups are also in {other.path}: {_few(groups)}")
+    return notes
 
 
 def _across(data: Packed) -> list[tuple[int, int]]:
@@ -283,6 +379,6 @@ def _across(data: Packed) -> list[tuple[int, int]]:
     return [(int(order[i]), int(order[i + 1])) for i in np.flatnonzero(same)]
 
 
-def _few(names: Iterator[str]) -> str:
+def _few(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -4,15 +4,19 @@ A folder with
 
 | file               | content                                                                                  |
 |--------------------|------------------------------------------------------------------------------------------|
-| `images.npy`       | store `decoded`: uint8 (rows, 3, size, size)                                             |
+| `images.npy`       | store `decoded`: uint8 (rows, 3, height, width)                                          |
 | `images.bin`, `offsets.npy` | store `encoded`: pictures end to end; int64 (rows + 1,) where each begins       |
 | `labels.npy`       | int64 (rows,), 0 .. classes-1; -1 in evaluation sets, which have no classes              |
 | `checksums.npy`    | uint32 (rows,), CRC-32 of each row of the images as stored, checked when it is first read |
 | `contents.npy`     | uint64 (rows,), BLAKE2b of each row's pixels, for finding duplicates                      |
 | `ids.txt`          | one line per row: the name it had in its source                                          |
 | `names.json`       | class names: the labels of the source in the order of our class numbers                  |
+| `groups.npy`, `groups.json` | only where groups are known: int64 (rows,), which person, video or alphabet a  |
+|                    | row is of, and the names of these                                                        |
 | `protocol.*.npy`   | evaluation sets: the fields of their protocol                                            |
 | `manifest.json`    | version, counts, size and SHA-256 of every file, and the digest of the whole             |
+
+All pictures are of one size, or (store `encoded` only) each keeps its own.
 
 Channels come first because that is what networks take: reading 128 shuffled 112 px pictures costs 3 us each this way
 and 17 us with channels last.
@@ -61,7 +65,7 @@ def sha256(path: Path) -> str:
 
 
 def content(pixels: np.ndarray) -> int:
-    """A 64-bit fingerprint of a picture's pixels, (3, size, size)."""
+    """A 64-bit fingerprint of a picture's pixels, uint8 (3, height, width)."""
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(pixels), digest_size=8).digest(), "little")
 
 
@@ -103,9 +107,16 @@ class Packed:
         return self.manifest["classes"]
 
     @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of every picture; None where pictures keep their own sizes."""
+        return _size(self.manifest["image_size"])
+
+    @property
     def image_size(self) -> int:
-        """Height and width of every picture."""
-        return self.manifest["image_size"]
+        """Side of every picture of a set of squares. Raises ValueError for other sets."""
+        if self.size is None or self.size[0] != self.size[1]:
+            raise ValueError(f"{self.path} holds pictures of {describe(self.size)}, not squares of one size")
+        return self.size[0]
 
     @property
     def digest(self) -> str:
@@ -116,6 +127,11 @@ class Packed:
     def class_names(self) -> tuple[str, ...]:
         """The label each class had in its source."""
         return tuple(json.loads((self.path / "names.json").read_text("utf-8")))
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Names of the groups (people, videos, alphabets); empty where the source knew none."""
+        return () if self.groups is None else tuple(json.loads((self.path / "groups.json").read_text("utf-8")))
 
     def ids(self) -> list[str]:
         """The name of every row in its source."""
@@ -147,31 +163,47 @@ class Packed:
         begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
         return self._images[begin:end].tobytes()
 
+    def picture(self, row: int) -> np.ndarray:
+        """Pixels of one row of any set, uint8 (height, width, 3). Raises UserError where it was damaged."""
+        if self.size is not None:
+            return np.ascontiguousarray(self.fetch(np.asarray([row]))[0].transpose(1, 2, 0))
+        if not 0 <= row < len(self):
+            raise ValueError(f"row {row} of a set of {len(self)}")
+        data = self.encoded(row)
+        if not self._checked[row]:
+            self._check_row(row, data)
+        return self._decode(row, data)
+
     def fetch(self, rows: np.ndarray) -> np.ndarray:
-        """Pixels of `rows`, a fresh uint8 array (rows, 3, size, size). Raises UserError at a row that was damaged."""
+        """Pixels of `rows` of a set of one size, a fresh uint8 array (rows, 3, height, width).
+
+        Raises UserError at a row that was damaged, ValueError where pictures keep their own sizes.
+        """
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise ValueError(f"rows {rows.min()} .. {rows.max()} of a set of {len(self)}")
+        if self.size is None:
+            raise ValueError(f"{self.path}: pictures of their own sizes are read one by one, with picture()")
         if self.store == "decoded":
             images = self._images[rows]
             for position in np.flatnonzero(~self._checked[rows]):
                 self._check_row(int(rows[position]), images[position])
         else:
-            images = np.empty((len(rows), 3, self.image_size, self.image_size), np.uint8)
+            images = np.empty((len(rows), 3, *self.size), np.uint8)
             for position, row in enumerate(rows.tolist()):
                 data = self.encoded(row)
                 if not self._checked[row]:
                     self._check_row(row, data)
-                images[position] = self._decode(row, data)
+                images[position] = self._decode(row, data).transpose(2, 0, 1)
         return images
 
     def _decode(self, row: int, data: bytes) -> np.ndarray:
         # The place is put into words only when needed: it reads the list of ids.
         try:
-            pixels = pictures.fit(pictures.decode(data, ""), self.image_size, "")
+            pixels = pictures.decode(data, "")
+            return pixels if self.size is None else pictures.fit(pixels, self.size, "")
         except UserError as error:
             raise UserError(self.where(row), error.found, error.expected, _REBUILD) from None
-        return pixels.transpose(2, 0, 1)
 
     def _check_row(self, row: int, data: bytes | np.ndarray) -> None:
         # CRC-32 takes 16 us for a 112 px picture, more than reading it; so each process checks a row once.
@@ -189,6 +221,7 @@ class Packed:
             )
             self._offsets = self._load("offsets.npy")
         self.labels = self._load("labels.npy")
+        self.groups: np.ndarray | None = self._load("groups.npy") if "groups.npy" in self.manifest["files"] else None
         self._checksums = self._load("checksums.npy")
         self._checked = np.zeros(len(self), dtype=bool)
 
@@ -217,15 +250,17 @@ class Packed:
                 raise UserError(str(path), "is not what was written (SHA-256 differs)", remedy=_REBUILD)
 
     def _check_arrays(self) -> None:
-        rows, size = len(self), self.image_size
+        rows = len(self)
         expected: dict[str, tuple[np.ndarray, tuple[int, ...], str]] = {
             "labels.npy": (self.labels, (rows,), "int64"),
             "checksums.npy": (self._checksums, (rows,), "uint32"),
         }
         if self.store == "decoded":
-            expected["images.npy"] = (self._images, (rows, 3, size, size), "uint8")
+            expected["images.npy"] = (self._images, (rows, 3, *self.size), "uint8")
         else:
             expected["offsets.npy"] = (self._offsets, (rows + 1,), "int64")
+        if self.groups is not None:
+            expected["groups.npy"] = (self.groups, (rows,), "int64")
         for name, (array, shape, dtype) in expected.items():
             if array.shape != shape or array.dtype != dtype:
                 found = f"{array.dtype} {array.shape}"
@@ -240,6 +275,12 @@ class Packed:
             raise UserError(
                 self.where(row), f"label {self.labels[row]}", f"{lowest} to {max(self.classes, 0) - 1}", _REBUILD
             )
+        if self.groups is not None and rows:
+            last = len(self.group_names) - 1
+            strange = np.flatnonzero((self.groups < 0) | (self.groups > last))
+            if len(strange):
+                row = int(strange[0])
+                raise UserError(self.where(row), f"group {self.groups[row]}", f"0 to {last}", _REBUILD)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -256,10 +297,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(str(file), "not the manifest of a packed set", f'"format": "{FORMAT}"')
     if manifest.get("version") != VERSION:
         raise UserError(str(file), f"version {manifest.get('version')}", str(VERSION), "import the set again")
-    types = {"store": str, "rows": int, "classes": int, "image_size": int, "files": dict, "digest": str}
+    types = {"store": str, "rows": int, "classes": int, "files": dict, "digest": str}
     for key, kind in types.items():
         if type(manifest.get(key)) is not kind:
             raise UserError(str(file), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, _REBUILD)
+    _check_size(file, manifest)
     protocol = manifest.get("protocol")
     needed = {"labels.npy", "checksums.npy", "contents.npy", "ids.txt", "names.json"}
     needed |= {"images.npy"} if manifest["store"] == "decoded" else {"images.bin", "offsets.npy"}
@@ -270,29 +312,60 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest["protocol"] = protocol
     # The names are compared with a fixed list, so a manifest cannot point outside its folder.
     entries = manifest["files"]
+    needed |= {"groups.npy", "groups.json"} if "groups.npy" in entries else set()
     if set(entries) != needed or manifest["store"] not in ("decoded", "encoded"):
         raise UserError(str(file), f"files {sorted(entries)}"[:300], f"{sorted(needed)}", _REBUILD)
     for name, entry in entries.items():
         if not (isinstance(entry, dict) and type(entry.get("bytes")) is int and isinstance(entry.get("sha256"), str)):
             raise UserError(str(file), f"files.{name}: {entry!r}"[:200], "bytes and sha256", _REBUILD)
-    if min(manifest["rows"], manifest["classes"], manifest["image_size"] - 1) < 0:
+    if min(manifest["rows"], manifest["classes"]) < 0:
         raise UserError(str(file), "a negative count", remedy=_REBUILD)
     if digest_of(entries, _shape(manifest)) != manifest["digest"]:
         raise UserError(str(file), "its digest does not fit its entries", remedy=_REBUILD)
     return manifest
 
 
-def _shape(manifest: Mapping[str, Any]) -> tuple[int, int, int]:
-    return manifest["rows"], manifest["classes"], manifest["image_size"]
+def describe(size: tuple[int, int] | None) -> str:
+    """A size in words: `32 x 64` (height x width), or `their own sizes`."""
+    return "their own sizes" if size is None else f"{size[0]} x {size[1]}"
+
+
+def _size(entry: int | list[int] | None) -> tuple[int, int] | None:
+    # Squares are written as one number, as they were when there was nothing else.
+    return None if entry is None else (entry, entry) if isinstance(entry, int) else (entry[0], entry[1])
+
+
+def _entry(size: tuple[int, int] | None) -> int | list[int] | None:
+    return None if size is None else size[0] if size[0] == size[1] else list(size)
+
+
+def _check_size(file: Path, manifest: Mapping[str, Any]) -> None:
+    entry = manifest.get("image_size", "")
+    sides = [] if entry is None else entry if isinstance(entry, list) and len(entry) == 2 else [entry]
+    expected = "a side, [height, width] or null"
+    if not all(type(side) is int and side >= 1 for side in sides):
+        raise UserError(str(file), f"image_size: {entry!r}"[:200], expected, _REBUILD)
+    if sides and sides[0] * sides[-1] > pictures.PIXEL_CAP:
+        raise UserError(str(file), f"image_size: {entry!r}"[:200], f"at most {pictures.PIXEL_CAP} pixels", _REBUILD)
+    if not sides and manifest["store"] != "encoded":
+        raise UserError(str(file), f"image_size: null in store {manifest['store']!r}"[:200], expected, _REBUILD)
+
+
+def _shape(manifest: Mapping[str, Any]) -> tuple[int, ...]:
+    size = manifest["image_size"]
+    sides = () if size is None else (size,) if isinstance(size, int) else tuple(size)
+    return manifest["rows"], manifest["classes"], *sides
 
 
 class Writer:
     """Writes a packed set aside and renames it when it is whole; nothing is left of a failure."""
 
-    def __init__(self, out: Path, *, image_size: int, store: Store):
+    def __init__(self, out: Path, *, size: tuple[int, int] | None, store: Store):
+        if size is None and store == "decoded":
+            raise ValueError("pictures of their own sizes are stored encoded")
         if out.exists():
             raise UserError(str(out), "exists", "a folder that is not there yet", "remove it or choose another")
-        self.out, self.image_size, self.store = out, image_size, store
+        self.out, self.size, self.store = out, size, store
         self.folder = out.with_name(f".{out.name}.partial-{uuid.uuid4().hex[:8]}")
         self.rows = 0
         self._offsets, self._checksums, self._contents = [0], [], []
@@ -304,7 +377,7 @@ class Writer:
         except OSError as error:
             raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from None
         if self.store == "decoded":
-            self._images.write(_header(0, self.image_size))
+            self._images.write(_header(0, self.size))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -314,9 +387,9 @@ class Writer:
             raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from error
 
     def add(self, pixels: np.ndarray, encoded: bytes | None = None) -> None:
-        """One picture: uint8 (3, size, size), and its encoded bytes where the store keeps those."""
-        if pixels.shape != (3, self.image_size, self.image_size) or pixels.dtype != np.uint8:
-            raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of {self.image_size} px pictures")
+        """One picture: uint8 (3, height, width), and its encoded bytes where the store keeps those."""
+        if pixels.shape != (3, *(self.size or pixels.shape[1:3])) or pixels.dtype != np.uint8:
+            raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of pictures of {describe(self.size)}")
         pixels = np.ascontiguousarray(pixels)
         if self.store == "encoded" and encoded is None:
             encoded = pictures.encode(pixels.transpose(1, 2, 0))
@@ -333,15 +406,19 @@ class Writer:
         labels: np.ndarray,
         class_names: Sequence[str],
         ids: Sequence[str],
+        groups: np.ndarray | None = None,
+        group_names: Sequence[str] = (),
         protocol: Protocol | None = None,
         made_from: str = "",
     ) -> Packed:
         """Write everything but the pictures, make it durable, and give it its name."""
         if not len(labels) == len(ids) == self.rows:
             raise ValueError(f"{self.rows} pictures, {len(labels)} labels, {len(ids)} ids")
+        if groups is not None and len(groups) != self.rows:
+            raise ValueError(f"{self.rows} pictures, {len(groups)} groups")
         if self.store == "decoded":
             self._images.seek(0)
-            self._images.write(_header(self.rows, self.image_size))
+            self._images.write(_header(self.rows, self.size))
         else:
             self._save("offsets.npy", np.asarray(self._offsets, np.int64))
         self._images.close()
@@ -352,22 +429,24 @@ class Writer:
         lines = (name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") for name in ids)
         (self.folder / "ids.txt").write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
         (self.folder / "names.json").write_bytes(json.dumps(list(class_names)).encode("utf-8"))
+        if groups is not None:
+            self._save("groups.npy", np.asarray(groups, np.int64))
+            (self.folder / "groups.json").write_bytes(json.dumps(list(group_names)).encode("utf-8"))
         for field in protocol.__dataclass_fields__ if protocol is not None else ():
             self._save(f"protocol.{field}.npy", getattr(protocol, field))
         files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(self.folder.iterdir())}
-        shape = (self.rows, len(class_names), self.image_size)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
             "store": self.store,
             "rows": self.rows,
             "classes": len(class_names),
-            "image_size": self.image_size,
+            "image_size": _entry(self.size),
             "protocol": None if protocol is None else type(protocol).__name__,
             "made_from": made_from,
             "files": files,
-            "digest": digest_of(files, shape),
         }
+        manifest["digest"] = digest_of(files, _shape(manifest))
         (self.folder / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
         for path in self.folder.iterdir():
             _sync(path)
@@ -380,9 +459,9 @@ class Writer:
         np.save(self.folder / name, array, allow_pickle=False)
 
 
-def _header(rows: int, size: int) -> bytes:
+def _header(rows: int, size: tuple[int, int]) -> bytes:
     # A npy header of fixed length, so that the number of rows can be put in when it is known.
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, 3, {size}, {size}), }}"
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, 3, {size[0]}, {size[1]}), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
 
 

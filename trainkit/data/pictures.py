@@ -1,12 +1,15 @@
-"""From encoded bytes to RGB pixels of one size, refusing what could harm or silently change a training."""
+"""From encoded bytes to RGB pixels of the size asked for, refusing what could harm or silently change a training."""
 
 from __future__ import annotations
 
 import io
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageChops, ImageOps
 
 from trainkit.errors import UserError
 
@@ -20,6 +23,36 @@ PIXEL_CAP = 50_000_000
 
 BYTE_CAP = 256 << 20
 """Largest encoded picture, in bytes."""
+
+_DEPTH = 16
+
+
+def files_below(root: Path, *, nested: bool = True) -> list[Path]:
+    """Files of picture formats in the folders below `root`, in the order of names; hidden folders are left out.
+
+    Raises UserError where they cannot be read, or lead in a circle.
+    """
+
+    def walk(place: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+        seen = place.stat()
+        here = (seen.st_dev, seen.st_ino)
+        if here in above or len(above) > _DEPTH:
+            raise UserError(str(place), "a folder within itself, or too deep", f"at most {_DEPTH} levels")
+        with os.scandir(place) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+        if above:
+            for entry in ordered:
+                if os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
+                    yield place / entry.name
+        if nested or not above:
+            for entry in ordered:
+                if not entry.name.startswith(".") and entry.is_dir():
+                    yield from walk(place / entry.name, (*above, here))
+
+    try:
+        return list(walk(root, ()))
+    except OSError as error:
+        raise UserError(str(root), f"cannot be read ({error.strerror or error})", "a folder of classes") from None
 
 
 def read(path: Path, where: str) -> bytes:
@@ -46,7 +79,8 @@ def decode(data: bytes, where: str) -> np.ndarray:
             # Our cap is below the one from which PIL warns, so a picture that PIL calls a bomb never gets further.
             if width * height > PIXEL_CAP or width < 1 or height < 1:
                 raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
-            if getattr(picture, "n_frames", 1) != 1:
+            # An MPO is a photograph whose file also holds a preview or a second view: not a sequence.
+            if getattr(picture, "n_frames", 1) != 1 and picture.format != "MPO":
                 raise UserError(where, "an animated picture", "a single frame")
             picture.load()
             if "exif" in picture.info:
@@ -74,24 +108,50 @@ def _rgb(picture: Image.Image, where: str) -> np.ndarray:
         if values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a channel")
         return np.repeat((values.astype(np.uint32) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    if picture.mode == "CMYK" and picture.format == "JPEG" and "adobe" not in picture.info:
+        # PIL takes every CMYK JPEG to be stored inverted, as Adobe does; one without Adobe's marker is not.
+        picture = ImageChops.invert(picture)
     return np.asarray(picture.convert("RGB"))
 
 
-def fit(pixels: np.ndarray, size: int, where: str, resize: str = "no") -> np.ndarray:
-    """Bring a picture to `size` x `size`: `resize` is `no` (another size is an error), `down` or `any`.
+Fit = Literal["no", "down", "any", "stretch", "crop"]
+"""How a picture is brought to a size: see `fit`."""
 
-    Only squares are resized: squeezing a face changes it. Bicubic with antialiasing.
+
+def fit(pixels: np.ndarray, size: tuple[int, int], where: str, how: Fit = "no") -> np.ndarray:
+    """Bring a picture to `size` (height, width), uint8 (height, width, 3). Bicubic with antialiasing.
+
+    `stretch` resizes both sides whatever the shape was; `crop` resizes the largest centred part that has the shape
+    asked for, so that nothing is squeezed. The other three are strict, because squeezing a face changes it: only a
+    picture of the same shape is resized, `down` to fewer pixels, `any` also to more, and `no` not at all.
+    Raises UserError where `how` does not allow it.
     """
     height, width = pixels.shape[:2]
-    if (height, width) == (size, size):
+    if (height, width) == size:
         return pixels
-    found, wanted = f"{width} x {height} pixels", f"{size} x {size}"
-    if height != width:
+    if how in ("stretch", "crop"):
+        return _resized(pixels, size, _centre(height, width, size) if how == "crop" else None)
+    found, wanted = f"{width} x {height} pixels", f"{size[1]} x {size[0]}"
+    if height * size[1] != width * size[0]:
         raise UserError(where, found, wanted, "crop or align the pictures first (trainkit data import --align)")
-    if resize == "no" or (resize == "down" and height < size):
-        remedy = "import with --resize" if resize == "no" else "set data.image_size to the size of the pictures or less"
+    if how == "no" or (how == "down" and height < size[0]):
+        remedy = "import with --resize" if how == "no" else "set data.image_size to the size of the pictures or less"
         raise UserError(where, found, wanted, remedy)
-    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
+    return _resized(pixels, size, None)
+
+
+def _centre(height: int, width: int, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Left, upper, right and lower edge of the largest centred part of the shape of `size`, in pixels."""
+    scale = min(height / size[0], width / size[1])
+    left, upper = (width - size[1] * scale) / 2, (height - size[0] * scale) / 2
+    # Rounding must not lead past the edge, which PIL refuses.
+    return max(left, 0.0), max(upper, 0.0), min(left + size[1] * scale, width), min(upper + size[0] * scale, height)
+
+
+def _resized(pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> np.ndarray:
+    # Cutting within the resize keeps a picture of 1 x 5000 from becoming 224 x 1,120,000 on its way.
+    picture = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
+    return np.asarray(picture)
 
 
 def encode(pixels: np.ndarray) -> bytes:

@@ -1,4 +1,4 @@
-"""What a source of pictures yields: records, each one picture of a person."""
+"""What a source of pictures yields: records, each one picture of a class: a person, a kind of thing, a state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ class Record:
     id: str
     """Its name in the source: a relative path, or a row."""
     label: int | str
-    """Who it shows, as the source has it."""
+    """Who or what it shows, as the source has it."""
     data: Path | bytes | np.ndarray
     """A file, encoded bytes, or uint8 (height, width, 3) pixels."""
     where: str
     """Its place in words, for messages."""
     landmarks: np.ndarray | None = None
     """Five points (x, y) in pixels, where the source has them."""
+    group: str | None = None
+    """What it shares with other pictures beside its class (person, video, alphabet), where the source says so. Two
+    splits that share a group measure how well it is remembered."""
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,5 @@ class Source:
     """What whole-number labels stand for, where the source says so."""
     aligned: bool = True
     """Whether faces lie on the template already; those that do not are aligned in any case when they are imported."""
+    split: str | None = None
+    """Which split of it this is, where it has several."""

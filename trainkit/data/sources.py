@@ -1,73 +1,152 @@
-"""Where pictures of people come from: each source is a list of records, read in order when it is imported."""
+"""Where labelled pictures come from: each source is a list of records, read in order when it is imported."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from trainkit.data import hub
 from trainkit.data.align import LANDMARKS, read_landmarks
-from trainkit.data.pictures import SUFFIXES
+from trainkit.data.pictures import files_below
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
+from trainkit.places import locate
 
 if TYPE_CHECKING:
     from trainkit.data.packed import Packed
 
+SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "dev"})
+"""Names that folders of splits go by; two of them side by side are no classes."""
 
-def folder(root: Path) -> Source:
-    """A folder of identities, `root/<identity>/<picture>`, in the order of the names. Raises UserError when empty."""
-    files: list[Path] = []
-    try:
-        people = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-        for person in people:
-            names = sorted(entry.name for entry in os.scandir(root / person) if entry.is_file())
-            files += [root / person / name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES]
-    except OSError as error:
-        raise UserError(str(root), f"cannot be read ({error.strerror or error})", "a folder of identities") from None
+PATTERN_LIMIT = 200
+"""Longest regular expression for groups, in characters."""
+
+ID_LIMIT = 1000
+"""Longest id that one is tried on. Both bound how long a badly written one may try."""
+
+
+def open_source(path: Path | str, *, nested: bool = True, network: bool = False) -> Source:
+    """The source at `path`, whatever its form: a folder, a table, `hf://owner/name`, each with `#split` if it has some.
+
+    With `nested` a class of a folder is the whole path below it (`alphabet/character`), else the name of its folders.
+    Without `network` a set of the hub must be here. Raises UserError when there is nothing, or no such split.
+    """
+    from trainkit.data import mrl_eye, packed, recordio, tables
+
+    if hub.is_hub(path):
+        return tables.parquet(hub.tables(path, network=network), hub.split(path))
+    path, split = split_of(path)
+    if not path.exists():
+        raise UserError(str(path), "does not exist", "a data set")
+    if path.suffix == ".rec" or (path / "train.rec").is_file():
+        return _whole(recordio.insightface(path), split)
+    if packed.is_packed(path):
+        return _whole(repacked(packed.Packed(path)), split)
+    if tables.is_saved(path):
+        return tables.saved(path, split)
+    if tables.parquet_files(path):
+        return tables.parquet(path, split)
+    if not path.is_dir():
+        raise UserError(str(path), "a file of unknown kind", "a folder of classes, .parquet or train.rec")
+    if split is not None:
+        if not (path / split).is_dir():
+            raise UserError(f"{path}#{split}", "no such split", f"the folder {path / split}")
+        path = path / split
+    if not nested:
+        return folder(path, nested=False)
+    return mrl_eye.recognise(path) or folder(path)
+
+
+def named(text: str, *, nested: bool = True) -> Source:
+    """The source that a recipe names: below the data root, or of the hub. Never downloads: a training uses no network.
+
+    Raises UserError as `open_source` does.
+    """
+    return open_source(text if hub.is_hub(text) else locate(text), nested=nested)
+
+
+def missing(text: str) -> str | None:
+    """A sentence about a source that a recipe names and that is not there yet."""
+    if hub.is_hub(text):
+        return None if hub.is_here(text) else f"{text} is not here yet; `trainkit fetch RECIPE` downloads it"
+    path, _ = split_of(locate(text))
+    return None if path.exists() else f"{path} does not exist"
+
+
+def split_of(path: Path | str) -> tuple[Path, str | None]:
+    """`set.parquet#val` as path and name of the split; a path that is there with its `#` is a path."""
+    path = Path(path)
+    name, mark, split = path.name.rpartition("#")
+    if not mark or not name or path.exists():
+        return path, None
+    if not re.fullmatch(r"\w[\w.-]*", split):
+        raise UserError(str(path), f"split {split!r}"[:100], "a name after #")
+    return path.with_name(name), split
+
+
+def folder(root: Path, *, nested: bool = True) -> Source:
+    """A folder of classes, `root/<class>/<picture>`, in the order of the names. Raises UserError when empty.
+
+    With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
+    """
+    files = files_below(root, nested=nested)
     if not files:
-        raise UserError(str(root), "no pictures", "pictures in <identity>/<picture>.jpg")
+        raise UserError(str(root), "no pictures", "pictures in <class>/<picture>.jpg")
+    first = {file.relative_to(root).parts[0] for file in files}
+    if len(first) > 1 and first <= SPLITS and all(len(file.relative_to(root).parts) > 2 for file in files):
+        either = " or ".join(f"{root}#{split}" for split in sorted(first))
+        raise UserError(str(root), f"holds the splits {', '.join(sorted(first))}", "one of them", f"name {either}")
 
     def records() -> Iterator[Record]:
         points = read_landmarks(landmarks) if landmarks.is_file() else {}
         for file in files:
-            name = f"{file.parent.name}/{file.name}"
-            yield Record(name, file.parent.name, file, str(file), points.get(name))
+            name = file.relative_to(root)
+            yield Record(name.as_posix(), name.parent.as_posix(), file, str(file), points.get(name.as_posix()))
 
     landmarks = root / LANDMARKS
     made_of = (*files, landmarks) if landmarks.is_file() else tuple(files)
-    return Source("folder of identities", str(root), len(files), records, made_of)
-
-
-def open_source(path: Path) -> Source:
-    """The source at `path`, whatever its form. Raises UserError when there is none."""
-    from trainkit.data import packed, recordio, tables
-
-    if not path.exists():
-        raise UserError(str(path), "does not exist", "a data set")
-    if path.suffix == ".rec" or (path / "train.rec").is_file():
-        return recordio.insightface(path)
-    if packed.is_packed(path):
-        return repacked(packed.Packed(path))
-    if tables.is_saved(path):
-        return tables.saved(path)
-    if tables.parquet_files(path):
-        return tables.parquet(path)
-    if not path.is_dir():
-        raise UserError(str(path), "a file of unknown kind", "a folder of identities, .parquet or train.rec")
-    return folder(path)
+    return Source("folder", str(root), len(files), records, made_of)
 
 
 def repacked(data: Packed) -> Source:
     """A packed set as a source, to be packed again at another size."""
 
     def records() -> Iterator[Record]:
-        ids = data.ids()
+        ids, groups = data.ids(), data.group_names
         for row in range(len(data)):
-            pixels = data.fetch(np.asarray([row]))[0].transpose(1, 2, 0)
-            yield Record(ids[row], int(data.labels[row]), np.ascontiguousarray(pixels), data.where(row))
+            group = groups[data.groups[row]] if data.groups is not None else None
+            yield Record(ids[row], int(data.labels[row]), data.picture(row), data.where(row), group=group)
 
     return Source("packed set", str(data.path), len(data), records, (data.path / "manifest.json",), data.class_names)
+
+
+def grouping(pattern: str) -> Callable[[Record], str]:
+    """Finds the group of a record: what the one parenthesised part of the regular expression matches in its id.
+
+    Raises UserError when it is no such expression; the function it returns raises one naming a record without a group.
+    """
+    if len(pattern) > PATTERN_LIMIT:
+        raise UserError("group", f"a regular expression of {len(pattern)} characters", f"at most {PATTERN_LIMIT}")
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(f"group {pattern!r}", f"no regular expression ({error})") from None
+    if compiled.groups != 1:
+        found, remedy = f"{compiled.groups} parts in parentheses", "other parentheses are written (?:...)"
+        raise UserError(f"group {pattern!r}", found, "one: the group", remedy)
+
+    def group(record: Record) -> str:
+        found = compiled.search(record.id) if len(record.id) <= ID_LIMIT else None
+        if found is None or not found.group(1):
+            raise UserError(record.where, f"{record.id[:200]!r} names no group", f"a match of {pattern!r}")
+        return found.group(1)
+
+    return group
+
+
+def _whole(source: Source, split: str | None) -> Source:
+    if split is not None:
+        raise UserError(f"{source.where}#{split}", f"a {source.kind} has no splits", "its path alone")
+    return source

@@ -1,12 +1,18 @@
 """Pictures in Arrow tables: parquet files, and sets saved by Hugging Face `datasets`, read with pyarrow alone.
 
+Splits are files (`val-00000-of-00001.parquet`, the folders of a DatasetDict) or the values of a column `split`, as in
+OCEC's parquet: split, label (`open`, `closed`), class_id, image_path, source, image_bytes.
+
 Reading the tables directly leaves out every decoder and builder that `datasets` would choose from the file's content.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +23,18 @@ if TYPE_CHECKING:
     import pyarrow
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes")
-LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id")
+LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id", "labels", "fine_label")
+SPLIT_COLUMN = "split"
+NAME_COLUMN = "image_path"
+"""Where it is there, a row is called by it: groups are found in it."""
+NUMBER_COLUMN = "class_id"
+"""Beside a label in words: the same class as a number."""
+
+DEFAULT_SPLIT = "train"
 _ROWS = 256
 
-Batches = Callable[[], "Iterator[pyarrow.RecordBatch]"]
+Batches = Callable[["Sequence[str]"], "Iterator[pyarrow.RecordBatch]"]
+"""The batches of a table, with at least the columns named."""
 
 
 def is_saved(path: Path) -> bool:
@@ -28,44 +42,58 @@ def is_saved(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def parquet_files(path: Path) -> list[Path]:
-    """The parquet files at `path`: itself, or those of a folder or its `data/`; only `train*` where there are any."""
+def parquet_files(path: Path, split: str | None = None) -> list[Path]:
+    """The parquet files at `path`: itself, or those of a folder or its `data/`.
+
+    Of a folder only those named after the split (`val.parquet`, `val-00000-of-00002.parquet`) where there are any;
+    without a split those of `train*`.
+    """
     if path.is_file():
         return [path] if path.suffix == ".parquet" else []
     files = sorted(path.glob("*.parquet")) or sorted((path / "data").glob("*.parquet"))
-    return [file for file in files if file.name.startswith("train")] or files
+    if split is None:
+        return [file for file in files if file.name.startswith(DEFAULT_SPLIT)] or files
+    return [file for file in files if _is_of(file, split)] or files
 
 
-def saved(path: Path, split: str = "train") -> Source:
-    """A set saved by Hugging Face `datasets`. Raises UserError when it holds no pictures or no labels."""
-    path = _split_folder(path, split)
+def _is_of(file: Path, split: str) -> bool:
+    return file.stem == split or file.stem.startswith(f"{split}-")
+
+
+def saved(path: Path, split: str | None = None) -> Source:
+    """A set saved by Hugging Face `datasets`; of a DatasetDict the split, `train` where none is named.
+
+    Raises UserError when it holds no pictures, no labels or no such split.
+    """
+    path, split, whole = _split_folder(path, split)
     files, names = saved_files(path)
-    size, schema = _stream_size(files)
-    return _source("datasets folder", path, files, size, schema, lambda: stream_batches(files), names)
+    schema = _stream_schema(files)
+    table = _Table("datasets folder", path, files, schema, lambda _: stream_batches(files), names)
+    return _source(table, split, whole)
 
 
-def parquet(path: Path) -> Source:
-    """Parquet files with a picture and a label column. Raises UserError when they have none."""
+def parquet(path: Path, split: str | None = None) -> Source:
+    """Parquet files with a picture and a label column. Raises UserError when they have none, or no such split."""
     import pyarrow.parquet as pq
 
-    files = parquet_files(path)
-    size, schema = 0, None
+    files = parquet_files(path, split)
+    schema = None
     for file in files:
         with _naming(str(file)), pq.ParquetFile(file) as table:
-            size += table.metadata.num_rows
             if schema is not None and not table.schema_arrow.equals(schema):
                 raise UserError(str(file), "other columns", f"those of {files[0].name}")
             schema = table.schema_arrow
 
-    def batches() -> Iterator[pyarrow.RecordBatch]:
-        image, label = _columns(str(path), schema)
+    def batches(columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         for file in files:
-            with _naming(str(file)), pq.ParquetFile(file) as table:
-                yield from table.iter_batches(_ROWS, columns=[image, label])
+            # Where the writer left checksums of its pages, a flipped bit is found; unasked, pyarrow does not look.
+            with _naming(str(file)), pq.ParquetFile(file, page_checksum_verification=True) as table:
+                yield from table.iter_batches(_ROWS, columns=list(columns))
 
     if schema is None:
         raise UserError(str(path), "no parquet files", "at least one")
-    return _source("parquet", path, files, size, schema, batches, _class_names(schema))
+    named = split is not None and path.is_dir() and all(_is_of(file, split) for file in files)
+    return _source(_Table("parquet", path, files, schema, batches, _class_names(schema)), split, whole=named)
 
 
 def saved_files(path: Path) -> tuple[list[Path], list[str] | None]:
@@ -113,30 +141,87 @@ def image_column(where: str, schema: pyarrow.Schema) -> str:
     return named[0] if named else structs[0]
 
 
-def _source(
-    kind: str,
-    path: Path,
-    files: list[Path],
-    size: int,
-    schema: pyarrow.Schema,
-    batches: Batches,
-    names: list[str] | None,
-) -> Source:
-    image, label = _columns(str(path), schema)
+@dataclass(frozen=True)
+class _Table:
+    kind: str
+    path: Path
+    files: list[Path]
+    schema: pyarrow.Schema
+    batches: Batches
+    names: list[str] | None
+    """Of a ClassLabel."""
+
+
+def _source(table: _Table, split: str | None, whole: bool) -> Source:
+    """The rows of a split; `whole` where the files are those of the split, so that no column need say so."""
+    image, label = _columns(str(table.path), table.schema)
+    texts = [name for name in (SPLIT_COLUMN, NAME_COLUMN) if _holds_text(table.schema, name)]
+    number = NUMBER_COLUMN if label != NUMBER_COLUMN and NUMBER_COLUMN in table.schema.names else None
+    counts = _count(table) if SPLIT_COLUMN in texts else None
+    chosen, size = _choose(table, counts, split, whole)
+    place = str(table.path) if split is None and chosen is None else f"{table.path}#{chosen or split}"
+    wanted = [image, label, *texts, *([number] if number else [])]
 
     def records() -> Iterator[Record]:
-        row = 0
-        for batch in batches():
-            for picture, value in zip(batch.column(image).to_pylist(), batch.column(label).to_pylist(), strict=True):
-                where = f"{path}, row {row}"
+        row, numbers = -1, {}
+        for batch in table.batches(wanted):
+            columns = {name: batch.column(name) for name in wanted}
+            splits = columns[SPLIT_COLUMN].to_pylist() if chosen is not None else None
+            ids = columns[NAME_COLUMN].to_pylist() if NAME_COLUMN in columns else None
+            for place in range(batch.num_rows):
+                row += 1
+                if splits is not None and splits[place] != chosen:
+                    continue
+                name = ids[place] if ids is not None and ids[place] else None
+                where = f"{table.path}, row {row}" + (f" ({name[:200]})" if name else "")
+                value = columns[label][place].as_py()
                 if isinstance(value, bool) or not isinstance(value, int | str):
                     raise UserError(where, f"{label}: {value!r}"[:200], "a whole number or a name")
-                if names is not None and not (isinstance(value, int) and 0 <= value < len(names)):
-                    raise UserError(where, f"{label}: {value!r}"[:200], f"0 to {len(names) - 1}, its named classes")
-                yield Record(f"row {row}", value, picture_bytes(picture, where), where)
-                row += 1
+                if table.names is not None and not (isinstance(value, int) and 0 <= value < len(table.names)):
+                    raise UserError(
+                        where, f"{label}: {value!r}"[:200], f"0 to {len(table.names) - 1}, its named classes"
+                    )
+                if number is not None and isinstance(value, str):
+                    same = columns[number][place].as_py()
+                    if numbers.setdefault(value, same) != same:
+                        found = f"{number} {same!r} for {value!r}"[:200]
+                        raise UserError(where, found, f"{numbers[value]!r}, as in rows before")
+                data = picture_bytes(columns[image][place].as_py(), where)
+                yield Record(name or f"row {row}", value, data, where)
 
-    return Source(kind, str(path), size, records, tuple(files), None if names is None else tuple(names))
+    names = None if table.names is None else tuple(table.names)
+    return Source(table.kind, place, size, records, tuple(table.files), names, split=chosen or split)
+
+
+def _count(table: _Table) -> dict[str, int]:
+    """Rows of each split that the column names."""
+    counts: Counter[str | None] = Counter()
+    for batch in table.batches([SPLIT_COLUMN]):
+        for entry in batch.column(SPLIT_COLUMN).value_counts().to_pylist():
+            counts[entry["values"]] += entry["counts"]
+    if None in counts:
+        raise UserError(str(table.path), f"{counts[None]} rows whose {SPLIT_COLUMN} is empty", "a split in every row")
+    return dict(counts)
+
+
+def _choose(table: _Table, counts: dict[str, int] | None, split: str | None, whole: bool) -> tuple[str | None, int]:
+    """The value of the split column whose rows are taken, or None for all of them; and how many rows that is."""
+    rows = sum(counts.values()) if counts is not None else sum(batch.num_rows for batch in table.batches([]))
+    there = sorted(counts or {})
+    if split is None:
+        if len(there) < 2:
+            return None, rows
+        split, whole = DEFAULT_SPLIT, False
+    elif whole and split not in there:
+        return None, rows
+    if split not in there:
+        listed = ", ".join(there[:10]) or ", ".join(sorted({_stem(file) for file in table.files})[:10])
+        raise UserError(f"{table.path}#{split}", f"no such split; there is {listed}"[:300], "one of these after #")
+    return split, counts[split]
+
+
+def _stem(file: Path) -> str:
+    return re.sub(r"-\d{5}-of-\d{5}.*", "", file.stem)
 
 
 def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:
@@ -144,6 +229,16 @@ def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:
     if label is None:
         raise UserError(where, f"columns {', '.join(schema.names)}"[:300], f"labels in one of {LABEL_COLUMNS}")
     return image_column(where, schema), label
+
+
+def _holds_text(schema: pyarrow.Schema, name: str) -> bool:
+    import pyarrow as pa
+
+    if name not in schema.names:
+        return False
+    kind = schema.field(name).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _holds_pictures(kind: pyarrow.DataType) -> bool:
@@ -158,24 +253,30 @@ def _is_picture_struct(kind: pyarrow.DataType) -> bool:
     return pa.types.is_struct(kind) and "bytes" in [kind.field(i).name for i in range(kind.num_fields)]
 
 
-def _stream_size(files: list[Path]) -> tuple[int, pyarrow.Schema]:
+def _stream_schema(files: list[Path]) -> pyarrow.Schema:
     import pyarrow as pa
 
-    size, schema = 0, None
+    schema = None
     for file in files:
         with _naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+            if schema is not None and not stream.schema.equals(schema):
+                raise UserError(str(file), "other columns", f"those of {files[0].name}")
             schema = stream.schema
-            size += sum(batch.num_rows for batch in stream)
-    return size, schema
+    return schema
 
 
-def _split_folder(path: Path, split: str) -> Path:
+def _split_folder(path: Path, split: str | None) -> tuple[Path, str | None, bool]:
+    """The folder of the split, the split, and whether the folder is the split."""
     if (path / "state.json").is_file():
-        return path
+        own = _json(path / "state.json").get("_split")
+        return path, split, split is not None and split == own
     splits = _json(path / "dataset_dict.json").get("splits")
-    if not isinstance(splits, list) or split not in splits or not (path / split / "state.json").is_file():
-        raise UserError(str(path), f"splits {splits}"[:200], f"a split {split!r}", "name the folder of one split")
-    return path / split
+    wanted = split or DEFAULT_SPLIT
+    if not isinstance(splits, list) or wanted not in splits or not (path / wanted / "state.json").is_file():
+        found = f"no such split; there is {splits}" if split else f"splits {splits}"
+        where = f"{path}#{split}" if split else str(path)
+        raise UserError(where, found[:300], f"a split {wanted!r}", "name one of these after #")
+    return path / wanted, split, True
 
 
 def _class_names(schema: pyarrow.Schema) -> list[str] | None:

@@ -1,0 +1,81 @@
+"""Packing a source once: a cache of packed sets, keyed by the files that they are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import filelock
+
+from trainkit.data import importing, packed
+from trainkit.data.evaluations import Evaluation
+from trainkit.data.packed import Packed, is_packed
+from trainkit.data.pictures import Fit
+from trainkit.data.record import Source
+from trainkit.errors import UserError
+from trainkit.places import data_root
+
+_log = logging.getLogger(__name__)
+
+
+def pack_once(
+    found: Source | Evaluation, size: tuple[int, int] | None, fit: Fit = "no", group: str | None = None
+) -> Packed:
+    """The packed form of a source, made when it is not there yet. Processes that start together make it once.
+
+    `size`, `fit` and `group` as in `importing.import_pictures`, whose UserErrors this raises.
+    """
+    folder = cache_root() / _key(found, size, fit, group)
+    if is_packed(folder):
+        return Packed(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        (folder.parent / ".gitignore").write_text("*\n")
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if not is_packed(folder):
+                _log.info("packing %s into %s, once", found.where, folder)
+                source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
+                report = importing.import_pictures(source, folder, size=size, fit=fit, group=group, protocol=protocol)
+                for note in report.notes:
+                    _log.warning("%s: %s", source.where, note)
+    except OSError as error:
+        remedy = "set TRAINKIT_CACHE to a folder that can be written"
+        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
+    return Packed(folder)
+
+
+def cache_root() -> Path:
+    """Where sets are packed: `$TRAINKIT_CACHE`, else beside the data, else (where read-only) the user's cache."""
+    if chosen := os.environ.get("TRAINKIT_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    root = data_root()
+    try:
+        # Permission bits as well as access: the superuser could write to what its owner has set read-only.
+        writable = root.stat().st_mode & 0o222 and os.access(root, os.W_OK)
+    except OSError:
+        writable = False
+    if writable:
+        return root / ".trainkit-packed"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit" / "packed"
+
+
+def _key(source: Source | Evaluation, size: tuple[int, int] | None, fit: Fit, group: str | None) -> str:
+    """Names a packed set by what it is made from: any file that was changed, replaced or added gives another key.
+
+    The time of the last change of the file's entry (ctime) is part of it: unlike the time of modification, it cannot be
+    carried over from a file that is replaced.
+    """
+    # How it is read is part of it: the form of the source, its split, what is done to pictures.
+    made = [packed.FORMAT, packed.VERSION, source.kind, source.where, getattr(source, "split", None), size, fit, group]
+    key = hashlib.sha256(repr(made).encode(errors="surrogateescape"))
+    for file in source.files:
+        try:
+            seen = file.stat()
+        except OSError:
+            key.update(f"\n{file} missing".encode(errors="surrogateescape"))
+            continue
+        stamp = f"\n{file} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
+        key.update(stamp.encode(errors="surrogateescape"))
+    return key.hexdigest()[:24]
