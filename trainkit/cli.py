@@ -220,17 +220,49 @@ def data() -> None:
 @data.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--image-size", default=112, show_default=True, help="Side of the pictures in pixels.")
-@click.option("--align", is_flag=True, help="Align by five points (landmarks5.json) to the ArcFace template.")
-@click.option("--resize", type=click.Choice(["no", "down", "any"]), default="no", show_default=True)
+@click.option("--image-size", type=int, help="Faces: side of the pictures in pixels.  [default: 112]")
+@click.option("--align", is_flag=True, help="Faces: align by five points (landmarks5.json) to the ArcFace template.")
+@click.option(
+    "--resize",
+    type=click.Choice(["no", "down", "any"]),
+    help="Faces: make larger ones smaller, or all fit.  [default: no]",
+)
+@click.option("--evaluation", is_flag=True, help="Faces: an evaluation set: pairs.csv, .bin, templates or TinyFace.")
+@click.option("--size", metavar="HxW", help="Pictures of any kind: height x width, as 32x64, or `own` to keep theirs.")
+@click.option("--fit", type=click.Choice(["crop", "stretch"]), help="With --size: how it is reached.  [default: crop]")
+@click.option("--group", metavar="REGEX", help="With --size: finds person, video ... in a picture's path, in (...).")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
-@click.option("--evaluation", is_flag=True, help="An evaluation set: pairs.csv, .bin, templates or TinyFace.")
-def import_(source: Path, out: Path, image_size: int, align: bool, resize: str, damaged: str, evaluation: bool) -> None:
-    """Convert faces at SOURCE to the packed form at OUT."""
+def import_(
+    source: Path,
+    out: Path,
+    image_size: int | None,
+    align: bool,
+    resize: str | None,
+    evaluation: bool,
+    size: str | None,
+    fit: str | None,
+    group: str | None,
+    damaged: str,
+) -> None:
+    """Convert faces, or with --size pictures of any kind, at SOURCE to the packed form at OUT.
+
+    SOURCE may name its split: set.parquet#val, hf://owner/name#test.
+    """
+    for_faces = {"--image-size": image_size, "--align": align, "--resize": resize, "--evaluation": evaluation}
+    for_pictures = {"--fit": fit, "--group": group}
+    for flag, value in (for_faces if size is not None else for_pictures).items():
+        if value:
+            raise click.UsageError(f"{flag} is {'for faces, not with' if size is not None else 'given with'} --size")
+    shape = None if size is None else _size(size)
     from trainkit.data import importing
 
+    image_size, resize = 112 if image_size is None else image_size, resize or "no"
     with _bar("importing") as on_progress:
-        if evaluation:
+        if size is not None:
+            report = importing.import_pictures(
+                source, out, size=shape, fit=fit or "crop", group=group, damaged=damaged, on_progress=on_progress
+            )
+        elif evaluation:
             report = importing.import_evaluation(
                 source, out, image_size=image_size, resize=resize, damaged=damaged, on_progress=on_progress
             )
@@ -238,9 +270,20 @@ def import_(source: Path, out: Path, image_size: int, align: bool, resize: str, 
             report = importing.import_faces(
                 source, out, image_size=image_size, align=align, resize=resize, damaged=damaged, on_progress=on_progress
             )
-    click.echo(f"{report.out}: {report.rows} pictures of {report.classes} people, {report.store}, from {report.kind}")
+    what = "people" if size is None else f"classes and {report.groups} groups" if report.groups else "classes"
+    click.echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}, {report.store}, from {report.kind}")
     for note in report.notes:
         click.echo(f"  {note}")
+
+
+def _size(text: str) -> tuple[int, int] | None:
+    if text == "own":
+        return None
+    height, _, width = text.partition("x")
+    sides = [int(side) for side in (height, width) if side.isascii() and side.isdigit()]
+    if len(sides) != 2 or not all(1 <= side <= 4096 for side in sides):
+        raise click.UsageError(f"--size {text!r} is not HEIGHTxWIDTH, as 32x64, each 1 to 4096, nor `own`")
+    return sides[0], sides[1]
 
 
 @data.command()

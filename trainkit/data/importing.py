@@ -224,6 +224,9 @@ _Made = tuple[Record, np.ndarray, bytes | None]
 
 def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
     def one(record: Record) -> _Made | UserError:
+        if recipe.group is not None:
+            # A picture without a group is no damage that could be skipped: the expression does not fit the set.
+            record = replace(record, group=recipe.group(record))
         try:
             return _one(record, recipe)
         except UserError as error:
@@ -242,8 +245,6 @@ def _threads() -> int:
 
 
 def _one(record: Record, recipe: _Recipe) -> _Made:
-    if recipe.group is not None:
-        record = replace(record, group=recipe.group(record))
     data = pictures.read(record.data, record.where) if isinstance(record.data, Path) else record.data
     pixels = pictures.decode(data, record.where) if isinstance(data, bytes) else data
     original = pixels

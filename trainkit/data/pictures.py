@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageChops, ImageOps
+from PIL import Image, ImageOps
 
 from trainkit.errors import UserError
 
@@ -108,9 +108,6 @@ def _rgb(picture: Image.Image, where: str) -> np.ndarray:
         if values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a channel")
         return np.repeat((values.astype(np.uint32) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
-    if picture.mode == "CMYK" and picture.format == "JPEG" and "adobe" not in picture.info:
-        # PIL takes every CMYK JPEG to be stored inverted, as Adobe does; one without Adobe's marker is not.
-        picture = ImageChops.invert(picture)
     return np.asarray(picture.convert("RGB"))
 
 

@@ -43,7 +43,10 @@ def open_source(path: Path | str, *, nested: bool = True, network: bool = False)
     if path.suffix == ".rec" or (path / "train.rec").is_file():
         return _whole(recordio.insightface(path), split)
     if packed.is_packed(path):
-        return _whole(repacked(packed.Packed(path)), split)
+        data = packed.Packed(path)
+        if data.manifest["protocol"] is not None:
+            raise UserError(str(path), "an evaluation set", "a set with classes")
+        return _whole(repacked(data), split)
     if tables.is_saved(path):
         return tables.saved(path, split)
     if tables.parquet_files(path):

@@ -67,8 +67,8 @@ def saved(path: Path, split: str | None = None) -> Source:
     """
     path, split, whole = _split_folder(path, split)
     files, names = saved_files(path)
-    schema = _stream_schema(files)
-    table = _Table("datasets folder", path, files, schema, lambda _: stream_batches(files), names)
+    rows, schema = _stream_size(files)
+    table = _Table("datasets folder", path, files, rows, schema, lambda _: stream_batches(files), names)
     return _source(table, split, whole)
 
 
@@ -77,9 +77,10 @@ def parquet(path: Path, split: str | None = None) -> Source:
     import pyarrow.parquet as pq
 
     files = parquet_files(path, split)
-    schema = None
+    rows, schema = 0, None
     for file in files:
         with _naming(str(file)), pq.ParquetFile(file) as table:
+            rows += table.metadata.num_rows
             if schema is not None and not table.schema_arrow.equals(schema):
                 raise UserError(str(file), "other columns", f"those of {files[0].name}")
             schema = table.schema_arrow
@@ -93,7 +94,7 @@ def parquet(path: Path, split: str | None = None) -> Source:
     if schema is None:
         raise UserError(str(path), "no parquet files", "at least one")
     named = split is not None and path.is_dir() and all(_is_of(file, split) for file in files)
-    return _source(_Table("parquet", path, files, schema, batches, _class_names(schema)), split, whole=named)
+    return _source(_Table("parquet", path, files, rows, schema, batches, _class_names(schema)), split, whole=named)
 
 
 def saved_files(path: Path) -> tuple[list[Path], list[str] | None]:
@@ -146,6 +147,7 @@ class _Table:
     kind: str
     path: Path
     files: list[Path]
+    rows: int
     schema: pyarrow.Schema
     batches: Batches
     names: list[str] | None
@@ -206,14 +208,13 @@ def _count(table: _Table) -> dict[str, int]:
 
 def _choose(table: _Table, counts: dict[str, int] | None, split: str | None, whole: bool) -> tuple[str | None, int]:
     """The value of the split column whose rows are taken, or None for all of them; and how many rows that is."""
-    rows = sum(counts.values()) if counts is not None else sum(batch.num_rows for batch in table.batches([]))
     there = sorted(counts or {})
     if split is None:
         if len(there) < 2:
-            return None, rows
+            return None, table.rows
         split, whole = DEFAULT_SPLIT, False
     elif whole and split not in there:
-        return None, rows
+        return None, table.rows
     if split not in there:
         listed = ", ".join(there[:10]) or ", ".join(sorted({_stem(file) for file in table.files})[:10])
         raise UserError(f"{table.path}#{split}", f"no such split; there is {listed}"[:300], "one of these after #")
@@ -253,16 +254,17 @@ def _is_picture_struct(kind: pyarrow.DataType) -> bool:
     return pa.types.is_struct(kind) and "bytes" in [kind.field(i).name for i in range(kind.num_fields)]
 
 
-def _stream_schema(files: list[Path]) -> pyarrow.Schema:
+def _stream_size(files: list[Path]) -> tuple[int, pyarrow.Schema]:
     import pyarrow as pa
 
-    schema = None
+    size, schema = 0, None
     for file in files:
         with _naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
             if schema is not None and not stream.schema.equals(schema):
                 raise UserError(str(file), "other columns", f"those of {files[0].name}")
             schema = stream.schema
-    return schema
+            size += sum(batch.num_rows for batch in stream)
+    return size, schema
 
 
 def _split_folder(path: Path, split: str | None) -> tuple[Path, str | None, bool]:
