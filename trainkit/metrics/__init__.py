@@ -6,22 +6,32 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit.data.protocols import Identification, Pairs, Templates
+from trainkit.data.protocols import Classes, Identification, Pairs, Retrieval, Separation, Templates
+from trainkit.metrics.classification import score_classes
 from trainkit.metrics.identification import score_identification
+from trainkit.metrics.retrieval import score_retrieval
+from trainkit.metrics.separation import score_separation
 from trainkit.metrics.templates import score_templates
 from trainkit.metrics.verification import score_pairs
 from trainkit.task import Scores
 
 
 def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set") -> Scores:
-    """Score an evaluation set of faces as its protocol says.
+    """Score an evaluation set as its protocol says.
 
-    `rows` are ordered by index: `embedding` (N, D), picture and mirrored picture summed; `norm` (N,), the mean norm of
-    the two before they were summed. `where` is what messages call the set.
+    `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed; `norm`
+    (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes. Each protocol
+    takes what it needs. `where` is what messages call the set.
     """
     match protocol:
         case Pairs():
             return score_pairs(rows["embedding"], protocol, rows.get("norm"), where)
+        case Separation():  # before Classes, which it is one of
+            return score_separation(rows, protocol, where)
+        case Classes():
+            return score_classes(rows["logits"], protocol, where)
+        case Retrieval():
+            return score_retrieval(rows["embedding"], protocol, where)
         case Templates():
             scores = score_templates(rows["embedding"], protocol, where=where)
         case Identification():

@@ -1,0 +1,184 @@
+"""Classification: which of these classes is this a picture of? Plain NumPy in float64, whatever the scores come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from trainkit.data.protocols import Classes
+from trainkit.errors import UserError
+from trainkit.metrics.calibration import reliability
+from trainkit.metrics.verification import as_array, operating_points
+from trainkit.task import Scores
+
+VALUES_AT_ONCE = 4_000_000
+
+
+def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "classification set") -> Scores:
+    """Score the classes predicted for the pictures of a split.
+
+    `logits` is (N, C), the scores whose softmax are the probabilities; the highest is the prediction, of equal ones the
+    first. Metrics: top1, top5 (with more than 5 classes), balanced_accuracy (mean recall), f1_macro, nll (mean negative
+    logarithm of the label's probability, in nats), ece (15 bins of equal width, confidence of the predicted class
+    against whether the label agrees). With two classes also accuracy (top1 under its customary name), f1 and auc of the
+    class numbered 1, `protocol.names[1]`, ties counting half.
+
+    A picture labelled -1 has no label: it has its row in the table and counts in no metric. Means over classes are
+    over those that occur among the labels; f1 and auc are left out when one of the two classes does not. Raises
+    UserError for scores that are not finite, a label that is not a class, or a split without labels.
+    """
+    logits, label = as_array(logits), labels(protocol, where)
+    if logits.ndim != 2 or logits.shape != (len(label), len(protocol.names)) or len(protocol.names) < 2:
+        raise ValueError(f"scores of {len(label)} pictures for {len(protocol.names)} classes, got {logits.shape}")
+    decided = decide(logits, label, where)
+    known = label >= 0
+    if not known.any():
+        raise UserError(where, f"none of {len(label)} pictures has a label", "labelled pictures")
+    counts = confusion(label[known], decided.prediction[known], len(protocol.names))
+    table = per_class(counts)
+    occurs = table["support"] > 0
+    right = decided.place[known] == 0
+    calibration = reliability(decided.confidence[known], right)
+    metrics = {"top1": float(right.mean())}
+    if len(protocol.names) > 5:
+        metrics["top5"] = float((decided.place[known] < 5).mean())
+    metrics |= {
+        "balanced_accuracy": float(table["recall"][occurs].mean()),
+        "f1_macro": float(table["f1"][occurs].mean()),
+        "nll": float(decided.nll[known].mean()),
+        "ece": calibration.ece,
+    }
+    names = np.array([*protocol.names, None], dtype=object)  # the last one stands for -1
+    curves = {"confusion": {"counts": counts, "names": protocol.names}, "reliability": calibration.curve()}
+    if len(protocol.names) == 2:
+        metrics["accuracy"] = metrics["top1"]
+        if occurs.all():
+            metrics["f1"] = float(table["f1"][1])
+            gap = difference(logits)
+            points = operating_points(gap[label == 1], gap[label == 0])
+            metrics["auc"] = points.auc
+            curves["roc"] = points.curve()
+    rows = {
+        "label": names[label].tolist(),
+        "prediction": names[decided.prediction].tolist(),
+        "confidence": decided.confidence,
+        "probability": np.exp(-decided.nll),
+    }
+    tables = {"per_class": {"class": list(protocol.names), **{name: _or_none(c) for name, c in table.items()}}}
+    commonest = counts.sum(axis=1).max() / counts.sum()
+    bound = by_chance(int(counts.sum()), float(commonest))
+    return Scores(metrics, rows, curves, {} if bound is None else {"top1": bound}, tables=tables)
+
+
+def labels(protocol: Classes, where: str) -> np.ndarray:
+    """The labels of a split, int64 (N,). Raises UserError for one that is neither a class nor -1."""
+    label = np.asarray(protocol.label, dtype=np.int64)
+    bad = np.flatnonzero((label < -1) | (label >= len(protocol.names)))
+    if len(bad):
+        raise UserError(
+            where,
+            f"{len(bad)} of {len(label)} labels are no class, the first is {label[bad[0]]} in row {bad[0]}",
+            f"0 to {len(protocol.names) - 1}, or -1 where a picture has no label",
+        )
+    return label
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the scores of each picture amount to."""
+
+    prediction: np.ndarray
+    """int64 (N,), the class with the highest score, of equal ones the first."""
+    confidence: np.ndarray
+    """float64 (N,), its probability."""
+    nll: np.ndarray
+    """float64 (N,), negative logarithm of the label's probability; nan where there is no label."""
+    place: np.ndarray
+    """int64 (N,), how many classes come before the label's, 0 when it is predicted; -1 where there is no label."""
+
+
+def decide(logits: np.ndarray, label: np.ndarray, where: str) -> Decisions:
+    """Predictions, probabilities and places of `logits` (N, C) given `label` (N,), -1 for none; a block at a time.
+
+    Raises UserError for scores that are not finite.
+    """
+    count, classes = logits.shape
+    prediction, place = np.empty(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    confidence, nll, finite = np.empty(count), np.full(count, np.nan), np.empty(count, dtype=bool)
+    step = max(1, VALUES_AT_ONCE // classes)
+    for at in range(0, count, step):
+        part = slice(at, at + step)
+        block = logits[part].astype(np.float64)
+        finite[part] = np.isfinite(block).all(axis=1)
+        if not finite[part].all():
+            continue
+        prediction[part] = block.argmax(axis=1)
+        block -= block.max(axis=1, keepdims=True)
+        total = np.exp(block).sum(axis=1)
+        confidence[part] = 1 / total
+        own = label[part]
+        rows = np.flatnonzero(own >= 0)
+        block, own = block[rows], own[rows, None]
+        score = np.take_along_axis(block, own, axis=1)
+        nll[at + rows] = np.log(total[rows]) - score[:, 0]
+        before = (block > score) | ((block == score) & (np.arange(classes) < own))
+        place[at + rows] = before.sum(axis=1)
+    bad = np.flatnonzero(~finite)
+    if len(bad):
+        raise UserError(
+            where,
+            f"scores of {len(bad)} of {count} pictures are not finite, the first in row {bad[0]}",
+            "finite numbers",
+            "the network has diverged or its weights are damaged",
+        )
+    return Decisions(prediction, confidence, nll, place)
+
+
+def difference(logits: np.ndarray) -> np.ndarray:
+    """Score of class 1 less that of class 0, float64 (N,), from (N, 2): the logit of the probability of class 1.
+
+    It ranks like the probability, and does not run together near 0 and 1 as that does.
+    """
+    return logits[:, 1].astype(np.float64) - logits[:, 0].astype(np.float64)
+
+
+def confusion(label: np.ndarray, prediction: np.ndarray, classes: int) -> np.ndarray:
+    """How often each class was taken for each other, int64 (classes, classes): rows are labels, columns predictions."""
+    return np.bincount(label * classes + prediction, minlength=classes * classes).reshape(classes, classes)
+
+
+def per_class(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Support, precision, recall and F1 of each class from a confusion matrix (C, C); nan where one is 0/0.
+
+    That is the recall of a class that does not occur, the precision of one that is never predicted, and the F1 of one
+    that does neither.
+    """
+    hit, support, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return {
+            "support": support,
+            "precision": hit / predicted,
+            "recall": hit / support,
+            "f1": 2 * hit / (support + predicted),
+        }
+
+
+def by_chance(trials: int, p: float) -> float | None:
+    """The share of right answers that guessing does not exceed in 999 of 1,000 cases; None when that is all of them.
+
+    Binomial: `trials` independent guesses, each right with probability `p`.
+    """
+    if trials < 1 or p >= 1:
+        return None
+    hits = np.arange(1, trials + 1)
+    log_ways = np.concatenate([[0.0], np.cumsum(np.log((trials + 1 - hits) / hits))])
+    log_chance = log_ways + np.arange(trials + 1) * np.log(p) + np.arange(trials, -1, -1) * np.log1p(-p)
+    enough = int(np.searchsorted(np.cumsum(np.exp(log_chance)), 0.999))
+    return enough / trials if enough < trials else None
+
+
+def _or_none(column: np.ndarray) -> list:
+    # A table has a word for what does not exist; a number that is none would spread.
+    return [None if value != value else value for value in column.tolist()]
