@@ -18,11 +18,18 @@ from trainkit.losses.margin import (
     AdaFace,
     ArcFace,
     CosFace,
+    LinearHead,
     Margin,
     MarginHead,
+    MarginOrNone,
+    NoMargin,
     NormStatistics,
     arcface,
+    class_head,
+    class_logits,
+    class_loss,
     margin_logits,
+    margin_ramp,
 )
 
 PRECISIONS = pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
@@ -208,6 +215,119 @@ def test_head_and_margin_compile_into_one_graph(margin):
         return margin_logits(head(x), label, margin, quality)
 
     assert torch.allclose(torch.compile(whole, backend="eager", fullgraph=True)(x), whole(x))
+
+
+# A margin that grows, and none at all
+
+
+def test_a_margin_grows_over_its_first_epochs_and_the_first_has_none():
+    margin = CosFace(m=0.18, scale=12.0, ramp_epochs=10)
+    assert [margin_ramp(margin, epoch) for epoch in (0, 1, 5, 10, 11, 900)] == [0, 0.1, 0.5, 1, 1, 1]
+    for without in (CosFace(), ArcFace(), AdaFace(), NoMargin()):
+        assert margin_ramp(without, 0) == margin_ramp(without, 3) == 1
+
+
+@pytest.mark.parametrize("margin", [ArcFace(m=0.2, scale=8.0), CosFace(m=0.18, scale=12.0)], ids=str)
+@pytest.mark.parametrize("ramp", [0.0, 0.3, 1.0])
+def test_a_ramp_lowers_the_margin_and_nothing_else(margin, ramp):
+    cos, label = normal(6, 3).div(3).clamp(-0.99, 0.99), torch.tensor([0, 1, 2, 0, 1, 2])
+    logits = margin_logits(cos, label, margin, ramp=ramp)
+    for i in range(6):
+        for j in range(3):
+            c = cos[i, j].item()
+            if j == label[i] and margin.name == "arcface":
+                c = math.cos(math.acos(c) + 0.2 * ramp)
+            elif j == label[i]:
+                c -= 0.18 * ramp
+            assert logits[i, j].item() == pytest.approx(margin.scale * c, abs=1e-5)
+
+
+@pytest.mark.parametrize("margin", MARGINS, ids=str)
+def test_a_whole_ramp_changes_no_bit(margin):
+    cos, label, quality = normal(6, 3).div(3).clamp(-1, 1), torch.arange(6) % 3, normal(6, seed=1).clamp(-1, 1)
+    assert torch.equal(margin_logits(cos, label, margin, quality), margin_logits(cos, label, margin, quality, 1.0))
+
+
+def test_classes_are_predicted_from_scaled_cosines_without_a_margin():
+    cos = normal(5, 2).clamp(-1, 1)
+    for margin, scale in [
+        (ArcFace(m=0.2, scale=8.0, scale_eval=4.0), 4.0),
+        (CosFace(m=0.18, scale=12.0, scale_eval=6.0), 6.0),
+        (CosFace(), 64.0),
+        (AdaFace(scale=30.0), 30.0),
+        (NoMargin(), 1.0),
+    ]:
+        assert torch.equal(class_logits(cos, margin), scale * cos)
+
+
+@pytest.mark.parametrize("wrong", [{"ramp_epochs": -1}, {"scale_eval": 0.0}, {"scale_eval": float("inf")}])
+@pytest.mark.parametrize("margin", [ArcFace, CosFace])
+def test_impossible_ramps_and_scales_are_refused(margin, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        margin(**wrong)
+
+
+def test_a_block_may_choose_no_margin_only_where_a_plain_classifier_will_do():
+    assert TypeAdapter(MarginOrNone).validate_python({"name": "none", "loss": "bce"}) == NoMargin(loss="bce")
+    assert TypeAdapter(MarginOrNone).validate_python({"name": "cosface"}) == CosFace()
+    for adapter, wrong in ((Margin, {"name": "none"}), (MarginOrNone, {"name": "none", "loss": "mse"})):
+        with pytest.raises(ValidationError):
+            TypeAdapter(adapter).validate_python(wrong)
+
+
+def sigmoid_loss(z: float, y: int) -> float:
+    return -math.log(1 / (1 + math.exp(-z)) if y else 1 - 1 / (1 + math.exp(-z)))
+
+
+def test_bce_on_one_logit_is_softmax_cross_entropy_over_that_logit_and_0():
+    """The loss of the eye-state guide's baseline, one logit z for `open`, in the words used here."""
+    z, label = normal(9, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 1])
+    expected = sum(sigmoid_loss(a, b) for a, b in zip(z.tolist(), label.tolist(), strict=True))
+    shift = normal(9, seed=1, dtype=torch.float64)  # softmax does not see what both scores have in common
+    for logits in (torch.stack([torch.zeros_like(z), z], 1), torch.stack([shift, z + shift], 1)):
+        for margin in (NoMargin(loss="ce"), NoMargin(loss="bce")):
+            total, count = class_loss(margin_logits(logits, label, margin), label, margin)
+            assert total.item() == pytest.approx(expected, rel=1e-12) and count == 9
+        assert torch.allclose(class_logits(logits, NoMargin()).softmax(1)[:, 1], z.sigmoid(), atol=1e-12)
+
+
+def test_bce_of_more_classes_sets_each_against_the_others():
+    logits, label = normal(7, 4), torch.tensor([0, 1, 2, 3, 3, 0, 1])
+    expected = sum(sigmoid_loss(logits[i, j].item(), int(j == label[i])) for i in range(7) for j in range(4))
+    total, count = class_loss(logits, label, NoMargin(loss="bce"))
+    assert total.item() == pytest.approx(expected, rel=1e-5) and count == 7
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("margin", [NoMargin(), NoMargin(loss="bce"), CosFace(m=0.18, scale=12.0)], ids=str)
+def test_weights_of_classes_multiply_the_loss_of_their_samples(margin, classes):
+    head, x, label = class_head(margin, classes, 8), normal(6, 8), torch.arange(6) % classes
+    weight = torch.tensor([0.5, 3.0, 1.0, 2.0])[:classes]
+    logits = margin_logits(head(x), label, margin)
+    expected = sum(weight[y].item() * class_loss(logits[i : i + 1], y[None], margin)[0] for i, y in enumerate(label))
+    total, count = class_loss(logits, label, margin, weight)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert count.item() == pytest.approx(sum(weight[y].item() for y in label))
+
+
+def test_without_weights_the_loss_is_that_of_the_face_recipes_to_the_bit():
+    logits, label = 20 * normal(50, 7), torch.arange(50) % 7
+    total, _ = class_loss(logits, label, CosFace())
+    assert torch.equal(total, F.cross_entropy(logits, label, reduction="sum"))
+
+
+def test_a_linear_head_starts_near_log_classes_and_stays_float32_under_autocast():
+    torch.manual_seed(0)
+    head, x, label = LinearHead(5, 32), normal(40, 32), torch.arange(40) % 5
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = head(x.bfloat16())
+    assert logits.dtype == torch.float32
+    exact = x.bfloat16().double() @ head.weight.double().T + head.bias.double()
+    assert (logits - exact).abs().max() < 1e-5
+    total, count = class_loss(logits, label, NoMargin())
+    assert (total / count).item() == pytest.approx(math.log(5), abs=0.05)
+    total.backward()
+    assert all(p.grad.abs().sum() > 0 for p in head.parameters())
 
 
 # Distillation

@@ -1,7 +1,7 @@
-"""Softmax losses with a margin on the target: ArcFace, CosFace, AdaFace. B batch, C classes, D embedding.
+"""Softmax losses with a margin on the target: ArcFace, CosFace, AdaFace; and none. B batch, C classes, D embedding.
 
-All take the cosine between an embedding and the centre of its class, lower it, and multiply every cosine by `scale`;
-the cross-entropy of the result is the loss.
+The three take the cosine between an embedding and the centre of its class, lower it, and multiply every cosine by
+`scale`; the cross-entropy of the result is the loss. Without a margin a linear layer gives the scores of the classes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ class ArcFace:
     m: float = 0.5
     """Radians."""
     scale: float = 64.0
+    ramp_epochs: int = 0
+    """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
+    scale_eval: float | None = None
+    """Scale of the cosines where classes are predicted; None: `scale`."""
 
     def __post_init__(self) -> None:
         _check(self.m, self.scale, math.pi)
+        _check_ramp(self.ramp_epochs, self.scale_eval)
 
 
 @dataclass(kw_only=True)
@@ -41,9 +46,14 @@ class CosFace:
     name: Literal["cosface"] = "cosface"
     m: float = 0.35
     scale: float = 64.0
+    ramp_epochs: int = 0
+    """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
+    scale_eval: float | None = None
+    """Scale of the cosines where classes are predicted; None: `scale`."""
 
     def __post_init__(self) -> None:
         _check(self.m, self.scale, 2.0)
+        _check_ramp(self.ramp_epochs, self.scale_eval)
 
 
 @dataclass(kw_only=True)
@@ -66,9 +76,21 @@ class AdaFace:
             raise ValueError(f"t_alpha is {self.t_alpha}; a weight above 0 and up to 1 is needed")
 
 
+@dataclass(kw_only=True)
+class NoMargin:
+    """A linear layer with bias over the embedding as it is: the plain classifier that margins are compared with."""
+
+    name: Literal["none"] = "none"
+    loss: Literal["ce", "bce"] = "ce"
+    """`ce`: softmax cross-entropy. `bce`: binary cross-entropies, one class against the others each, summed. Of two
+    classes it is one, of the difference of their scores, and so the same function as `ce`."""
+
+
 AnyMargin = ArcFace | CosFace | AdaFace
 Margin = Annotated[AnyMargin, Field(discriminator="name")]
 """The block of a recipe that chooses a margin."""
+MarginOrNone = Annotated[ArcFace | CosFace | AdaFace | NoMargin, Field(discriminator="name")]
+"""The same where a plain classifier will do as well."""
 
 
 def _check(m: float, scale: float, below: float) -> None:
@@ -76,6 +98,13 @@ def _check(m: float, scale: float, below: float) -> None:
         raise ValueError(f"m is {m}; a margin from 0 to below {below:.4g} is needed")
     if not 0 < scale < math.inf:
         raise ValueError(f"scale is {scale}; it must be above 0")
+
+
+def _check_ramp(ramp_epochs: int, scale_eval: float | None) -> None:
+    if ramp_epochs < 0:
+        raise ValueError(f"ramp_epochs is {ramp_epochs}; 0 or more is needed")
+    if scale_eval is not None and not 0 < scale_eval < math.inf:
+        raise ValueError(f"scale_eval is {scale_eval}; it must be above 0")
 
 
 def arcface(cos_B: Tensor, m: float) -> Tensor:
@@ -134,23 +163,91 @@ class NormStatistics(nn.Module):
         return ((norm_B - self.mean) / (self.std + NORM_EPS) * h + plus_B).clamp(-1, 1)
 
 
-def margin_logits(cos_BC: Tensor, label_B: Tensor, margin: AnyMargin, quality_B: Tensor | None = None) -> Tensor:
-    """Cosines (B, C) to logits (B, C): the margin on the target of each row, then the scale. Float32 or wider.
+def margin_ramp(margin: AnyMargin | NoMargin, epoch: int) -> float:
+    """Share of the margin in force in an epoch: min(1, epoch / ramp_epochs), epochs counted from 0.
 
-    AdaFace needs `quality_B`, which `NormStatistics.quality` gives.
+    So the first epoch of a ramp has no margin, and epoch number `ramp_epochs` is the first with all of it. 1 where
+    there is no ramp.
     """
-    cos_BC = at_least_float32(cos_BC)
+    epochs = getattr(margin, "ramp_epochs", 0)
+    return min(1.0, epoch / epochs) if epochs else 1.0
+
+
+def margin_logits(
+    score_BC: Tensor, label_B: Tensor, margin: AnyMargin | NoMargin, quality_B: Tensor | None = None, ramp: float = 1.0
+) -> Tensor:
+    """What the head gives (B, C) to the logits of the loss (B, C): margin on the target, scale. Float32 or wider.
+
+    Scores are cosines, or of NoMargin logits already, which stay as they are. AdaFace needs `quality_B`, which
+    `NormStatistics.quality` gives. `ramp`, from `margin_ramp`, is the share of `m` that counts.
+    """
+    score_BC = at_least_float32(score_BC)
+    if isinstance(margin, NoMargin):
+        return score_BC
     target_B1 = label_B[:, None]
-    cos_B = cos_BC.gather(1, target_B1)[:, 0]
+    cos_B = score_BC.gather(1, target_B1)[:, 0]
+    m = margin.m * ramp
     if isinstance(margin, ArcFace):
-        with_margin_B = arcface(cos_B, margin.m)
+        with_margin_B = arcface(cos_B, m)
     elif isinstance(margin, CosFace):
-        with_margin_B = cosface(cos_B, margin.m)
+        with_margin_B = cosface(cos_B, m)
     elif quality_B is None:
         raise ValueError("AdaFace needs quality_B")
     else:
-        with_margin_B = adaface(cos_B, quality_B, margin.m)
-    return margin.scale * cos_BC.scatter(1, target_B1, with_margin_B[:, None])
+        with_margin_B = adaface(cos_B, quality_B, m)
+    return margin.scale * score_BC.scatter(1, target_B1, with_margin_B[:, None])
+
+
+def class_logits(score_BC: Tensor, margin: AnyMargin | NoMargin) -> Tensor:
+    """What the head gives (B, C) to logits whose softmax is the probability of each class: no margin, for nobody knows
+    the target; cosines times `scale_eval`. Float32 or wider.
+    """
+    score_BC = at_least_float32(score_BC)
+    if isinstance(margin, NoMargin):
+        return score_BC
+    scale = getattr(margin, "scale_eval", None)
+    return (margin.scale if scale is None else scale) * score_BC
+
+
+def class_loss(
+    logit_BC: Tensor, label_B: Tensor, margin: AnyMargin | NoMargin, weight_C: Tensor | None = None
+) -> tuple[Tensor, Tensor | int]:
+    """The loss of `margin_logits`: its sum over samples, and what to divide it by: their number, or sum of weights.
+
+    Cross-entropy; of NoMargin with `bce` the sum over classes of binary ones. `weight_C` counts samples by their class.
+    """
+    logit_BC = at_least_float32(logit_BC)
+    if not (isinstance(margin, NoMargin) and margin.loss == "bce"):
+        total = F.cross_entropy(logit_BC, label_B, weight_C, reduction="sum")
+    else:
+        if logit_BC.shape[1] == 2:
+            logit_BC, target_BC = logit_BC[:, 1:] - logit_BC[:, :1], label_B[:, None]
+        else:
+            target_BC = F.one_hot(label_B, logit_BC.shape[1])
+        loss_BC = F.binary_cross_entropy_with_logits(logit_BC, target_BC.to(logit_BC.dtype), reduction="none")
+        total = (loss_BC if weight_C is None else loss_BC * weight_C[label_B, None]).sum()
+    return total, len(label_B) if weight_C is None else weight_C[label_B].sum()
+
+
+def class_head(margin: AnyMargin | NoMargin, classes: int, embedding: int) -> MarginHead | LinearHead:
+    """The trained layer between embeddings and what `margin_logits` takes."""
+    return LinearHead(classes, embedding) if isinstance(margin, NoMargin) else MarginHead(classes, embedding)
+
+
+class LinearHead(nn.Module):
+    """A linear classifier: `weight` (C, D) and `bias` (C,). It starts near 0, so the loss starts near log(C)."""
+
+    def __init__(self, classes: int, embedding: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(classes, embedding))
+        self.bias = nn.Parameter(torch.zeros(classes))
+        nn.init.normal_(self.weight, 0.0, 0.01)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """Embeddings to class scores (B, C), float32 whatever the precision of the run."""
+        with torch.autocast(x_BD.device.type, enabled=False):
+            x_BD = at_least_float32(x_BD)
+            return F.linear(x_BD, self.weight.to(x_BD.dtype), self.bias.to(x_BD.dtype))
 
 
 class MarginHead(nn.Module):
