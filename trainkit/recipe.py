@@ -17,7 +17,7 @@ TABLES: dict[str, dict[str, str]] = {
         "embed": "trainkit.tasks.embed:Embed",
         "adadistill": "trainkit.tasks.adadistill:AdaDistill",
     },
-    "data": {"faces": "trainkit.data.faces:Faces"},
+    "data": {"faces": "trainkit.data.faces:Faces", "images": "trainkit.data.images:Images"},
 }
 
 
