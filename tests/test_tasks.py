@@ -13,7 +13,7 @@ from torch import nn
 from trainkit import models, optim, recipe, weights
 from trainkit.data.protocols import Pairs
 from trainkit.errors import UserError
-from trainkit.losses.margin import AdaFace, ArcFace, CosFace
+from trainkit.losses.margin import AdaFace, ArcFace, CosFace, NoMargin
 from trainkit.task import At, Meta
 from trainkit.tasks.adadistill import AdaDistill, GeometryMargin, Teacher
 from trainkit.tasks.embed import Embed, Pixels
@@ -403,3 +403,66 @@ def test_a_teacher_of_another_shape_is_refused_with_the_names_that_do_not_fit(te
     weights.write_tensors(tmp_path / "nan.safetensors", broken)
     with pytest.raises(UserError, match=r"not finite: conv1\.weight"):
         distil(tmp_path / "nan.safetensors")
+
+
+# Embeddings of classes that are trained on
+
+
+def embed(margin, **settings):
+    torch.manual_seed(0)
+    task = Embed(net=NET, margin=margin, **settings)
+    return task, task.build(NAMED, {}, 0)
+
+
+NAMED = Meta(CLASSES, (3, SIDE, SIDE), "toy", tuple("abcd"))
+
+
+@pytest.mark.parametrize("margin", [NoMargin(), NoMargin(loss="bce"), *MARGINS], ids=lambda m: m.name)
+def test_classes_are_predicted_with_the_scores_that_training_lowers_by_the_margin(margin):
+    task, parts = embed(margin, classify=True, mirror=False)
+    net = parts.learns.eval()
+    rows = task.predict(net, batch())
+    embedding, scores = net(batch()["image"], with_scores=True)
+    torch.testing.assert_close(rows["embedding"], embedding)
+    scale = 1.0 if isinstance(margin, NoMargin) else margin.scale
+    torch.testing.assert_close(rows["logits"], scale * scores)
+    assert "pixels" not in parts.frozen  # raw pixels give no class
+
+
+def test_the_mirror_image_has_its_say_in_embedding_and_scores():
+    task, parts = embed(CosFace(m=0.2, scale=12.0, scale_eval=6.0), classify=True)
+    net, shown = parts.learns.eval(), batch()
+    turned = {**shown, "image": shown["image"].flip(-1)}
+    rows, other = task.predict(net, shown), task.predict(net, turned)
+    for key in ("embedding", "logits", "norm"):
+        torch.testing.assert_close(rows[key], other[key])
+    plain = Embed(net=NET, margin=task.margin, classify=True, mirror=False).predict(net, shown)
+    assert not torch.allclose(rows["logits"], plain["logits"])
+    assert float(plain["logits"].abs().max()) <= 6.0
+
+
+def test_without_a_mirror_an_embedding_is_that_of_the_picture_alone():
+    task, parts = embed(MARGINS[0], mirror=False)
+    net, shown = parts.learns.eval(), batch()
+    rows = task.predict(net, shown)
+    torch.testing.assert_close(rows["embedding"], net(shown["image"]))
+    torch.testing.assert_close(rows["norm"], rows["embedding"].norm(dim=1))
+
+
+def test_a_class_of_double_weight_counts_as_if_it_stood_there_twice():
+    task, parts = embed(NoMargin(), class_weights={"b": 2.0})
+    even, _ = embed(NoMargin())
+    net, shown = parts.learns.eval(), batch(9)
+    twice = torch.cat([torch.arange(9), torch.nonzero(shown["label"] == 1)[:, 0]])
+    weighted = task.loss(net, parts, shown, at())
+    repeated = even.loss(net, parts, {key: value[twice] for key, value in shown.items()}, at())
+    torch.testing.assert_close(weighted.sum / weighted.weight, repeated.sum / repeated.weight)
+    assert float(weighted.weight) == len(twice)
+
+
+def test_a_margin_that_grows_makes_the_loss_grow_with_the_epochs():
+    task, parts = embed(CosFace(m=0.4, scale=12.0, ramp_epochs=4))
+    net = parts.learns.eval()
+    losses = [float(task.loss(net, parts, batch(), At(0, e, 0.0, lambda x: x, contextlib.nullcontext)).sum)
+              for e in range(6)]  # fmt: skip
+    assert losses[0] < losses[1] < losses[2] < losses[3] < losses[4] == losses[5]

@@ -1,6 +1,7 @@
-"""Embeddings by a margin softmax: the face teacher, and the student that learns without one.
+"""Embeddings learnt from class labels: face teachers, eye states, characters.
 
-ArcFace (Deng et al., CVPR 2019, arXiv 1801.07698), CosFace (Wang et al., CVPR 2018), AdaFace (Kim et al., CVPR 2022).
+A margin softmax, ArcFace (Deng et al., CVPR 2019, arXiv 1801.07698), CosFace (Wang et al., CVPR 2018), AdaFace (Kim et
+al., CVPR 2022), or a plain classifier over the embedding.
 """
 
 from __future__ import annotations
@@ -10,11 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainkit import metrics, models
-from trainkit.losses.margin import AdaFace, AnyMargin, ArcFace, Margin, MarginHead, NormStatistics, margin_logits
+from trainkit.losses.margin import (
+    AdaFace,
+    AnyMargin,
+    ArcFace,
+    MarginOrNone,
+    NormStatistics,
+    class_head,
+    class_logits,
+    class_loss,
+    margin_logits,
+    margin_ramp,
+)
+from trainkit.losses.weighting import class_weights
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 
 
@@ -23,7 +35,13 @@ class Embed:
     """Learn embeddings in which pictures of one class lie together, from class labels alone."""
 
     net: models.Net
-    margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
+    margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
+    class_weights: dict[str, float] = field(default_factory=dict)
+    """Weight of a class in the loss, by its name; 1 for those not named."""
+    mirror: bool = True
+    """Predict with the sum of the embeddings of a picture and its mirror image, as face verification does."""
+    classify: bool = False
+    """Predict the scores of the classes too: for evaluation pictures of the classes that are trained on."""
 
     def needs(self) -> dict[str, Source]:
         """Nothing."""
@@ -31,38 +49,51 @@ class Embed:
 
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """The network and its class centres, and raw pixels as the reference every network should beat."""
-        net = WithHead(models.build(self.net, meta.shape), MarginHead(meta.classes, self.net.embedding))
+        self._weights = class_weights(self.class_weights, meta.class_names)
+        head = class_head(self.margin, meta.classes, self.net.embedding)
+        net = WithHead(models.build(self.net, meta.shape), head)
+        # Pixels are an embedding and no classifier.
+        references = {} if self.classify else {"pixels": Pixels()}
         remembers = NormStatistics() if isinstance(self.margin, AdaFace) else None
-        return Parts(net, frozen={"pixels": Pixels()}, remembers=remembers)
+        return Parts(net, frozen=references, remembers=remembers)
 
     def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
-        """Cross-entropy over cosines with the trained centres, with the margin on the true class."""
-        embedding, cosines = net(batch["image"], with_cosines=True)
+        """Cross-entropy over the scores of the trained centres, with the margin on the true class."""
+        label = batch["label"]
+        embedding, scores = net(batch["image"], with_scores=True)
         quality = embedding_quality(embedding, self.margin, parts.remembers, at)
-        logits = margin_logits(cosines, batch["label"], self.margin, quality)
-        loss = F.cross_entropy(logits, batch["label"], reduction="sum")
-        return Loss(loss, len(logits), {"accuracy": hits(cosines, batch["label"])})
+        logits = margin_logits(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
+        weights = None if self._weights is None else self._weights.to(label.device)
+        total, divisor = class_loss(logits, label, self.margin, weights)
+        return Loss(total, divisor, {"accuracy": hits(scores, label)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """Embedding of each picture summed with that of its mirror image, and the mean norm of the two."""
-        return embed_both_views(net, batch["image"])
+        """Embedding of each picture and its norm, by the recipe with that of its mirror image, and the class scores."""
+        if not self.classify:
+            return embed_both_views(net, batch["image"]) if self.mirror else embed_view(net, batch["image"])
+        embedding, scores = net(batch["image"], with_scores=True)
+        logits = class_logits(scores, self.margin)
+        if self.mirror:
+            mirrored, scores = net(batch["image"].flip(-1), with_scores=True)
+            embedding, logits = embedding + mirrored, (logits + class_logits(scores, self.margin)) / 2
+        return {"embedding": embedding.float(), "norm": embedding.float().norm(dim=1), "logits": logits}
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """The score of the split's protocol: pairs, templates or identification."""
-        return metrics.score(rows, split.protocol, split.name)
+        """The score of the split's protocol: pairs, templates, identification, classes, separation, retrieval."""
+        return metrics.score(rows, split.protocol, split.name, split)
 
 
 class WithHead(nn.Module):
     """A network and the centres it is trained against, in one module: one unit to wrap, compile and save."""
 
-    def __init__(self, net: nn.Module, head: MarginHead):
+    def __init__(self, net: nn.Module, head: nn.Module):
         super().__init__()
         self.net, self.head = net, head
 
-    def forward(self, image: Tensor, with_cosines: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Embeddings (B, D), and on request their cosines (B, C) with every centre."""
+    def forward(self, image: Tensor, with_scores: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Embeddings (B, D), and on request what the head makes of them (B, C): cosines with every centre."""
         embedding = self.net(image)
-        return (embedding, self.head(embedding)) if with_cosines else embedding
+        return (embedding, self.head(embedding)) if with_scores else embedding
 
 
 class Pixels(nn.Module):
@@ -80,6 +111,12 @@ def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
     return {"embedding": plain + mirrored, "norm": (plain.norm(dim=1) + mirrored.norm(dim=1)) / 2}
 
 
+def embed_view(net: nn.Module, image: Tensor) -> Rows:
+    """Embeddings of pictures and their norms."""
+    embedding = net(image).float()
+    return {"embedding": embedding, "norm": embedding.norm(dim=1)}
+
+
 def embedding_quality(embedding: Tensor, margin: AnyMargin, statistics: nn.Module | None, at: At) -> Tensor | None:
     """AdaFace's quality of each sample; the statistics take in the norms of all ranks in global order."""
     if not isinstance(margin, AdaFace):
@@ -89,6 +126,6 @@ def embedding_quality(embedding: Tensor, margin: AnyMargin, statistics: nn.Modul
     return statistics.quality(norm, margin.h)
 
 
-def hits(cosines: Tensor, label: Tensor) -> Tensor:
-    """Share of samples whose nearest centre is that of their class."""
-    return (cosines.detach().argmax(1) == label).float().mean()
+def hits(scores: Tensor, label: Tensor) -> Tensor:
+    """Share of samples whose class has the highest score."""
+    return (scores.detach().argmax(1) == label).float().mean()
