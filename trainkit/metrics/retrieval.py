@@ -17,7 +17,10 @@ from trainkit.metrics.verification import normalised
 from trainkit.task import Scores
 
 RANKS = (1, 5)
-SCORES_AT_ONCE = 16_000_000
+SCORES_AT_ONCE = 8_000_000
+STEPS = 2.0**40
+"""Cosines are told apart in this many steps, about 1e-12: in exact numbers equal ones differ by up to 1e-15 in float64,
+and their order would be one of rounding."""
 
 
 def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: str = "retrieval set") -> Scores:
@@ -34,7 +37,7 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
     picture has another one of its class, or an embedding is not finite.
     """
     label = np.asarray(protocol.label, dtype=np.int64)
-    unit = normalised(embedding, where).astype(np.float32)
+    unit = normalised(embedding, where)
     if len(unit) != len(label):
         raise ValueError(f"{len(unit)} embeddings for {len(label)} pictures")
     if len(label) and (label == label[0]).all() and label[0] >= 0:
@@ -71,7 +74,7 @@ class Found:
     nearest: np.ndarray
     """int64 (N,), row of the nearest other picture; of equally near ones one of another class, the lowest label."""
     similarity: np.ndarray
-    """float32 (N,), the cosine to it."""
+    """float64 (N,), the cosine to it."""
     rank: np.ndarray
     """int64 (N,), place of the first picture of its class, from 1; told apart up to 5 and up to R, and 0 with R."""
     r_precision: np.ndarray
@@ -81,7 +84,7 @@ class Found:
 
 
 def look_up(unit: np.ndarray, label: np.ndarray) -> Found:
-    """Place the pictures of its class for each of `unit` (N, D), float32 rows of length 1; two at least.
+    """Place the pictures of its class for each of `unit` (N, D), rows of length 1; two at least.
 
     One place in the ranking of a query needs no ranking: the i-th best of its class comes after the i - 1 before it and
     all of other classes that are as near.
@@ -90,17 +93,18 @@ def look_up(unit: np.ndarray, label: np.ndarray) -> Found:
     if total < 2:
         raise ValueError(f"{total} pictures, two at least expected")
     order = np.argsort(label, kind="stable")
-    unit, label = unit[order], label[order]
+    unit, label = unit[order] * STEPS**0.5, label[order]
     low, high = np.searchsorted(label, label, side="left"), np.searchsorted(label, label, side="right")
     nobody = label < 0  # of no class: others to everyone, themselves included
     low[nobody], high[nobody] = np.flatnonzero(nobody), np.flatnonzero(nobody) + 1
     relevant = high - low - 1
     nearest, rank = np.empty(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
-    similarity = np.empty(total, dtype=np.float32)
+    similarity = np.empty(total)
     precise, mean_precise = np.zeros(total), np.zeros(total)
     count_up, step = np.arange(1, total), max(1, SCORES_AT_ONCE // total)
     for at in range(0, total, step):
         score = unit[at : at + step] @ unit.T
+        np.rint(score, out=score)
         for row, line in enumerate(score, start=at):
             few, own = relevant[row], slice(low[row], high[row])
             same = line[own].copy()
@@ -121,4 +125,6 @@ def look_up(unit: np.ndarray, label: np.ndarray) -> Found:
             mean_precise[row] = (count_up[:few] / place)[inside].sum() / few
     back = np.empty(total, dtype=np.int64)
     back[order] = np.arange(total)
-    return Found(relevant[back], order[nearest][back], similarity[back], rank[back], precise[back], mean_precise[back])
+    return Found(
+        relevant[back], order[nearest][back], similarity[back] / STEPS, rank[back], precise[back], mean_precise[back]
+    )
