@@ -47,6 +47,158 @@ def test_what_was_put_in_comes_out(folder):
     assert data.fetch(np.asarray([], np.int64)).shape == (0, 3, SIZE, SIZE)
 
 
+def test_sets_of_squares_keep_the_digest_they_always_had(tmp_path):
+    root = tmp_path / "people"
+    for person in range(3):
+        (root / f"p{person}").mkdir(parents=True)
+        for k in range(4):
+            pixels = (np.arange(8 * 8 * 3).reshape(8, 8, 3) * (10 * person + k) % 256).astype(np.uint8)
+            Image.fromarray(pixels).save(root / f"p{person}" / f"{k}.bmp")
+    # As written by the first version, which knew only squares.
+    first = {
+        "decoded": "62d6b60b96a47e512ce3cc7b55f127b8b8bf0764c40e0813d3b85da45350bd67",
+        "encoded": "abf12cb271d4e2807c4b6409a9a6a7d39bf4208b40d803b5c85051304f89ff7f",
+    }
+    for store, digest in first.items():
+        importing.import_faces(root, tmp_path / store, image_size=8, store=store)
+        data = Packed(tmp_path / store)
+        assert data.digest == digest and data.manifest["image_size"] == 8 and data.size == (8, 8)
+        assert data.groups is None and data.group_names == () and len(list((tmp_path / store).iterdir())) in (7, 8)
+
+
+@pytest.mark.parametrize("store", ["decoded", "encoded"])
+def test_pictures_of_any_shape_are_kept(tmp_path, store):
+    root = people(tmp_path / "people")
+    Image.fromarray(np.full((5, 12, 3), 9, np.uint8)).save(root / "p0" / "0.png")
+    importing.import_pictures(root, tmp_path / "set", size=(4, 6), fit="stretch", store=store)
+    data = Packed(tmp_path / "set")
+    assert data.size == (4, 6) and data.manifest["image_size"] == [4, 6]
+    images = data.fetch(np.arange(12))
+    assert images.shape == (12, 3, 4, 6) and (images[0] == 9).all()
+    for row in range(12):
+        assert (data.picture(row) == images[row].transpose(1, 2, 0)).all() and data.picture(row).flags.c_contiguous
+    with pytest.raises(ValueError, match="4 x 6, not squares"):
+        _ = data.image_size
+    assert importing.info(tmp_path / "set")["image_size"] == "4 x 6" and importing.verify(tmp_path / "set") == []
+
+
+def own_sizes(tmp_path: Path) -> Path:
+    root = tmp_path / "things"
+    for row, shape in enumerate([(5, 7), (9, 3), (5, 7), (2, 2)]):
+        (root / f"c{row % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(row).integers(0, 256, (*shape, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"c{row % 2}" / f"{row}.png")
+    return root
+
+
+def test_pictures_may_keep_their_own_sizes(tmp_path):
+    root = own_sizes(tmp_path)
+    report = importing.import_pictures(root, tmp_path / "set", size=None)
+    assert report.store == "encoded" and any("smallest 2 x 2, median 5 x 7, largest 5 x 7" in n for n in report.notes)
+    data = Packed(tmp_path / "set")
+    assert data.size is None and data.manifest["image_size"] is None and data.labels.tolist() == [0, 0, 1, 1]
+    for row, name in enumerate(data.ids()):
+        assert (data.picture(row) == np.asarray(Image.open(root / name))).all()
+        assert data.encoded(row) == (root / name).read_bytes()
+    with pytest.raises(ValueError, match="one by one"):
+        data.fetch(np.asarray([0]))
+    for row in (-1, 4):
+        with pytest.raises(ValueError, match="row"):
+            data.picture(row)
+    assert len(set(data.contents().tolist())) == 4
+    assert importing.info(tmp_path / "set")["image_size"] == "their own sizes"
+    again = importing.import_pictures(tmp_path / "set", tmp_path / "small", size=(4, 4), fit="crop")
+    direct = importing.import_pictures(root, tmp_path / "direct", size=(4, 4), fit="crop")
+    assert again.digest == direct.digest
+    with pytest.raises(ValueError, match="encoded"):
+        importing.import_pictures(root, tmp_path / "no", size=None, store="decoded")
+
+
+def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "_HASHED_AT_OPEN", 0)
+    importing.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
+    file = tmp_path / "set" / "images.bin"
+    content = bytearray(file.read_bytes())
+    content[int(Packed(tmp_path / "set")._offsets[2]) + 40] ^= 1
+    file.write_bytes(content)
+    data = Packed(tmp_path / "set")
+    data.picture(1)
+    with pytest.raises(UserError, match=r"row 2 \(c1/1\.png\).*checksum"):
+        data.picture(2)
+    problems = importing.verify(tmp_path / "set")
+    assert len(problems) == 2 and "images.bin" in problems[0] and "row 2" in problems[1]
+
+
+def grouped(tmp_path: Path) -> Path:
+    importing.import_pictures(people(tmp_path / "people"), tmp_path / "set", size=(8, 8), group=r"/(\d)\.")
+    return tmp_path / "set"
+
+
+def test_groups_are_kept_and_travel_to_workers(tmp_path):
+    import pickle
+
+    data = Packed(grouped(tmp_path))
+    for one in (data, pickle.loads(pickle.dumps(data))):
+        assert one.group_names == ("0", "1", "2", "3") and one.groups.tolist() == [0, 1, 2, 3] * 3
+        assert one.groups.dtype == np.int64
+    assert importing.info(data.path)["groups"] == 4
+    importing.import_pictures(tmp_path / "people", tmp_path / "plain", size=(8, 8))
+    assert Packed(tmp_path / "plain").digest != data.digest, "groups are part of what a set is"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"groups.npy": np.asarray([0] * 11 + [4])}, r"row 11 .*group 4; expected 0 to 3"),
+        ({"groups.npy": np.asarray([-1] + [0] * 11)}, r"row 0 .*group -1"),
+        ({"groups.npy": np.zeros(11, np.int64)}, "groups.npy"),
+        ({"groups.npy": np.zeros(12, np.int32)}, "groups.npy"),
+        ({"groups.json": None}, "manifest"),
+        ({"groups.npy": None}, "manifest"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
+    folder = grouped(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, content in changed.items():
+        if content is None:
+            del manifest["files"][name]
+        else:
+            np.save(folder / name, content)
+            manifest["files"][name] = {
+                "bytes": (folder / name).stat().st_size,
+                "sha256": packed.sha256(folder / name),
+            }
+    manifest["digest"] = packed.digest_of(manifest["files"], (12, 3, SIZE))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=words):
+        Packed(folder)
+
+
+@pytest.mark.parametrize(
+    "size", [[8], [8, 8, 8], [8, 0], [-8, 8], ["8", 8], [8.0, 8], "8", True, {}, 10**9, [1, 10**9]]
+)
+def test_an_image_size_that_is_none_is_refused(folder, size):
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_size": size}))
+    with pytest.raises(UserError, match=r"manifest\.json: image_size"):
+        Packed(folder)
+
+
+def test_a_manifest_that_leaves_the_size_open_does_not_open_a_set_of_one_size(folder):
+    file = folder / "manifest.json"
+    for change in ({"image_size": None}, {"image_size": [8, 8]}):
+        manifest = json.loads(file.read_text())
+        file.write_text(json.dumps(manifest | change))
+        with pytest.raises(UserError, match=r"manifest\.json"):
+            Packed(folder)
+        file.write_text(json.dumps(manifest))
+    del manifest["image_size"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="image_size"):
+        Packed(folder)
+
+
 def test_rows_that_are_not_there_are_a_mistake_of_the_caller(folder):
     for row in (-1, 12):
         with pytest.raises(ValueError, match="rows"):

@@ -232,11 +232,12 @@ def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
         except UserError as error:
             return error
 
-    # PIL releases the interpreter lock while it decodes, so threads suffice. Chunks bound the memory.
+    # PIL releases the interpreter lock while it decodes, so threads suffice. Chunks bound the memory, of which
+    # pictures of their own sizes may take up to 150 MB each.
     workers = _threads()
     records = source.records()
     with ThreadPoolExecutor(workers) as pool:
-        while chunk := list(islice(records, 64 * workers)):
+        while chunk := list(islice(records, (2 if recipe.size is None else 64) * workers)):
             yield from pool.map(one, chunk)
 
 

@@ -108,6 +108,8 @@ def _rgb(picture: Image.Image, where: str) -> np.ndarray:
         if values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a channel")
         return np.repeat((values.astype(np.uint32) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")  # PIL warns of the direct way
     return np.asarray(picture.convert("RGB"))
 
 

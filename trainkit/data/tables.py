@@ -89,7 +89,9 @@ def parquet(path: Path, split: str | None = None) -> Source:
         for file in files:
             # Where the writer left checksums of its pages, a flipped bit is found; unasked, pyarrow does not look.
             with _naming(str(file)), pq.ParquetFile(file, page_checksum_verification=True) as table:
-                yield from table.iter_batches(_ROWS, columns=list(columns))
+                for batch in table.iter_batches(_ROWS, columns=list(columns)):
+                    batch.validate(full=True)
+                    yield batch
 
     if schema is None:
         raise UserError(str(path), "no parquet files", "at least one")
@@ -322,6 +324,6 @@ class _naming:
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         import pyarrow as pa
 
-        if isinstance(error, pa.ArrowException | OSError):
+        if isinstance(error, pa.ArrowException | OSError | ValueError):  # names of columns that are no UTF-8, too
             text = " ".join(str(error).split())[:200]
             raise UserError(self.where, f"cannot be read ({text})", "a whole Arrow or parquet file") from None
