@@ -4,7 +4,7 @@
 eye (0 closed, 1 open), reflections (0 none, 1 small, 2 big), lighting (0 bad, 1 good), sensor (01 to 03). Eyes of one
 person are alike, so splits go by person: each is a group.
 
-Fusek, "Pupil localization using geodesic distance", ISVC 2018; http://mrl.cs.vsb.cz/eyedataset
+http://mrl.cs.vsb.cz/eyedataset
 """
 
 from __future__ import annotations
