@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -290,6 +290,9 @@ class Timm:
             )
         except (AssertionError, ValueError, KeyError, IndexError) as error:
             raise ValueError(f"timm does not take auto_augment {self.auto_augment!r} ({error})") from None
+        for operation in _operations(transform):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterize
         return _of_pixels(transform)
 
     def scoring(self, side: tuple[int, int]) -> Callable[[np.ndarray], Tensor]:
@@ -359,6 +362,24 @@ def _of_pixels(transform: Callable) -> Callable[[np.ndarray], Tensor]:
     from PIL import Image
 
     return lambda pixels: transform(Image.fromarray(pixels))
+
+
+def _operations(transform: Any) -> Iterator[Any]:
+    """The single operations of timm's RandAugment, AugMix or AutoAugment within a transform."""
+    for part in transform.transforms:
+        yield from getattr(part, "ops", ())
+        for several in getattr(part, "policy", ()):
+            yield from several
+
+
+def _posterize(picture: Any, bits: int, **_: Any) -> Any:
+    """Keep the upper bits of each channel. timm asks for 0 bits now and then (`rand-m9-mstd0.5-inc1`: in 1 picture of
+    700): black with the Pillow its networks were trained with, an exception since Pillow 13."""
+    from PIL import Image, ImageOps
+
+    if bits >= 8:
+        return picture
+    return ImageOps.posterize(picture, bits) if bits else Image.new(picture.mode, picture.size)
 
 
 def _draws(seed: int, epoch: int, rows: np.ndarray) -> dict[str, np.ndarray]:
