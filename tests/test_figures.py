@@ -3,12 +3,13 @@
 import io
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.report import figures
+from trainkit.report import embeddings, figures
 
 
 def drawn(axes):
@@ -171,3 +172,147 @@ def test_drawing_leaves_no_global_state_of_pyplot():
         "assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def marks(axes):
+    """Label to points of every group of markers that has a name."""
+    return {group.get_label(): np.asarray(group.get_offsets()) for group in axes.collections}
+
+
+def test_roc_of_two_classes_has_even_axes_and_names_the_class_that_is_looked_for():
+    (axes,) = figures.roc({"net": ([0, 0.5, 1], [0.9, 1.0, 1.0])}, positive="open").axes
+    assert axes.get_xscale() == "linear" and axes.get_xlim() == (0, 1) and axes.get_ylim()[0] == 0
+    x, y = drawn(axes)["net"]
+    assert x.tolist() == [0, 0.5, 1] and y.tolist() == [0.9, 1, 1]
+    assert "open" in axes.get_xlabel() and "open found" in axes.get_ylabel()
+
+
+def test_confusion_has_true_rows_predicted_columns_and_shares_of_rows():
+    figure = figures.confusion(np.array([[8, 2], [0, 30]]), ["closed", "open"], "Confusion on val")
+    axes = figure.axes[0]
+    cells = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
+    assert cells == {(0, 0): "8\n80.0 %", (0, 1): "2\n20.0 %", (1, 1): "30\n100.0 %"}
+    (image,) = axes.images
+    assert image.get_array().tolist() == [[0.8, 0.2], [0, 1]]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["closed  (10)", "open  (30)"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["closed", "open"]
+    assert axes.get_xlabel() == "predicted class" and axes.get_ylabel().startswith("true class")
+    assert figure.get_suptitle() == "Confusion on val: 0.9500 of 40 right"
+
+
+def test_confusion_of_many_classes_names_the_most_frequent_mistakes():
+    counts = np.diag(np.full(100, 50))
+    counts[3, 7], counts[9, 8], counts[0, 1], counts[2, 1] = 20, 11, 5, 4
+    figure = figures.confusion(counts, [f"class {k}" for k in range(100)])
+    assert not figure.axes[0].texts
+    assert len(figure.axes[0].get_yticks()) == 50
+    assert "one in 2 named" in figure.axes[0].get_ylabel()
+    told = figure.get_supxlabel()
+    assert [told.index(word) for word in ("class 3 → class 7 20", "class 9 → class 8 11", "class 0 → class 1 5")]
+    assert "class 2" not in told
+    few = figures.confusion(np.diag(np.arange(25)), [f"class {k}" for k in range(25)])
+    assert few.get_supxlabel() == "" and len(few.axes[0].texts) == 24
+
+
+def test_a_matrix_that_does_not_fit_its_names_is_a_programming_error():
+    for counts, names in ((np.zeros((2, 3)), "ab"), (np.zeros((2, 2)), "abc"), (np.zeros((0, 0)), "")):
+        with pytest.raises(ValueError, match="counts"):
+            figures.confusion(counts, names)
+
+
+def test_reliability_shows_the_gap_and_says_its_mean():
+    figure = figures.reliability([0.35, np.nan, 0.95], [0.25, np.nan, 0.99], [10, 0, 30], "Calibration on val", bins=10)
+    top, low = figure.axes
+    x, y = drawn(top)["measured"]
+    assert x.tolist() == [0.35, 0.95] and y.tolist() == [0.25, 0.99]
+    assert figure.get_suptitle() == "Calibration on val: expected calibration error 0.0550"
+    assert [bar.get_height() for bar in low.patches] == [10, 30]
+    assert [bar.get_x() + bar.get_width() / 2 for bar in low.patches] == pytest.approx([0.35, 0.95])
+    assert [text.get_text() for text in low.texts] == ["10", "30"]
+    with pytest.raises(ValueError, match="2 confidences"):
+        figures.reliability([0.1, 0.2], [0.1], [1])
+
+
+def test_a_map_shows_classes_wrong_predictions_and_what_has_no_label():
+    points = np.arange(10.0).reshape(5, 2)
+    figure = embeddings.scatter(
+        points, np.array([0, 1, 1, 2, -1]), np.array([0, 0, 1, 0, 0]), ["a", "b", "c", "d"], "t", ("x", "y")
+    )
+    (axes,) = figure.axes
+    found = marks(axes)
+    assert set(found) == {"no label (1)", "a (1)", "b (2)", "c (1)", "predicted wrongly (1)"}
+    assert found["b (2)"].tolist() == points[1:3].tolist()
+    assert found["predicted wrongly (1)"].tolist() == [points[2].tolist()]
+    assert words(axes) == ["t", "x", "y"]
+    with pytest.raises(ValueError, match="points"):
+        embeddings.scatter(points[:4], np.zeros(5, int), np.zeros(5, bool), ["a"], "t")
+
+
+def test_classes_of_a_map_look_different_until_there_are_more_than_sixty_six():
+    def looks(classes):
+        label = np.arange(classes)
+        zero = np.zeros(classes, bool)
+        (axes,) = embeddings.scatter(np.zeros((classes, 2)), label, zero, [str(k) for k in label], "t").axes
+        kinds = {
+            (group.get_facecolor().tobytes(), group.get_paths()[0].vertices.tobytes()) for group in axes.collections
+        }
+        return len(kinds), axes.get_legend() is not None, [text.get_text() for text in axes.texts]
+
+    assert looks(66) == (66, True, [])
+    assert looks(80) == (66, False, ["80 classes; looks repeat"])
+
+
+def test_a_sheet_shows_each_picture_above_its_caption():
+    images = np.zeros((5, 3, 4, 4), np.uint8)
+    images[:, 1] = 40 * np.arange(5)[:, None, None]
+    figure = embeddings.sheet(images, [f"{'long/' * 9}{k}.png\na → b" for k in range(5)], "Hard")
+    assert [axes.images[0].get_array()[0, 0].tolist() for axes in figure.axes] == [[0, 40 * k, 0] for k in range(5)]
+    captions = [axes.texts[0].get_text().split("\n") for axes in figure.axes]
+    assert [lines[1] for lines in captions] == ["a → b"] * 5
+    assert all(lines[0].startswith("…") and lines[0].endswith(f"{k}.png") for k, lines in enumerate(captions))
+    boxes = [axes.get_position() for axes in figure.axes]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    with pytest.raises(ValueError, match="5 pictures, 1 captions"):
+        embeddings.sheet(images, ["a"], "t")
+
+
+def test_pictures_are_shown_as_they_are_or_stretched():
+    plain = np.linspace(0, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
+    wide = np.concatenate([plain * 4 - 2, plain * 100], 0)
+    assert (embeddings.viewable(plain * 0.5).max(), embeddings.viewable(plain * 0.5).min()) == (128, 0)
+    shown = embeddings.viewable(wide)
+    assert shown.shape == (2, 4, 4, 3) and (shown[0] == shown[1]).all() and shown.max() == 255
+    grey = embeddings.viewable(np.full((1, 1, 2, 2), 7, np.uint8))
+    assert grey.shape == (1, 2, 2, 3) and (grey == 7).all()
+    assert embeddings.viewable(np.array([[[[0, 65535]]]], np.uint16))[0, 0, :, 0].tolist() == [0, 255]
+    with pytest.raises(ValueError, match="shape"):
+        embeddings.viewable(np.zeros((1, 2, 4, 4)))
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: figures.roc({"net": ([0.0, 1.0], [1.0, 1.0])}, positive="a class of a very long name indeed"),
+        lambda: figures.confusion(np.zeros((1, 1), int), ["a"]),
+        lambda: figures.confusion(np.eye(2, dtype=int) * 10**6, ["a name of more than twenty letters", "b"]),
+        lambda: figures.confusion(np.ones((12, 12), int) * 1234, [f"sea anemone {k}" for k in range(12)]),
+        lambda: figures.confusion(np.eye(30, dtype=int), [f"a long name of a class {k}" for k in range(30)]),
+        lambda: figures.confusion(np.ones((1000, 1000), int), [f"a long name of a class {k}" for k in range(1000)]),
+        lambda: figures.reliability([0.5], [0.5], [1]),
+        lambda: embeddings.scatter(np.zeros((1, 2)), np.zeros(1, int), np.ones(1, bool), ["a"], "t"),
+        lambda: embeddings.scatter(
+            np.eye(2).repeat(33, 0), np.arange(66), np.ones(66, bool), ["long name" * 3] * 66, "t"
+        ),
+        lambda: embeddings.sheet(np.zeros((0, 3, 1, 1), np.uint8), [], "Hard\n0 of 10"),
+        lambda: embeddings.sheet(np.zeros((24, 3, 32, 64), np.uint8), ["a\nb\nc"] * 24, "Hard\n24 of 10"),
+    ],
+)
+def test_pictures_of_classes_and_samples_are_900_pixels_wide_and_cut_nothing(figure):
+    file = io.BytesIO()
+    figure().savefig(file, dpi=120, format="png")  # as pictures of a step are kept
+    image = Image.open(file).convert("RGB")
+    assert image.width == 900
+    assert 100 <= image.height <= 1000
+    pixels = np.asarray(image)
+    assert (pixels.min(axis=2) < 100).mean() > 0.001
+    assert all((edge > 250).all() for edge in (pixels[:, 0], pixels[:, -1], pixels[-1], pixels[0]))

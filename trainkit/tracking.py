@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import json
 import logging
 import math
@@ -21,6 +22,7 @@ import shutil
 import socket
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -63,7 +65,7 @@ class Tracker:
         self._outbox = Outbox(folder, run_id, self._journal)
         self._sender = Sender(store, client, self._outbox, waits=waits)
         self._sampler: Sampler | None = None
-        self._finished = False
+        self._finished = self._shows_images = False
         self._pid = os.getpid()
 
     @classmethod
@@ -194,8 +196,31 @@ class Tracker:
         """Keep a matplotlib figure, in the format that the ending of `path` names."""
         self._file(path, lambda out: fig.savefig(out, dpi=120, bbox_inches="tight"))
 
+    def image(self, key: str, step: int, fig: Any) -> None:
+        """Keep a matplotlib figure as the picture of `key` at a step; MLflow shows those of a key with a slider.
+
+        The file's name, which is MLflow's, depends on run, key and step alone: a step that is computed again after a
+        resume replaces its picture.
+        """
+        if not re.fullmatch(r"[a-zA-Z0-9_\-./ ]+", key):
+            raise ValueError(f"image key {key!r}: only letters, digits, spaces and _ - . /")
+        # MLflow takes the latest of several pictures of a step by this time; here there is never a second.
+        started = int(1000 * self.folder.info().started)
+        unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.run_id}/{key}/{_step(step)}")
+        name = f"images/{key.replace('/', '~')}+step+{step}+timestamp+{started}+{unique}"
+        png = io.BytesIO()
+        fig.savefig(png, dpi=120, format="png")  # without a tight box, which would give each step another size
+        self._file(f"{name}.png", lambda out: out.write_bytes(png.getvalue()))
+        self._file(f"{name}+compressed.webp", lambda out: _write_small(out, png))
+        if not self._shows_images:
+            self._shows_images = True
+            self.tags({"mlflow.loggedImages": "True"})
+
     def table(self, path: str, columns: Mapping[str, Any]) -> None:
-        """Keep columns of equal length (lists, arrays, tensors; first dimension is the row) as a parquet file."""
+        """Keep columns of equal length (lists, arrays, tensors; first dimension is the row), as parquet or `.csv`.
+
+        MLflow's page shows the second as a table.
+        """
         self._file(path, lambda out: _write_table(out, columns))
 
     def dataset(self, name: str, context: str, digest: str, source: str, size: int) -> None:
@@ -312,6 +337,9 @@ class Silent:
         """Do nothing."""
 
     def figure(self, path: str, fig: Any) -> None:
+        """Do nothing."""
+
+    def image(self, key: str, step: int, fig: Any) -> None:
         """Do nothing."""
 
     def table(self, path: str, columns: Mapping[str, Any]) -> None:
@@ -532,7 +560,7 @@ def _link(source: Path, out: Path) -> None:
 def _write_table(out: Path, columns: Mapping[str, Any]) -> None:
     import numpy as np
     import pyarrow as pa
-    from pyarrow import parquet
+    from pyarrow import csv, parquet
 
     arrays = {}
     for name, column in columns.items():
@@ -544,4 +572,17 @@ def _write_table(out: Path, columns: Mapping[str, Any]) -> None:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns differ in length: {lengths}")
-    parquet.write_table(pa.table(arrays), out, compression="zstd", write_page_checksum=True)
+    if out.suffix == ".csv":
+        csv.write_csv(pa.table(arrays), out)
+    else:
+        parquet.write_table(pa.table(arrays), out, compression="zstd", write_page_checksum=True)
+
+
+def _write_small(out: Path, png: io.BytesIO) -> None:
+    from PIL import Image
+
+    with Image.open(png) as picture:
+        # What the page shows until it is clicked. MLflow's own copies of 256 pixels leave no letter readable.
+        picture = picture.convert("RGB")
+        picture.thumbnail((600, 600))
+        picture.save(out)

@@ -87,12 +87,21 @@ class Witness:
         seconds: float,
         leads: bool,
     ) -> None:
-        """Write down an evaluation; keep its rows when it leads."""
+        """Write down an evaluation: its scores, tables and pictures, and when it leads its rows."""
         counted = {f"eval/{name}/unique_samples": scored[name].samples, f"time/eval_{name}_s": seconds}
         best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
         if leads and self.recipe.log.rows:
             self.tracker.table(f"rows/{name}_best.parquet", scored[name].rows)
+        for title, scores in scored.items():
+            word = title.replace("/", "_")
+            for kind, columns in scores.tables.items():
+                for when in ("last", "best") if leads else ("last",):
+                    self.tracker.table(f"tables/{word}_{kind}_{when}.csv", columns)
+            if scores.pictures and self.main:
+                from trainkit.report.drawing import keep_pictures
+
+                keep_pictures(self.tracker, step, title, scores.pictures)
         shown = "  ".join(f"{key} {value:.4g}" for key, value in list(scored[name].metrics.items())[:6])
         self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
 

@@ -6,28 +6,33 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit.data.protocols import Classes, Identification, Pairs, Retrieval, Separation, Templates
+from trainkit.data.protocols import Classes, Identification, Inspection, Pairs, Retrieval, Separation, Templates
 from trainkit.metrics.classification import score_classes
 from trainkit.metrics.identification import score_identification
+from trainkit.metrics.inspection import score_inspection
 from trainkit.metrics.retrieval import score_retrieval
 from trainkit.metrics.separation import score_separation
 from trainkit.metrics.templates import score_templates
 from trainkit.metrics.verification import score_pairs
-from trainkit.task import Scores
+from trainkit.task import Scores, Split
 
 
-def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set") -> Scores:
+def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set", split: Split | None = None) -> Scores:
     """Score an evaluation set as its protocol says.
 
     `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed; `norm`
     (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes. Each protocol
-    takes what it needs. `where` is what messages call the set.
+    takes what it needs. `where` is what messages call the set; `split`, where pictures are shown, is asked for them.
     """
     match protocol:
         case Pairs():
             return score_pairs(rows["embedding"], protocol, rows.get("norm"), where)
         case Separation():  # before Classes, which it is one of
             return score_separation(rows, protocol, where)
+        case Inspection():  # likewise
+            if split is None:
+                raise ValueError("an inspection needs the split, whose pictures it shows")
+            return score_inspection(rows, protocol, split, where)
         case Classes():
             return score_classes(rows["logits"], protocol, where)
         case Retrieval():

@@ -1,15 +1,26 @@
-"""The figures of a run, drawn from its journal while it trains and when it ends."""
+"""The figures of a run, drawn from its journal while it trains and when it ends, and pictures that go with a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit import journal
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_OWN = {"this run": "", "averaged weights": "_ema"}
+"""Networks whose classes are drawn one by one, and what their files' names end in."""
+_SHEETS = {
+    "hard": "two classes nearly equally probable",
+    "mislabelled": "likely mislabelled",
+    "outliers": "far from their class",
+}
+
 
 def draw(tracker: Any, history: journal.History, best: str | None, curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Loss, speed and ROC curves as artifacts; those of earlier steps are replaced.
+    """Loss, speed, ROC, confusion and calibration as artifacts; those of earlier steps are replaced.
 
     `best` is the metric shown beside the loss; `curves` are those of the last evaluations, by evaluation and network.
     """
@@ -26,4 +37,52 @@ def draw(tracker: Any, history: journal.History, best: str | None, curves: Mappi
         own_first = sorted(networks, key=lambda who: who != "this run")
         rocs = {who: (c["roc"]["far"], c["roc"]["tar"]) for who in own_first if "roc" in (c := networks[who])}
         if rocs:
-            tracker.figure(f"figures/roc_{name}.png", figures.roc(rocs, title=f"ROC on {name}"))
+            # Of two classes the second is looked for; without classes the curve is of pairs.
+            classes = next((c["confusion"]["names"] for c in networks.values() if "confusion" in c), (None, None))
+            tracker.figure(f"figures/roc_{name}.png", figures.roc(rocs, f"ROC on {name}", classes[1]))
+        for who, ending in _OWN.items():
+            found, on = networks.get(who, {}), f"{name}, {who}"
+            if "confusion" in found:
+                figure = figures.confusion(**found["confusion"], title=f"Confusion on {on}")
+                tracker.figure(f"figures/confusion_{name}{ending}.png", figure)
+            if "reliability" in found:
+                figure = figures.reliability(**found["reliability"], title=f"Calibration on {on}")
+                tracker.figure(f"figures/calibration_{name}{ending}.png", figure)
+
+
+def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw the pictures of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
+
+    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers. Raises ValueError for another one.
+    """
+    for kind, arrays in pictures.items():
+        tracker.image(f"{title}/{kind}", step, picture(kind, arrays, f"{title}, step {step:,}"))
+
+
+def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
+    """The figure of one kind of `Scores.pictures`; `on` says of what and when it is."""
+    from trainkit.report import embeddings, figures
+
+    if kind == "roc":
+        curve = {f"area {arrays['auc']:.4f}": (arrays["far"], arrays["tar"])}
+        return figures.roc(curve, f"ROC on {on}", arrays["positive"])
+    if kind == "confusion":
+        return figures.confusion(arrays["counts"], arrays["names"], f"Confusion on {on}")
+    if kind in ("pca", "tsne"):
+        shown, total = len(arrays["label"]), arrays["total"]
+        some = f" ({shown:,} of {total:,} samples)" if shown < total else ""
+        drawn = [arrays[key] for key in ("points", "label", "wrong", "names")]
+        if kind == "tsne":
+            return embeddings.scatter(*drawn, f"t-SNE of {on}{some}")
+        axes = tuple(f"axis {k + 1} ({100 * share:.1f} % of the variance)" for k, share in enumerate(arrays["share"]))
+        return embeddings.scatter(*drawn, f"Principal axes of {on}{some}", axes)
+    if kind in _SHEETS:
+        captions = []
+        for k, name in enumerate(arrays["id"]):
+            says = arrays["label"][k] or "no label"
+            says += f", {arrays['distance'][k]:.1f} sd" * (kind == "outliers")
+            captions.append(f"{name}\n{says}\n→ {arrays['prediction'][k]} {arrays['probability'][k]:.2f}")
+        many = f"{arrays['found']:,} of {arrays['total']:,}"
+        first = f", the first {len(captions)}" * (len(captions) < arrays["found"])
+        return embeddings.sheet(arrays["images"], captions, f"{on}\n{many}: {_SHEETS[kind]}{first}")
+    raise ValueError(f"no picture of kind {kind!r}")

@@ -25,34 +25,41 @@ SMOOTHED_FROM = 150
 """Points from which a noisy curve gets a smooth one in front of it."""
 
 
-def roc(curves: Mapping[str, tuple[Numbers, Numbers]], title: str = "Verification: ROC") -> Figure:
+def roc(
+    curves: Mapping[str, tuple[Numbers, Numbers]], title: str = "Verification: ROC", positive: str | None = None
+) -> Figure:
     """True against false accept rate, one curve for each label; the rates of a curve ascend.
 
     The left edge is the power of ten below the smallest false accept rate above 0 of any curve; what is accepted
-    without any false accept starts there.
+    without any false accept starts there. `positive` is the class that is looked for, where the curves are of two
+    classes and not of pairs; the rates then have even axes from 0 to 1.
     """
     if not curves:
         raise ValueError("no curve to draw")
-    figure, (axes,) = _figure(height=5.0)
-    positive = [f for far, _ in curves.values() for f in np.asarray(far, dtype=float) if f > 0]
-    left = min(10.0 ** np.floor(np.log10(min(positive, default=0.1)) + 1e-9), 0.1)
+    figure, (axes,) = blank(height=5.0)
+    above = [f for far, _ in curves.values() for f in np.asarray(far, dtype=float) if f > 0]
+    left = min(10.0 ** np.floor(np.log10(min(above, default=0.1)) + 1e-9), 0.1) if positive is None else 0.0
     lowest = 1.0
     for number, (label, (far, tar)) in enumerate(curves.items()):
         far, tar = np.asarray(far, dtype=float), np.asarray(tar, dtype=float)
         # A rate is kept until one more impostor is let in: a step, not a slope.
         axes.plot(np.maximum(far, left), tar, drawstyle="steps-post", label=label, **_line(number))
         lowest = min(lowest, float(tar[far <= left].max(initial=0.0)))
-    bottom = np.floor(lowest * 20 - 0.2) / 20 if lowest > 0.5 else 0.0
-    guess = np.geomspace(left, 1, 200)
+    bottom = np.floor(lowest * 20 - 0.2) / 20 if lowest > 0.5 and positive is None else 0.0
+    guess = np.geomspace(left, 1, 200) if left else np.linspace(0, 1, 2)
     if bottom == 0.0:
         axes.plot(guess, guess, color=QUIET, linewidth=1, linestyle=DASHES[2], label="guessing")
-    axes.set_xscale("log")
+    if positive is None:
+        axes.set_xscale("log")
+        axes.set_xlabel("false accept rate (share of different pairs accepted)")
+        axes.set_ylabel("true accept rate (share of same pairs accepted)")
+    else:
+        axes.set_xlabel(f"false positive rate (share of the other class taken for {_short(positive, 24)})")
+        axes.set_ylabel(f"true positive rate (share of {_short(positive, 24)} found)")
     axes.set_xlim(left, 1)
     axes.set_ylim(bottom, 1.0 + (1.0 - bottom) * 0.02)
-    axes.set_xlabel("false accept rate (share of different pairs accepted)")
-    axes.set_ylabel("true accept rate (share of same pairs accepted)")
     axes.set_title(title)
-    _legend(axes, loc="lower right" if bottom else "best")
+    legend(axes, loc="lower right" if bottom or positive is not None else "best")
     return figure
 
 
@@ -73,7 +80,7 @@ def loss_curve(
     with_lr = lr is not None and len(lr) > 0
     # Three panels stay under 760 pixels: MLflow shows a picture at its full width, and cuts what is below the window.
     panels = [2.5] + [1.7] * bool(evals) + [1.1] * with_lr
-    figure, axes = _figure(height=1.0 + sum(panels), ratios=panels)
+    figure, axes = blank(height=1.0 + sum(panels), ratios=panels)
     figure.suptitle(title, color=INK, fontsize=12)
     top, *rest = axes
     step, loss = np.asarray(step, dtype=float), np.asarray(loss, dtype=float)
@@ -81,7 +88,7 @@ def loss_curve(
         window = len(step) // 50 | 1
         top.plot(step, loss, color=COLOURS[0], linewidth=0.8, alpha=0.35, label="as logged")
         top.plot(step, _running_mean(loss, window), label=f"mean of {window} points", **_line(0))
-        _legend(top, loc="upper right")
+        legend(top, loc="upper right")
     else:
         top.plot(step, loss, **_line(0), **_dots(len(step)))
     finite = loss[np.isfinite(loss)]
@@ -96,7 +103,7 @@ def loss_curve(
             panel.plot(at, values, label=name, **_line(number), **_dots(len(at)))
         panel.set_ylabel(next(iter(evals)) if len(evals) == 1 else "evaluations")
         if len(evals) > 1:
-            _legend(panel, loc="best")
+            legend(panel, loc="best")
     if with_lr:
         (panel,) = rest
         panel.plot(step, np.asarray(lr, dtype=float), color=COLOURS[2], linewidth=1.8, **_dots(len(step)))
@@ -111,7 +118,7 @@ def speed_curve(step: Numbers, samples_per_s: Numbers, marks: Numbers = (), titl
     """Samples per second over the optimizer step, from 0 up, and a mark at each step in `marks`: the evaluations."""
     if len(step) != len(samples_per_s):
         raise ValueError(f"{len(step)} steps, {len(samples_per_s)} speeds")
-    figure, (axes,) = _figure(height=3.8)
+    figure, (axes,) = blank(height=3.8)
     rate = np.asarray(samples_per_s, dtype=float)
     finite = rate[np.isfinite(rate)]
     axes.plot(step, rate, **_line(0), **_dots(len(step)))
@@ -135,7 +142,7 @@ def speed_curve(step: Numbers, samples_per_s: Numbers, marks: Numbers = (), titl
     axes.set_title(title)
     axes.yaxis.set_major_formatter(lambda value, _: _number(value))
     if axes.get_legend_handles_labels()[1]:
-        _legend(axes, loc="lower right")
+        legend(axes, loc="lower right")
     _step_axis([axes])
     return figure
 
@@ -143,7 +150,7 @@ def speed_curve(step: Numbers, samples_per_s: Numbers, marks: Numbers = (), titl
 def time_shares(shares: Mapping[str, float], title: str = "Where the time went") -> Figure:
     """Share of the wall-clock in each phase, 0 to 1, largest first; phases that took none are not drawn."""
     shown = sorted(((name, float(share)) for name, share in shares.items() if share > 0), key=lambda pair: -pair[1])
-    figure, (axes,) = _figure(height=1.3 + 0.36 * max(len(shown), 1))
+    figure, (axes,) = blank(height=1.3 + 0.36 * max(len(shown), 1))
     values = [100 * share for _, share in shown]
     axes.barh(range(len(shown)), values, color=COLOURS[0], height=0.66)
     for place, value in enumerate(values):
@@ -166,7 +173,100 @@ def time_shares(shares: Mapping[str, float], title: str = "Where the time went")
     return figure
 
 
-def _figure(height: float, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
+def confusion(counts: np.ndarray, names: Sequence[str], title: str = "Confusion") -> Figure:
+    """How often each class (row) was taken for each class (column): `counts` (C, C), coloured by the share of the row.
+
+    Counts stand in the cells of up to 30 classes, shares beside them up to 12; of more classes the three most frequent
+    mistakes are named.
+    """
+    counts = np.asarray(counts)
+    classes, total = len(counts), int(counts.sum())
+    if counts.shape != (classes, classes) or len(names) != classes or not classes:
+        raise ValueError(f"counts {counts.shape} and {len(names)} names; expected (C, C) and C")
+    support = counts.sum(axis=1)
+    share = counts / np.maximum(support, 1)[:, None]
+    figure, (axes,) = blank(height=min(6.3, 2.4 + 0.65 * classes))
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    # Where a class has many others to be mistaken for, each share is small: the root brings them out.
+    few = classes <= 12
+    shade = LinearSegmentedColormap.from_list("shade", ["#ffffff", COLOURS[0]])
+    image = axes.imshow(share, cmap=shade, norm=PowerNorm(1.0 if few else 0.5, 0, 1), interpolation="nearest")
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
+    bar.set_label("share of the row" if few else "share of the row (root scale)", fontsize=10, color=INK)
+    bar.ax.tick_params(labelsize=9)
+    bar.outline.set_visible(False)
+    if classes <= 30:
+        size = 10.5 if classes <= 6 else 8 if few else 6
+        for row, column in np.argwhere(counts > 0):
+            text = f"{counts[row, column]:,}" + f"\n{100 * share[row, column]:.1f} %" * few
+            dark = image.norm(share[row, column]) > 0.55
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color="white" if dark else INK)
+    every = -(-classes // 50)
+    shown = range(0, classes, every)
+    size = 10 if few else 8 if classes <= 30 else 5.5
+    short = [_short(names[k], 18) for k in shown]
+    rows = [f"{name}  ({support[k]:,})" if classes <= 30 else name for name, k in zip(short, shown, strict=True)]
+    flat = classes <= 6 and max(map(len, short)) <= 12
+    axes.set_xticks(shown, short, fontsize=size, rotation=0 if flat else 90)
+    axes.set_yticks(shown, rows, fontsize=size)
+    axes.grid(visible=False)
+    axes.tick_params(length=0 if every == 1 else 2)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel(
+        "true class (how many)" if classes <= 30 else f"true class{f' (one in {every} named)' * (every > 1)}"
+    )
+    right = f"{np.trace(counts) / total:.4f} of {total:,} right" if total else "nothing counted"
+    figure.suptitle(f"{title}: {right}", color=INK, fontsize=12)
+    off = counts - np.diag(np.diag(counts))
+    order = np.argsort(-off, axis=None, kind="stable")[:3]
+    worst = [(a, b) for a, b in zip(*np.unravel_index(order, off.shape), strict=True) if off[a, b]]
+    if not few and worst:
+        told = "    ".join(f"{_short(names[a], 11)} → {_short(names[b], 11)} {off[a, b]:,}" for a, b in worst)
+        figure.supxlabel(f"most often:  {told}", fontsize=8.5, color=QUIET)
+    return figure
+
+
+def reliability(
+    confidence: Numbers, accuracy: Numbers, count: Numbers, title: str = "Calibration", bins: int = 15
+) -> Figure:
+    """Whether a probability means what it says: share of right predictions against their mean probability, by bin.
+
+    The bins divide 0 to 1 evenly, without their lower ends; empty ones may be left out. Below stands how many samples
+    each holds. The title has the expected calibration error, the mean gap between the two weighted by samples (Guo et
+    al., ICML 2017).
+    """
+    count = np.asarray(count, dtype=float)
+    if not len(confidence) == len(accuracy) == len(count) or not len(count):
+        raise ValueError(f"{len(confidence)} confidences, {len(accuracy)} accuracies, {len(count)} counts")
+    full = count > 0
+    said, found = np.asarray(confidence, dtype=float)[full], np.asarray(accuracy, dtype=float)[full]
+    error = float(np.sum(count[full] * np.abs(said - found)) / max(count.sum(), 1))
+    figure, (top, low) = blank(height=6.0, ratios=(3, 1))
+    top.plot([0, 1], [0, 1], color=QUIET, linewidth=1, linestyle=DASHES[1], label="as it should be")
+    gap = {"color": COLOURS[1], "linewidth": 5, "alpha": 0.35, "label": "gap"}
+    top.vlines(said, np.minimum(said, found), np.maximum(said, found), **gap)
+    top.plot(said, found, marker="o", markersize=5, label="measured", **_line(0))
+    top.set_ylim(0, 1.02)
+    top.set_ylabel("share of right predictions")
+    figure.suptitle(f"{title}: expected calibration error {error:.4f}", color=INK, fontsize=12)
+    legend(top, loc="upper left")
+    centre = (np.maximum(np.ceil(said * bins), 1) - 0.5) / bins
+    low.bar(centre, count[full], width=0.9 / bins, color=COLOURS[0])
+    for place, value in zip(centre, count[full], strict=True) if bins <= 20 else ():
+        low.annotate(f"{value:,.0f}", (place, value), xytext=(0, 2), textcoords="offset points", ha="center",
+                     fontsize=8, color=INK)  # fmt: skip
+    low.set_ylim(0, max(float(count.max()), 1) * 1.22)
+    low.set_xlim(0, 1)
+    low.set_ylabel("samples")
+    low.yaxis.set_major_formatter(lambda value, _: _number(value))
+    low.set_xlabel("probability of the predicted class")
+    return figure
+
+
+def blank(height: float, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
+    """An empty figure of this height in inches, with panels above each other in these proportions."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -195,8 +295,9 @@ def _dots(points: int) -> dict[str, Any]:
     return {"marker": "o", "markersize": 3.5} if points <= 40 else {}
 
 
-def _legend(axes: Axes, loc: str) -> None:
-    axes.legend(loc=loc, fontsize=9.5, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK)
+def legend(axes: Axes, loc: str, fontsize: float = 9.5, **more: Any) -> None:
+    """Names of what has a label, at `loc`."""
+    axes.legend(loc=loc, fontsize=fontsize, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK, **more)
 
 
 def _step_axis(axes: list[Axes]) -> None:
@@ -209,6 +310,10 @@ def _step_axis(axes: list[Axes]) -> None:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def _short(name: str, longest: int) -> str:
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
