@@ -1,0 +1,152 @@
+"""Unusual and bad pictures and sets, as a recipe meets them: read right, or refused by file and row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainkit.data import packed
+from trainkit.data.images import Images
+from trainkit.errors import UserError
+
+SIZE = 16
+RAMP = np.linspace(0, 255, SIZE, dtype=np.uint8)[None, :].repeat(SIZE, 0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRAINKIT_DATA", raising=False)
+
+
+def noise(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8))
+
+
+def two_classes(root: Path, first: int = 0, names: tuple[str, ...] = ("cat", "dog")) -> Path:
+    for i, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for k in range(3):
+            noise(first + 10 * i + k).save(root / name / f"{k}.png")
+    return root
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    return two_classes(tmp_path / "set")
+
+
+def opened(root: Path, **settings):
+    return Images(**({"train": str(root), "image_size": SIZE} | settings)).open(0)
+
+
+def pixels_of(root: Path, name: str) -> np.ndarray:
+    split = opened(root).train
+    row = split.packed.ids().index(name)
+    return split.fetch(np.array([row]), 0)["image"][0].permute(1, 2, 0).numpy()
+
+
+def palette() -> Image.Image:
+    picture = Image.fromarray((RAMP // 16).astype(np.uint8)).convert("P")
+    picture.putpalette([value for k in range(256) for value in (k % 16 * 17, 255 - k % 16 * 17, 7)])
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("file", "picture", "expected"),
+    [
+        ("grey.png", Image.fromarray(RAMP), np.stack([RAMP] * 3, -1)),
+        ("one_bit.png", Image.fromarray(RAMP > 99), np.stack([np.where(RAMP > 99, 255, 0)] * 3, -1)),
+        ("sixteen.png", Image.fromarray(RAMP.astype(np.uint16) * 257), np.stack([RAMP] * 3, -1)),
+        ("palette.png", palette(), np.stack([RAMP // 16 * 17, 255 - RAMP // 16 * 17, RAMP * 0 + 7], -1)),
+        ("alpha.png", Image.fromarray(np.dstack([RAMP, RAMP, RAMP, RAMP])), np.stack([RAMP] * 3, -1)),
+    ],
+)
+def test_pictures_of_other_kinds_become_the_rgb_that_they_show(root, file, picture, expected):
+    picture.save(root / "cat" / file)
+    assert np.abs(pixels_of(root, f"cat/{file}").astype(int) - expected).max() <= 1
+
+
+def test_a_cmyk_picture_is_not_inverted(root):
+    colour = np.zeros((SIZE, SIZE, 3), np.uint8)
+    colour[...] = (200, 60, 30)
+    Image.fromarray(colour).convert("CMYK").save(root / "cat" / "print.jpg", quality=95)
+    assert np.abs(pixels_of(root, "cat/print.jpg").astype(int) - (200, 60, 30)).max() < 12
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp"])
+def test_an_animated_picture_is_named(root, suffix):
+    file = root / "dog" / f"moving.{suffix}"
+    noise(5).save(file, save_all=True, append_images=[noise(6)])
+    with pytest.raises(UserError, match=rf"dog/moving\.{suffix}: an animated picture; expected a single frame"):
+        opened(root)
+
+
+def test_damaged_and_empty_files_are_named_all_at_once(root):
+    whole = (root / "cat" / "1.png").read_bytes()
+    (root / "cat" / "1.png").write_bytes(whole[: len(whole) // 2])
+    (root / "dog" / "2.png").write_bytes(b"")
+    (root / "dog" / "text.jpg").write_text("no picture")
+    with pytest.raises(UserError) as error:
+        opened(root)
+    for name in ("cat/1.png", "dog/2.png", "dog/text.jpg"):
+        assert name in str(error.value)
+    assert "3 unusable pictures" in str(error.value)
+
+
+def test_a_row_that_was_damaged_after_packing_is_named(root, monkeypatch):
+    split = opened(root).train
+    monkeypatch.setattr(packed, "_HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    images = split.packed.path / "images.npy"
+    content = bytearray(images.read_bytes())
+    content[128 + 4 * 3 * SIZE * SIZE + 9] ^= 1
+    images.write_bytes(content)
+    split = opened(root).train
+    split.fetch(np.array([3, 5]), 0)
+    with pytest.raises(UserError, match=r"row 4 \(dog/1\.png\)"):
+        split.fetch(np.array([4]), 0)
+
+
+def test_class_names_that_differ_are_named(root, tmp_path):
+    val = two_classes(tmp_path / "val", 100, ("cats", "dog"))
+    with pytest.raises(UserError) as error:
+        opened(root, evaluate={"val": str(val)})
+    text = str(error.value)
+    assert text.startswith("data.evaluate.val") and "classes that are not trained: cats" in text
+    assert "those of data.train: cat, dog; of those it has no cat" in text
+
+
+def test_a_split_of_one_class_is_refused(root, tmp_path):
+    lonely = two_classes(tmp_path / "lonely", 200, ("cat",))
+    with pytest.raises(UserError, match=r"data\.train .*pictures of 1 class \(cat\); expected at least 2"):
+        opened(lonely)
+    with pytest.raises(UserError, match=r"data\.evaluate\.val .*pictures of 1 class \(cat\)"):
+        opened(root, evaluate={"val": str(lonely)})
+
+
+def test_a_weight_for_a_class_that_is_not_there_is_named(root):
+    with pytest.raises(UserError, match=r"data\.sampling: weights for classes that are not there: cow.*cat, dog"):
+        opened(root, sampling={"cow": 2.0, "cat": 1.0})
+
+
+def test_a_picture_that_names_no_group_is_named(root):
+    with pytest.raises(UserError, match=r"cat/0\.png.*names no group"):
+        opened(root, group=r"person(\d+)")
+    with pytest.raises(UserError, match="parts in parentheses"):
+        opened(root, group=r"person\d+")
+
+
+def test_an_evaluation_set_of_pairs_is_no_set_of_classes(root, tmp_path):
+    from trainkit.data import importing
+
+    (root / "pairs.csv").write_text("path_a,path_b,same\ncat/0.png,cat/1.png,1\ncat/0.png,dog/0.png,0\n")
+    importing.import_evaluation(root / "pairs.csv", tmp_path / "pairs", image_size=SIZE)
+    with pytest.raises(UserError, match="an evaluation set; expected a set with classes"):
+        opened(tmp_path / "pairs")
+
+
+def test_an_empty_folder_is_named(tmp_path):
+    (tmp_path / "nothing" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="no pictures"):
+        opened(tmp_path / "nothing")
