@@ -36,7 +36,7 @@ def table(run: Witness, outcome: Outcome, store: Any) -> str:
     history = journal.read(run.folder.journal)
     lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]
     for evaluation in run.recipe.evaluations:
-        rows = _scores(history, evaluation)
+        rows = _scores(history, evaluation, run.recipe.best.metric if run.recipe.best else "")
         shown = [name for name in next(iter(rows.values()), {}) if not name.startswith(("xnorm", "val_at"))][:6]
         if rows:
             lines += [
@@ -54,10 +54,15 @@ def table(run: Witness, outcome: Outcome, store: Any) -> str:
     return "\n" + "\n".join(lines)
 
 
-def _scores(history: journal.History, evaluation: str) -> dict[str, dict[str, float]]:
+def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, dict[str, float]]:
     """Last scores of every network on an evaluation, by a name for the network: references first."""
     titles = {f"best/{evaluation}": "this run, at its best", evaluation: "this run, at the end"}
-    titles[f"{evaluation}/ema"] = "this run, averaged weights"
+    titles[f"{evaluation}/ema"] = "averaged weights, at the end"
+    titles[f"best/{evaluation}/ema"] = "averaged weights, at their best"
+    if best.startswith(f"{evaluation}/ema/"):  # what leads are the averaged weights
+        del titles[f"best/{evaluation}"]
+    else:
+        del titles[f"best/{evaluation}/ema"]
     rows: dict[str, dict[str, float]] = {}
     for name, points in history.metrics.items():
         head, _, metric = name.rpartition("/")
