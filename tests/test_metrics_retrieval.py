@@ -111,8 +111,9 @@ def test_unlabelled_pictures_match_nobody_not_even_each_other():
 def test_a_network_that_answers_the_same_to_all_scores_nothing():
     label = np.arange(40) % 4
     for constant in (np.ones((40, 16)), np.zeros((40, 16)), np.full((40, 3), 0.1)):
-        metrics = score_retrieval(constant, Retrieval(label)).metrics
-        assert metrics == {"recall_at_1": 0, "recall_at_5": 0, "r_precision": 0, "map_at_r": 0}
+        scores = score_retrieval(constant, Retrieval(label))
+        assert scores.metrics == {"recall_at_1": 0, "recall_at_5": 0, "r_precision": 0, "map_at_r": 0}
+        assert (scores.rows["nearest_label"] != label).all()
 
 
 def test_perfect_clusters_score_one_and_length_does_not_matter():
@@ -176,17 +177,28 @@ def test_embeddings_that_are_not_finite_are_refused_by_row():
         score_retrieval(embedding, Retrieval(label), "val")
 
 
-@pytest.mark.parametrize("size", [2, 64])
-def test_guessing_stays_below_the_bound_and_skill_is_above(size):
-    # In two dimensions most pictures are nearest to each other, and are right or wrong together.
-    rng = np.random.default_rng(size)
+def test_guessing_stays_below_the_bound_and_skill_is_above():
+    # In two dimensions most pictures are nearest to each other, and are right or wrong together: of 2,000 such draws,
+    # 16 were above the bound for independent queries and 1 above that for half as many.
+    rng = np.random.default_rng(0)
     label, over = rng.choice(6, 150, p=[0.3, 0.3, 0.1, 0.1, 0.1, 0.1]), 0
-    for _ in range(120):
-        scores = score_retrieval(rng.normal(size=(150, size)), Retrieval(label))
+    for _ in range(100):
+        scores = score_retrieval(rng.normal(size=(150, 2)), Retrieval(label))
         over += scores.metrics["recall_at_1"] > scores.chance["recall_at_1"]
     assert over <= 1
     skilled = score_retrieval(rng.normal(size=(150, 8)) + 3 * rng.normal(size=(6, 8))[label], Retrieval(label))
     assert skilled.metrics["recall_at_1"] > skilled.chance["recall_at_1"] > np.mean(skilled.rows["relevant"]) / 149
+
+
+def test_bound_of_chance_is_that_of_half_as_many_guesses_as_queries():
+    from scipy.stats import binom
+
+    embedding, label = drawn(0)
+    asked = [y for y in label.tolist() if (label == y).sum() > 1]
+    p = sum((label == y).sum() - 1 for y in asked) / len(asked) / 89
+    half = len(asked) // 2
+    expected = binom.ppf(0.999, half, p) / half
+    assert score_retrieval(embedding, Retrieval(label)).chance == {"recall_at_1": pytest.approx(expected)}
 
 
 def test_three_thousand_pictures_take_less_than_two_seconds():

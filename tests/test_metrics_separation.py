@@ -353,13 +353,25 @@ def test_unlabelled_pictures_count_in_nothing():
     assert scores.rows["distance"].tolist() == expected.rows["distance"].tolist()
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1e4])
-def test_constant_embeddings_have_no_metric_that_divides_by_their_spread(value):
-    label = np.arange(99) % 3
-    metrics, distance = embedding_distance(np.full((99, 8), value, dtype=np.float32), label)
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
+def test_constant_embeddings_have_no_metric_that_divides_by_their_spread(scale):
+    one = scale * np.random.default_rng(0).normal(size=8).astype(np.float32)
+    label = np.arange(997) % 3
+    metrics, distance = embedding_distance(np.repeat(one[None], 997, axis=0), label)
     assert set(metrics) == {"intra", "inter", "fisher_legacy", "bhattacharyya"}
-    assert all(v == pytest.approx(0, abs=1e-4) for v in metrics.values())
-    assert distance == pytest.approx(np.zeros(99), abs=1e-9)
+    assert all(v == pytest.approx(0, abs=1e-2) for v in metrics.values())  # legacy: rounding over 1e-8
+    assert distance == pytest.approx(np.zeros(997), abs=1e-9)
+
+
+def test_embeddings_that_differ_by_rounding_alone_count_as_one():
+    rng = np.random.default_rng(0)
+    one = np.repeat(rng.normal(size=(1, 8)).astype(np.float32), 300, axis=0)
+    rounded = np.where(rng.random((300, 8)) < 0.5, one, np.nextafter(one, np.float32(9)))
+    assert rounded.dtype == np.float32 and (rounded != one).any()
+    metrics, _ = embedding_distance(rounded, np.arange(300) % 2)
+    assert set(metrics) == {"intra", "inter", "fisher_legacy", "bhattacharyya"}
+    doubled = np.where(rng.random((300, 8)) < 0.5, one, one * np.float32(1.00001))
+    assert {"fisher", "pca_energy_0", "silhouette"} < set(embedding_distance(doubled, np.arange(300) % 2)[0])
 
 
 def test_classes_that_are_each_one_point_have_no_fisher_but_a_silhouette_of_one():
@@ -397,7 +409,7 @@ def test_classes_of_one_sample_are_explicit():
 
 
 def test_a_network_that_gives_all_the_same_score_has_no_d_prime():
-    metrics = score_distance(np.full(50, 0.7), np.arange(50) % 2 == 1)
+    metrics = score_distance(np.full(997, 0.7), np.arange(997) % 3 == 1)
     assert "d_prime" not in metrics
     assert (metrics["auc"], metrics["ks"], metrics["bayes_error"]) == (0.5, 0, 0.5)
 
