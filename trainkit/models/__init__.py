@@ -6,8 +6,7 @@ normalised.
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
@@ -16,12 +15,16 @@ from torch import Tensor, nn
 
 from trainkit.errors import UserError
 from trainkit.models import ir, iresnet
+from trainkit.models.classifier import Argument, timm_network
+from trainkit.models.eye import Backbone, EyeNet, Head, channels_of
 from trainkit.models.ir import IR
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
 
 __all__ = [
     "IR",
+    "EyeNet",
+    "EyeSpec",
     "IRSpec",
     "IResNet",
     "IResNetSpec",
@@ -35,6 +38,23 @@ __all__ = [
 
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the picture four times."""
+RESERVED = frozenset(
+    [
+        "num_classes",
+        "in_chans",
+        "features_only",
+        "out_indices",
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "checkpoint_path",
+        "cache_dir",
+        "scriptable",
+        "exportable",
+        "no_jit",
+    ]
+)
+"""Arguments of timm that no recipe passes on: they change what comes out, download, or unpickle a file."""
 
 
 @dataclass(kw_only=True)
@@ -86,6 +106,40 @@ class IRSpec:
 
 
 @dataclass(kw_only=True)
+class EyeSpec:
+    """A small network for eye crops or other small pictures: 12 thousand to 2 million parameters."""
+
+    name: Backbone
+    base_channels: int = 32
+    """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
+    num_blocks: int = 4
+    head: Head = "transformer"
+    """What makes the embedding of the last map; the last two see it as a grid of tokens."""
+    grid: tuple[int, int] = (2, 4)
+    """Rows and columns of tokens."""
+    embedding: int | None = None
+    """Length of the embedding; None: channels of the last map. Any other is the work of one more linear layer."""
+    drop_path: float = 0.0
+    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
+    dropout: float = 0.0
+    """Share of what the head pools set to zero in training."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.base_channels <= 1024:
+            raise ValueError(f"base_channels is {self.base_channels}; 1 to 1024 are possible")
+        if not 1 <= self.num_blocks <= 16:
+            raise ValueError(f"num_blocks is {self.num_blocks}; 1 to 16 are possible")
+        if min(self.grid) < 1:
+            raise ValueError(f"grid is {list(self.grid)}; rows and columns must be 1 or more")
+        if self.embedding is None:
+            # Tasks size their heads by it, and the resolved recipe then says what it is.
+            self.embedding = channels_of(self.base_channels, self.num_blocks)[-1]
+        _check(self.embedding, dropout=self.dropout)
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path is {self.drop_path}; a share from 0 to below 1 is needed")
+
+
+@dataclass(kw_only=True)
 class TimmSpec:
     """Any classification network of timm, from random weights, with a neck: batch norm, linear, batch norm."""
 
@@ -94,12 +148,17 @@ class TimmSpec:
     """Name as `timm.list_models()` gives it; a tag after a dot is ignored, for nothing is downloaded."""
     embedding: int = 512
     """Length of the embedding."""
+    args: dict[str, Argument] = field(default_factory=dict)
+    """Further arguments of its constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
 
     def __post_init__(self) -> None:
         _check(self.embedding)
+        if taken := RESERVED & set(self.args):
+            raise ValueError(f"args holds {', '.join(sorted(taken))}, which the data or the recipe decides elsewhere")
 
 
-Net = Annotated[MobileFaceNetSpec | IResNetSpec | IRSpec | TimmSpec, Field(discriminator="name")]
+AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
+Net = Annotated[AnyNet, Field(discriminator="name")]
 """The block of a recipe that chooses a network."""
 
 
@@ -112,14 +171,26 @@ def _check(embedding: int, width: float = 1.0, dropout: float = 0.0) -> None:
         raise ValueError(f"dropout is {dropout}; a share from 0 to below 1 is needed")
 
 
-def build(spec: MobileFaceNetSpec | IResNetSpec | IRSpec | TimmSpec, shape: tuple[int, int, int]) -> nn.Module:
+def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
     """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
 
-    Raises UserError when the network cannot take such pictures, or timm has none of that name.
+    Raises UserError when the network cannot take such pictures, or timm has none of that name or with such arguments.
     """
     channels, height, width = shape
     if isinstance(spec, TimmSpec):
         return _Timm(spec, shape)
+    if isinstance(spec, EyeSpec):
+        return EyeNet(
+            shape,
+            spec.name,
+            spec.base_channels,
+            spec.num_blocks,
+            spec.head,
+            spec.grid,
+            spec.embedding,
+            spec.drop_path,
+            spec.dropout,
+        )
     if height != width or height < SMALLEST_SIDE:
         raise UserError(
             f"net {spec.name}",
@@ -139,42 +210,14 @@ def build(spec: MobileFaceNetSpec | IResNetSpec | IRSpec | TimmSpec, shape: tupl
 
 class _Timm(nn.Module):
     def __init__(self, spec: TimmSpec, shape: tuple[int, int, int]):
-        import timm
-
         super().__init__()
-        architecture = spec.model.partition(".")[0]
-        if not timm.is_model(architecture):
-            near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
-            raise UserError(
-                "net timm",
-                f"timm {timm.__version__} has no model {spec.model!r}",
-                remedy=f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists the names",
-            )
-        config = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
-        sized = {"img_size": shape[1:]} if config is not None and config.fixed_input_size else {}
-        unfit = f"{spec.model} does not take {shape[0]} x {shape[1]} x {shape[2]} pictures"
-        try:
-            self.backbone = timm.create_model(architecture, pretrained=False, num_classes=0, in_chans=shape[0], **sized)
-            self.backbone.eval()
-            with torch.no_grad():
-                probe = torch.zeros(1, *shape, device=next(self.backbone.parameters()).device)
-                out = self.backbone(probe)
-        except (RuntimeError, ValueError, AssertionError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError("net timm", f"{unfit} ({reason})", remedy="change image_size or the model") from error
-        # A transformer would leave the pixels out that do not fill a patch, without a word.
-        patch = getattr(getattr(self.backbone, "patch_embed", None), "patch_size", None)
-        if sized and patch is not None and any(n % p for n, p in zip(shape[1:], patch, strict=True)):
-            raise UserError(
-                "net timm", unfit, f"sides that are multiples of {patch[0]}", "change image_size or the model"
-            )
-        if out.ndim != 2:
-            raise UserError(
-                "net timm", f"{spec.model} gives maps of shape {tuple(out.shape)}", "one vector per picture"
-            )
+        self.backbone = timm_network(spec.model, shape, spec.args, 0, "net timm").eval()
+        with torch.no_grad():
+            probe = torch.zeros(1, *shape, device=next(self.backbone.parameters()).device)
+            features = self.backbone(probe).shape[1]
         self.backbone.train()
         self.neck = nn.Sequential(
-            nn.BatchNorm1d(out.shape[1]), nn.Linear(out.shape[1], spec.embedding), nn.BatchNorm1d(spec.embedding)
+            nn.BatchNorm1d(features), nn.Linear(features, spec.embedding), nn.BatchNorm1d(spec.embedding)
         )
 
     def forward(self, x: Tensor) -> Tensor:

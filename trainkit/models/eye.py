@@ -1,0 +1,335 @@
+"""Small networks for eye crops: a ConvNeXt or depthwise-separable backbone, and one of four heads above its last map.
+
+After the networks of an eye-state classifier (OCEC and its ConvNeXt fork, 32 x 64 pixels), written from their
+description: ConvNeXt blocks (Liu et al., CVPR 2022, arXiv 2201.03545), depthwise-separable ones (Howard et al., 2017,
+arXiv 1704.04861), transformer (Vaswani et al., NeurIPS 2017) and MLP-mixer (Tolstikhin et al., NeurIPS 2021) over a
+grid of pooled tokens. B pictures, C channels, H x W places of a map, T tokens, D length of the embedding.
+
+Three things differ from the origin on purpose:
+
+- There the channel norm was replaced by GroupNorm with one group, which normalises over C x H x W and so lets places
+  of a picture move each other. Here it is the LayerNorm over channels of the paper, at each place alone.
+- There a margin loss read the pooled map and went past the head, which then learnt nothing. Here the head always
+  gives the embedding that every loss reads, so each weight has a gradient.
+- Tokens know their place by a learned vector each. The description says nothing of it. With it the parameter counts of
+  the origin (.170, .372, .652, 1.445 M at 32, 48, 64, 96 channels) are met, with the layers alone they are not (.651,
+  1.444 M); two more norms would do as well.
+
+The baseline's blocks were found from its figures: 4 blocks of 3x3 by channel and 1x1, channels doubled by the third,
+give its multiply-accumulates exactly (2.7, 5.4, 9.0, 19.1 M) and the quadratic part of its parameters, 8 C^2. Of the
+linear part, about 106 C, convolutions and norms explain 96 C; the slopes of PReLU, which stands here, make it 108 C:
+within 0.5 % of 11.6, 23.5, 39.6 and 83.9 K. What makes up the rest in the origin, and its shortcuts, are not known.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit.errors import UserError
+
+LAYER_SCALE = 1e-6
+NORM_EPS = 1e-6
+HEAD_LAYERS = 2
+MOST_HEADS = 8
+"""Of the attention; fewer where they do not divide the channels."""
+
+Backbone = Literal["eye_convnext", "eye_baseline"]
+Head = Literal["avg", "avgmax_mlp", "transformer", "mlp_mixer"]
+STEM_STRIDE = {"eye_convnext": 4, "eye_baseline": 2}
+
+
+def channels_of(base_channels: int, num_blocks: int) -> list[int]:
+    """Channels of each block: doubled at every even block after the first, where the map is halved."""
+    return [base_channels * 2 ** (i // 2) for i in range(num_blocks)]
+
+
+class EyeNet(nn.Module):
+    """Pictures of `shape` (channels, height, width) to embeddings (B, embedding) that are not normalised.
+
+    `embedding` None is the number of channels of the last map; another number adds a linear layer. Raises UserError
+    for pictures that leave no whole grid.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        backbone: Backbone = "eye_convnext",
+        base_channels: int = 32,
+        num_blocks: int = 4,
+        head: Head = "transformer",
+        grid: tuple[int, int] = (2, 4),
+        embedding: int | None = None,
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        channels = channels_of(base_channels, num_blocks)
+        size = _map_size(shape[1:], backbone, num_blocks, grid if head in ("transformer", "mlp_mixer") else (1, 1))
+        # Stochastic depth (Huang et al., ECCV 2016): later blocks are left out more often.
+        rates = [drop_path * (i + 1) / num_blocks for i in range(num_blocks)]
+        block, stem = (Block, _patches) if backbone == "eye_convnext" else (SeparableBlock, _halved)
+        self.stem = stem(shape[0], base_channels)
+        self.blocks = nn.Sequential(
+            *(
+                block(before, after, rate)
+                for before, after, rate in zip([base_channels, *channels[:-1]], channels, rates, strict=True)
+            )
+        )
+        last = channels[-1]
+        if head == "transformer":
+            self.head: nn.Module = Transformer(last, size, grid, dropout)
+        elif head == "mlp_mixer":
+            self.head = MLPMixer(last, size, grid, dropout)
+        elif head == "avgmax_mlp":
+            self.head = AverageMaxMLP(last, dropout)
+        else:
+            self.head = Average(dropout)
+        self.projection = None if embedding in (None, last) else nn.Linear(last, embedding)
+        self.apply(_first_weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, embedding)."""
+        x = self.head(self.blocks(self.stem(x)))
+        return x if self.projection is None else self.projection(x)
+
+
+def _map_size(size: tuple[int, int], backbone: str, num_blocks: int, grid: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the last map. Raises UserError where pixels would be left out, or a grid place is empty."""
+    stride = STEM_STRIDE[backbone] * 2 ** ((num_blocks - 1) // 2)
+    found = f"pictures of {size[1]} x {size[0]} pixels"
+    remedy = "change the size of the data's pictures, or num_blocks or grid of the net"
+    # Patches that do not fit would be cut off without a word; the padded 3x3 of the baseline takes any size.
+    whole = backbone == "eye_convnext"
+    least = [g * stride if whole else (g - 1) * stride + 1 for g in grid]
+    if (whole and any(n % stride for n in size)) or any(n < m for n, m in zip(size, least, strict=True)):
+        fits = f"sides that are multiples of {stride}, at least" if whole else "at least"
+        raise UserError(f"net {backbone}", found, f"{fits} {least[1]} x {least[0]}", remedy)
+    return -(-size[0] // stride), -(-size[1] // stride)
+
+
+def _first_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        # The published first weights of ConvNeXt; before a batch norm, as in the baseline, the scale says nothing.
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+# ---- Backbones -------------------------------------------------------------------------------------------------------
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of a map (B, C, H, W), at each place alone."""
+
+    def __init__(self, channels: int):
+        super().__init__(channels, eps=NORM_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps the shape; in channels_last memory the permutations move nothing."""
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class DropPath(nn.Module):
+    """In training, leaves the branch out for a share `rate` of the samples and scales the others up."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...), each sample whole or zero."""
+        if not self.training or self.rate == 0:
+            return x
+        kept = x.new_empty(x.shape[0], *(1 for _ in x.shape[1:])).bernoulli_(1 - self.rate)
+        return x * kept / (1 - self.rate)
+
+
+def _patches(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(before, after, 4, 4), ChannelNorm(after))
+
+
+class Block(nn.Module):
+    """ConvNeXt: 7x7 by channel, norm, 1x1 to four times the channels, GELU, 1x1 back, scaled; plus the input.
+
+    Where channels change, a norm and a 2x2 convolution with stride 2 come first.
+    """
+
+    def __init__(self, before: int, channels: int, drop_path: float = 0.0):
+        super().__init__()
+        self.downsample: nn.Module | None = None
+        if before != channels:
+            self.downsample = nn.Sequential(ChannelNorm(before), nn.Conv2d(before, channels, 2, 2))
+        self.depthwise = nn.Conv2d(channels, channels, 7, 1, 3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=NORM_EPS)
+        self.widen = nn.Linear(channels, 4 * channels)
+        self.narrow = nn.Linear(4 * channels, channels)
+        self.scale = nn.Parameter(torch.full((channels,), LAYER_SCALE))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, before, H, W) to (B, channels, H, W), or half the sides where channels change."""
+        if self.downsample is not None:
+            x = self.downsample(x)
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = self.scale * self.narrow(F.gelu(self.widen(y)))
+        return x + self.drop_path(y.permute(0, 3, 1, 2))
+
+
+def _halved(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.PReLU(after))
+
+
+class SeparableBlock(nn.Module):
+    """3x3 by channel, batch norm, PReLU, 1x1, batch norm; plus the input where the shape stays; PReLU.
+
+    Where channels change, the 3x3 has stride 2.
+    """
+
+    def __init__(self, before: int, channels: int, drop_path: float = 0.0):
+        super().__init__()
+        self.residual = before == channels
+        stride = 1 if self.residual else 2
+        self.depthwise = nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False)
+        self.bn1 = nn.BatchNorm2d(before)
+        self.prelu1 = nn.PReLU(before)
+        self.pointwise = nn.Conv2d(before, channels, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.prelu2 = nn.PReLU(channels)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, before, H, W) to (B, channels, H, W), or half the sides, rounded up, where channels change."""
+        y = self.bn2(self.pointwise(self.prelu1(self.bn1(self.depthwise(x)))))
+        return self.prelu2(x + self.drop_path(y) if self.residual else y)
+
+
+# ---- Heads -----------------------------------------------------------------------------------------------------------
+
+
+class Average(nn.Module):
+    """The mean of the map over its places. `dropout`, here and below, is the share of what is pooled set to zero."""
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C)."""
+        return self.dropout(x.mean((2, 3)))
+
+
+class AverageMaxMLP(nn.Module):
+    """Mean and largest value of each channel through two linear layers with GELU between."""
+
+    def __init__(self, channels: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.hidden = nn.Linear(2 * channels, channels)
+        self.out = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C)."""
+        pooled = torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1)
+        return self.out(F.gelu(self.hidden(self.dropout(pooled))))
+
+
+class TokenGrid(nn.Module):
+    """The map averaged over a grid of (rows, columns): tokens, row by row.
+
+    As adaptive average pooling, whose gradient has no deterministic form on a GPU, and which cannot be exported where
+    the grid does not divide the map; two products have neither flaw.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, size: tuple[int, int], grid: tuple[int, int]):
+        super().__init__()
+        self.register_buffer("rows", _averages(size[0], grid[0]), persistent=False)
+        self.register_buffer("columns", _averages(size[1], grid[1]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, T, C)."""
+        return (self.rows @ x @ self.columns.T).flatten(2).transpose(1, 2)
+
+
+def _averages(n: int, places: int) -> Tensor:
+    """(places, n): row i holds the weights of the mean of the values that lie in place i, even if in part."""
+    weight = torch.zeros(places, n)
+    for i in range(places):
+        first, end = i * n // places, -(-(i + 1) * n // places)
+        weight[i, first:end] = 1 / (end - first)
+    return weight
+
+
+class Transformer(nn.Module):
+    """Two layers of a pre-norm transformer over the tokens and the vectors of their places; the mean of the tokens."""
+
+    def __init__(self, channels: int, size: tuple[int, int], grid: tuple[int, int], dropout: float = 0.0):
+        super().__init__()
+        self.tokens = TokenGrid(size, grid)
+        self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], channels))
+        nn.init.trunc_normal_(self.place, std=0.02)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.Sequential(*(TransformerLayer(channels) for _ in range(HEAD_LAYERS)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C)."""
+        return self.layers(self.dropout(self.tokens(x) + self.place)).mean(1)
+
+
+class TransformerLayer(nn.Module):
+    """Attention among the tokens, then two linear layers on each; both behind a norm and added to their input."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.heads = max(n for n in range(1, MOST_HEADS + 1) if channels % n == 0)
+        self.norm1 = nn.LayerNorm(channels)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+        self.norm2 = nn.LayerNorm(channels)
+        self.mlp = _mlp(channels, max(128, 2 * channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps the shape (B, T, C)."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class MLPMixer(nn.Module):
+    """Two mixer layers over the tokens; the mean of the tokens. Its sizes are chosen here: the origin's are unknown."""
+
+    def __init__(self, channels: int, size: tuple[int, int], grid: tuple[int, int], dropout: float = 0.0):
+        super().__init__()
+        self.tokens = TokenGrid(size, grid)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.Sequential(*(MixerLayer(grid[0] * grid[1], channels) for _ in range(HEAD_LAYERS)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C)."""
+        return self.layers(self.dropout(self.tokens(x))).mean(1)
+
+
+class MixerLayer(nn.Module):
+    """Two linear layers along the tokens, then two along the channels; both behind a norm and added to their input."""
+
+    def __init__(self, tokens: int, channels: int):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(channels)
+        self.along_tokens = _mlp(tokens, 4 * tokens)
+        self.norm2 = nn.LayerNorm(channels)
+        self.along_channels = _mlp(channels, max(128, 2 * channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps the shape (B, T, C)."""
+        x = x + self.along_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.along_channels(self.norm2(x))
+
+
+def _mlp(channels: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels))
