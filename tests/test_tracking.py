@@ -3,6 +3,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -809,3 +810,191 @@ def test_run_json_survives_a_crash_in_the_middle_of_writing(store, monkeypatch):
     assert RunFolder(folder.path).info() == before
     with pytest.raises(ValueError, match="colour"):
         folder.update(colour="red")
+
+
+def plain_figure(colour):
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(7.5, 3), dpi=120, facecolor=colour)
+
+
+def test_pictures_of_steps_lie_where_mlflow_looks_for_them(store, begin):
+    from PIL import Image
+
+    tracker = begin()
+    for step in (0, 20):
+        tracker.image("eyes.inspection/tsne", step, plain_figure("red"))
+    assert tracker.flush()
+    client = store.client()
+    names = [entry.path.removeprefix("images/") for entry in client.list_artifacts(tracker.run_id, "images")]
+    assert len(names) == 4
+    assert client.get_run(tracker.run_id).data.tags["mlflow.loggedImages"] == "True"
+    # The page takes a name apart at the plus signs.
+    parts = [name.rpartition(".")[0].split("+") for name in names]
+    assert {part[0] for part in parts} == {"eyes.inspection~tsne"}
+    assert {(part[1], part[3]) for part in parts} == {("step", "timestamp")}
+    assert sorted((int(part[2]), part[6:]) for part in parts) == [(s, e) for s in (0, 20) for e in ([], ["compressed"])]
+    assert all(int(part[4]) > 1.7e12 for part in parts)
+    here = Path(client.download_artifacts(tracker.run_id, "images"))
+    sizes = {name.rpartition(".")[2]: Image.open(here / name).size for name in names}
+    assert sizes == {"png": (900, 360), "webp": (600, 240)}
+
+
+def test_names_of_pictures_are_those_that_mlflow_itself_would_give(store, begin):
+    """One of ours and one of MLflow's client, but for the random part."""
+    from PIL import Image
+
+    tracker = begin()
+    tracker.image("a/b", 3, plain_figure("red"))
+    assert tracker.flush()
+    client = store.client()
+    ours = {entry.path for entry in client.list_artifacts(tracker.run_id, "images")}
+    client.log_image(tracker.run_id, Image.new("RGB", (9, 9)), key="a/b", step=3, synchronous=True)
+    theirs = {entry.path for entry in client.list_artifacts(tracker.run_id, "images")} - ours
+
+    def form(path):
+        return re.sub(r"timestamp\+\d+\+[0-9a-f-]{36}", "timestamp+T+U", path)
+
+    assert sorted(map(form, ours)) == sorted(map(form, theirs))
+
+
+def test_a_picture_that_is_drawn_again_after_a_resume_replaces_the_first(store, begin):
+    from PIL import Image
+
+    first = begin()
+    position = first.commit()
+    first.image("val/tsne", 10, plain_figure("red"))
+    first.image("val/tsne", 20, plain_figure("red"))
+    assert first.flush()
+    crash(first)
+    second = begin(store.find(first.folder.name), resume=True)
+    second.cut_back(position)
+    second.image("val/tsne", 10, plain_figure("blue"))
+    second.finish("FINISHED")
+    here = Path(store.client().download_artifacts(first.run_id, "images"))
+    colours = {name.name.split("+")[2]: Image.open(name).getpixel((5, 5)) for name in here.glob("*.png")}
+    assert len(list(here.iterdir())) == 4
+    assert {step: colour[:3] for step, colour in colours.items()} == {"10": (0, 0, 255), "20": (255, 0, 0)}
+
+
+@pytest.mark.parametrize("bad", ["a+b", "ä", "", "a#b"])
+def test_a_key_that_mlflow_would_not_read_back_is_refused(begin, bad):
+    with pytest.raises(ValueError, match="image key"):
+        begin().image(bad, 1, None)
+
+
+def test_a_table_may_be_one_that_the_page_shows(store, begin):
+    tracker = begin()
+    tracker.table(
+        "tables/val_per_class_last.csv", {"class": ['a "b", c', "d"], "f1": np.array([0.5, 1]), "n": [1, None]}
+    )
+    assert tracker.flush()
+    file = Path(store.client().download_artifacts(tracker.run_id, "tables/val_per_class_last.csv"))
+    assert file.read_text() == '"class","f1","n"\n"a ""b"", c",0.5,1\n"d",1,\n'
+
+
+class Kept:
+    """A tracker that notes what it is given."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, kind):
+        return lambda *given: self.calls.append((kind, *given))
+
+
+def witness_of(tracker, main=True):
+    from types import SimpleNamespace
+
+    from trainkit.witness import Witness
+
+    recipe = SimpleNamespace(log=SimpleNamespace(rows=True))
+    return Witness(recipe, "", "", None, tracker, main, lambda: False)
+
+
+def pictures():
+    maps = {"points": np.eye(2), "label": np.array([0, 1]), "wrong": np.array([False, True]), "names": ("a", "b")}
+    sheet = {
+        "images": np.zeros((1, 3, 4, 8), np.uint8),
+        "id": ["x"],
+        "label": ["a"],
+        "prediction": ["b"],
+        "probability": [0.9],
+        "distance": [4.0],
+        "found": 1,
+        "total": 2,
+    }
+    return {
+        "roc": {"far": [0, 1], "tar": [0.5, 1], "auc": 0.75, "positive": "b"},
+        "confusion": {"counts": np.eye(2, dtype=int), "names": ("a", "b")},
+        "pca": {**maps, "total": 2, "share": [0.5, 0.25]},
+        "tsne": {**maps, "total": 9},
+        "hard": sheet,
+        "mislabelled": sheet,
+        "outliers": sheet,
+    }
+
+
+def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
+    from trainkit.task import Scores
+
+    tracker = Kept()
+    given = {"eyes": Scores({}, tables={"per_class": {"f1": [1.0]}}, pictures=pictures())}
+    given["eyes/ema"] = Scores({}, tables={"per_class": {"f1": [0.5]}})
+    witness_of(tracker).scored(30, "eyes", given, {}, 1.0, leads=False)
+    tables = {call[1]: call[2] for call in tracker.calls if call[0] == "table"}
+    assert tables == {
+        "tables/eyes_per_class_last.csv": {"f1": [1.0]},
+        "tables/eyes_ema_per_class_last.csv": {"f1": [0.5]},
+    }
+    shown = {call[1:3] for call in tracker.calls if call[0] == "image"}
+    assert shown == {(f"eyes/{kind}", 30) for kind in pictures()}
+    figures = {call[1][5:]: call[3] for call in tracker.calls if call[0] == "image"}
+    assert figures["tsne"].axes[0].get_title() == "t-SNE of eyes, step 30 (2 of 9 samples)"
+    assert "25.0 % of the variance" in figures["pca"].axes[0].get_ylabel()
+    assert figures["hard"].axes[0].texts[0].get_text() == "x\na\n→ b 0.90"
+    assert figures["outliers"].axes[0].texts[0].get_text() == "x\na, 4.0 sd\n→ b 0.90"
+    tracker.calls.clear()
+    witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True)
+    assert {call[1] for call in tracker.calls if call[0] == "table"} == {
+        "rows/eyes_best.parquet",
+        *(f"tables/eyes{average}_per_class_{when}.csv" for average in ("", "_ema") for when in ("last", "best")),
+    }
+
+
+def test_only_the_main_process_draws():
+    from trainkit.task import Scores
+
+    tracker = Kept()
+    witness_of(tracker, main=False).scored(30, "eyes", {"eyes": Scores({}, pictures=pictures())}, {}, 1.0, leads=False)
+    assert not [call for call in tracker.calls if call[0] == "image"]
+
+
+def test_a_picture_of_an_unknown_kind_is_a_programming_error():
+    from trainkit.report.drawing import picture
+
+    with pytest.raises(ValueError, match="umap"):
+        picture("umap", {}, "eyes")
+
+
+def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone():
+    from trainkit.report.drawing import draw
+
+    curves = {
+        "confusion": {"counts": np.eye(2, dtype=int), "names": ("closed", "open")},
+        "reliability": {"confidence": [0.6], "accuracy": [0.5], "count": [9]},
+        "roc": {"far": [0, 1], "tar": [0.5, 1]},
+    }
+    tracker = Kept()
+    networks = {"this run": curves, "averaged weights": curves, "pixels": curves}
+    draw(tracker, journal.History(), None, {"val": networks, "lfw": {"this run": {"roc": curves["roc"]}}})
+    drawn = {call[1].removeprefix("figures/"): call[2] for call in tracker.calls}
+    assert set(drawn) == {
+        "roc_val.png",
+        "roc_lfw.png",
+        *(f"{kind}_val{who}.png" for kind in ("confusion", "calibration") for who in ("", "_ema")),
+    }
+    assert drawn["confusion_val_ema.png"].get_suptitle().startswith("Confusion on val, averaged weights: 1.0000")
+    assert "taken for open" in drawn["roc_val.png"].axes[0].get_xlabel()
+    assert "false accept" in drawn["roc_lfw.png"].axes[0].get_xlabel()
+    assert drawn["roc_val.png"].axes[0].get_legend().get_texts()[0].get_text() == "this run"

@@ -212,6 +212,21 @@ def fetch(recipe: str, plugins: tuple[str, ...]) -> None:
         click.echo(line)
 
 
+@main.command()
+@click.argument("run")
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+def projector(run: str, out: Path | None) -> None:
+    """Write the inspected embeddings of RUN to the folder OUT (projector/RUN) for TensorBoard's projector."""
+    from trainkit.report import projector
+    from trainkit.store import Store
+
+    store = Store.locate()
+    out = out or Path("projector") / store.find(run).name
+    for done in projector.export(store, run, out):
+        click.echo(f"{done.folder}: {done.samples} embeddings of {done.dimensions} dimensions")
+    click.echo(f"open it: tensorboard --logdir {out}")
+
+
 @main.group()
 def data() -> None:
     """Import data sets once into the fast form, look at them, find damage."""
