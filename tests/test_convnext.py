@@ -171,10 +171,7 @@ def test_two_processes_train_it_too(pictures):
         ({"task__net": "{model: convnxt_atto}"}, r"timm .* has no model 'convnxt_atto'.*convnext_atto"),
         ({"task__class_weights": "{upwards: 2.0}"}, r"'upwards', which is no class of the data"),
         ({"data__sampling": "{upwards: 2.0}"}, r"upwards"),
-        (
-            {"evaluations": "{val.seperation: {}}", "best": "null"},
-            r"no evaluation set 'val\.seperation'.*val\.separation",
-        ),
+        ({"evaluations": "{far: {split: val.seperation}}", "best": "null"}, r"'val.seperation'.*val.separation"),
     ],
 )
 def test_mistakes_end_a_run_before_its_first_update(change, said, pictures):
