@@ -194,6 +194,15 @@ def test_a_picture_has_the_same_bits_in_every_batch():
     assert whole.std() > 0.1
 
 
+def test_what_a_gpu_computes_for_all_is_what_a_cpu_computes_for_the_chosen(monkeypatch):
+    light, images = everything(), pictures(50)
+    numbers = torch.from_numpy(light.numbers(0, 0, np.arange(50), (HEIGHT, WIDTH)))
+    expected = light.apply(images, numbers, MEAN)
+    for_all = lambda images, chosen, numbers, change: torch.where(chosen, change(images, numbers), images)  # noqa: E731
+    monkeypatch.setattr(augment, "_some", for_all)
+    assert torch.equal(light.apply(images, numbers, MEAN), expected)
+
+
 def test_what_happens_to_a_row_depends_on_seed_and_epoch_and_on_no_other_setting():
     light = Light(name="light", shift=4)
     base = drawn(light)

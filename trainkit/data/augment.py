@@ -347,15 +347,15 @@ def per_picture(
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Float pictures 0 .. 1, or uint8 ones, to (pixel - mean) / std."""
     unit = 1.0 if images.is_floating_point() else 255.0
-    shift, scale = _constants(mean, std, unit, images.device)
+    shift = _kept(tuple(-m / s for m, s in zip(mean, std, strict=True)), images.device)
+    scale = _kept(tuple(1 / (s * unit) for s in std), images.device)
     return torch.addcmul(shift, images.float(), scale)
 
 
-@functools.lru_cache(maxsize=16)
-def _constants(mean: tuple[float, ...], std: tuple[float, ...], unit: float, device: torch.device) -> tuple:
-    # Kept: made anew for each batch they would be a copy to the device each time.
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device).view(-1, 1, 1)
-    return shift, torch.tensor([1 / (s * unit) for s in std], device=device).view(-1, 1, 1)
+@functools.lru_cache(maxsize=64)
+def _kept(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Values by channel, (3, 1, 1). Kept, because to copy them anew the host would wait for the device each time."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def _of_pixels(transform: Callable) -> Callable[[np.ndarray], Tensor]:
@@ -482,13 +482,13 @@ def _hue(images: Tensor, numbers: Tensor) -> Tensor:
     sixths = sixths.div_(chroma.clamp(min=1e-12)).add_(torch.where(reddest, 0.0, torch.where(greenest, 2.0, 4.0)))
     hue = sixths.div_(6).add_(_column(numbers, "hue"))
     # Whole turns are added so that nothing is below 0; in place, for each new tensor of this size costs as much again.
-    apart = hue + torch.tensor([2.0, 2 - 1 / 3, 2 - 2 / 3], device=images.device).view(3, 1, 1)
+    apart = hue + _kept((2.0, 2 - 1 / 3, 2 - 2 / 3), images.device)
     apart = apart.frac_().sub_(0.5).abs_().clamp_(1 / 6, 1 / 3)
     return apart.mul_(6 * chroma).add_(value - 2 * chroma).clamp_(0, 1)
 
 
 def _swap(images: Tensor, numbers: Tensor) -> Tensor:
-    orders = torch.tensor(_ORDERS, device=images.device)[_column(numbers, "order").view(-1).long()]
+    orders = _kept(sum(_ORDERS, ()), images.device).view(-1, 3)[_column(numbers, "order").view(-1).long()]
     planes = orders + 3 * torch.arange(len(images), device=images.device)[:, None]
     return images.view(-1, *images.shape[2:]).index_select(0, planes.view(-1)).view(images.shape)
 
@@ -499,7 +499,7 @@ def _erase(images: Tensor, numbers: Tensor, mean: Sequence[float]) -> Tensor:
     x = torch.arange(width, device=images.device).view(1, 1, 1, width)
     top, bottom, left, right = (_column(numbers, name) for name in ("top", "bottom", "left", "right_edge"))
     box = ((y >= top) & (y < bottom)) & ((x >= left) & (x < right))
-    return torch.where(box, torch.tensor(mean, device=images.device).view(-1, 1, 1), images)
+    return torch.where(box, _kept(tuple(mean), images.device), images)
 
 
 def _share(block: object, *names: str) -> None:
