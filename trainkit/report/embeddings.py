@@ -43,8 +43,10 @@ def scatter(
         called = f"{names[k][:24] if k >= 0 else 'no label'} ({of.sum():,})" if len(present) <= _LISTED else None
         axes.scatter(*points[of].T, s=size, color=colour, marker=marker, alpha=0.65, linewidths=0, label=called)
     if wrong.any():
+        # Many rings would hide what they are around.
+        ring, line = (2.6, 0.9) if wrong.sum() <= 200 else (1.6, 0.5)
         axes.scatter(
-            *points[wrong].T, s=size * 2.6, facecolors="none", edgecolors=INK, linewidths=0.9,
+            *points[wrong].T, s=size * ring, facecolors="none", edgecolors=INK, linewidths=line,
             label=f"predicted wrongly ({wrong.sum():,})",
         )  # fmt: skip
     axes.set_title(title)
