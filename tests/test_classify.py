@@ -388,3 +388,11 @@ def test_pretrained_weights_that_were_fetched_are_found_without_a_network(tmp_pa
 def test_a_tag_that_does_not_exist_is_refused_with_the_nearest_names():
     with pytest.raises(UserError, match=r"convnext_atto.d2_in1k"):
         pretrained.is_here("timm:convnext_atto.d2_in1")
+
+
+@pytest.mark.parametrize(
+    "args", [{"pretrained": True}, {"checkpoint_path": "evil.pth"}, {"pretrained_cfg": "x"}, {"drop_path_rate": 0.1}]
+)
+def test_arguments_that_would_download_or_unpickle_are_refused(args):
+    with pytest.raises(ValueError, match="args holds"):
+        Network(model="test_convnext3", args=args)

@@ -192,7 +192,7 @@ def _tracked(
         from trainkit.plan import evaluated
 
         for split in {split.digest: split for split in evaluated(recipe, data).values()}.values():
-            source = getattr(recipe.data, "evaluate", {}).get(split.name, "")
+            source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)
         return path, decided
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainkit.errors import UserError
 from trainkit.models import ir, iresnet
-from trainkit.models.classifier import Argument, timm_network
+from trainkit.models.classifier import Argument, check_arguments, timm_network
 from trainkit.models.eye import Backbone, EyeNet, Head, channels_of
 from trainkit.models.ir import IR
 from trainkit.models.iresnet import IResNet
@@ -38,23 +38,6 @@ __all__ = [
 
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the picture four times."""
-RESERVED = frozenset(
-    [
-        "num_classes",
-        "in_chans",
-        "features_only",
-        "out_indices",
-        "pretrained",
-        "pretrained_cfg",
-        "pretrained_cfg_overlay",
-        "checkpoint_path",
-        "cache_dir",
-        "scriptable",
-        "exportable",
-        "no_jit",
-    ]
-)
-"""Arguments of timm that no recipe passes on: they change what comes out, download, or unpickle a file."""
 
 
 @dataclass(kw_only=True)
@@ -153,8 +136,7 @@ class TimmSpec:
 
     def __post_init__(self) -> None:
         _check(self.embedding)
-        if taken := RESERVED & set(self.args):
-            raise ValueError(f"args holds {', '.join(sorted(taken))}, which the data or the recipe decides elsewhere")
+        check_arguments(self.args)
 
 
 AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec

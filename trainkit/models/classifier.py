@@ -13,6 +13,24 @@ from torch import Tensor, nn
 from trainkit import weights
 from trainkit.errors import UserError
 
+_RESERVED = frozenset(
+    [
+        "num_classes",
+        "in_chans",
+        "features_only",
+        "out_indices",
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "checkpoint_path",
+        "cache_dir",
+        "scriptable",
+        "exportable",
+        "no_jit",
+    ]
+)
+"""Arguments of timm that no recipe passes on: they change what comes out, download, or unpickle a file."""
+
 Argument = bool | int | float | str | list[int] | list[float]
 
 
@@ -38,10 +56,19 @@ class Network:
         for name in ("drop_path", "dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a share from 0 to below 1 is needed")
+        check_arguments(self.args)
+        if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
+            raise ValueError(f"args holds {', '.join(sorted(taken))}; say drop_path and dropout")
         if self.tune != "all" and self.weights is None:
             raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
         if self.weights == "pretrained" and "." not in self.model:
             raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in convnext_atto.d2_in1k")
+
+
+def check_arguments(args: Mapping[str, Argument]) -> None:
+    """Refuse what a recipe may not pass to the constructor of a network, such as a file that would be unpickled."""
+    if taken := _RESERVED & set(args):
+        raise ValueError(f"args holds {', '.join(sorted(taken))}, which the data or the recipe decides elsewhere")
 
 
 class Classifier(nn.Module):
@@ -138,7 +165,7 @@ def timm_network(
     except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = "take out the argument it names" if given else "take another model"
-        raise UserError(where, f"{model} cannot be made with {given} ({reason})"[:400], remedy=remedy) from error
+        raise UserError(where, f"{model} cannot be made: {reason} (of {given})"[:400], remedy=remedy) from error
     unfit = f"{model} does not take {shape[0]} x {shape[1]} x {shape[2]} pictures"
     # A transformer would leave the pixels out that do not fill a patch, without a word.
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainkit import metrics, models, seeding, weights
 from trainkit.errors import UserError
 from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
-from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_logits
+from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_logits, margin_ramp
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 from trainkit.tasks.embed import Pixels, embed_both_views, hits
 
@@ -135,7 +135,8 @@ class AdaDistill:
             )
             logs["alpha"] = alpha.mean()
         cosines = memory.centres.cosines(student)
-        logits = margin_logits(cosines, label, self.margin, self._quality(student, teacher, cosine, memory, label, at))
+        quality = self._quality(student, teacher, cosine, memory, label, at)
+        logits = margin_logits(cosines, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
         loss = F.cross_entropy(logits, label, reduction="sum")
         return Loss(loss, len(label), logs | {"accuracy": hits(cosines, label)})
 
