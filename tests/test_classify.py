@@ -107,6 +107,17 @@ def test_a_batch_of_eight_is_learnt_by_heart():
     assert float(loss.logs["accuracy"]) == 1.0
 
 
+@pytest.mark.parametrize("model, side", [("test_convnext3", 32), ("test_resnet", 32), ("test_vit", 160)])
+def test_the_embedding_is_what_the_classifier_reads(model, side):
+    torch.manual_seed(0)
+    task = Classify(net=Network(model=model))
+    net = task.build(Meta(CLASSES, (3, side, side), "toy", META.class_names), {}, 0).learns.eval()
+    image = torch.randn(2, 3, side, side)
+    rows = task.predict(net, {"image": image})
+    torch.testing.assert_close(rows["logits"], net.net(image))
+    torch.testing.assert_close(net.net.get_classifier()(rows["embedding"]), rows["logits"])
+
+
 # Mixing
 
 

@@ -81,13 +81,12 @@ class Classifier(nn.Module):
             self.net.requires_grad_(False)
             self._tuned().requires_grad_(True)
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Pictures (B, C, H, W) to class scores (B, classes)."""
-        if self.tune == "all":
-            return self.net(image)
-        with torch.no_grad():
+    def forward(self, image: Tensor, with_embedding: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Pictures (B, C, H, W) to class scores (B, classes), and on request what the classifier reads (B, D)."""
+        with torch.set_grad_enabled(self.tune == "all" and torch.is_grad_enabled()):
             features = self.net.forward_features(image)
-        return self.net.forward_head(features)
+        scores = self.net.forward_head(features)
+        return (scores, self.net.forward_head(features, pre_logits=True)) if with_embedding else scores
 
     def train(self, mode: bool = True) -> Classifier:
         """Only what is trained drops features and moves its statistics."""

@@ -114,8 +114,9 @@ class Classify:
         return self._mix(image.clone(), label)
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """The class scores."""
-        return {"logits": net(batch["image"])}
+        """The class scores, and the embedding that the classifier reads."""
+        logits, embedding = net(batch["image"], with_embedding=True)
+        return {"logits": logits, "embedding": embedding.flatten(1)}
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """The score of the split's protocol."""
