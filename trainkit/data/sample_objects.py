@@ -2,14 +2,16 @@
 
 What it is: boats, birds, cars, chairs, fish, houses, mugs, tables, teapots and trucks, each class in several kinds
 (sailing boat, steamer; sedan, car seen from the front). Pictures differ in pose, scale, colours, pattern, manner
-(painted, outlined, line drawing, one colour), background, things in the way, light, blur and noise. Colours say nothing
+(painted, outlined, line drawing, one colour), background, things in the way, light, blur and noise. Colours say little
 about the class, and classes share their parts: wheels, legs, handles, boxes, triangles; the same parts lie about in the
 backgrounds. What it shows: that the code runs, and that methods order as they should (pixels below a small network
-below a larger one). What it does not show: that anything works on photographs. No number from it belongs beside a
+below a larger one: nearest neighbour 0.33, a plain CNN of 24 K parameters 0.70, one of 95 K parameters 0.79, both after
+12 epochs). What it does not show: that anything works on photographs. No number from it belongs beside a
 published one.
 
 The drawing depends on nothing but a seed: numpy's PCG64 seeded per class and picture, polygons filled by Pillow, PNG
-files. Arrays of pixels see only + - * / and comparisons, whose last bit is the same on every processor.
+files. Arrays of pixels see only + - * / and comparisons, whose last bit is the same on every processor; another Pillow
+may fill polygons otherwise, which a test notices.
 """
 
 from __future__ import annotations
