@@ -8,6 +8,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from PIL import Image
+
 from trainkit import checkpoint, journal
 from trainkit.journal import MEASURED
 from trainkit.launch import launch
@@ -91,3 +95,25 @@ def _port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def all_same(a: Ran, b: Ran) -> bool:
+    """Whether the last checkpoints of two runs hold the same bits."""
+    one, other = a.last.tensors, b.last.tensors
+    return one.keys() == other.keys() and all(
+        one[group].keys() == other[group].keys()
+        and all(torch.equal(tensor, other[group][name]) for name, tensor in one[group].items())
+        for group in one
+    )
+
+
+def stripes(folder: Path, per_class: int, seed: int, size: tuple[int, int] = (32, 32), name: str = "{:03d}") -> None:
+    """Pictures of three classes: stripes across, down and slanted, under noise. Learnable, and not at once."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[: size[0], : size[1]]
+    for title, wave in (("across", x), ("down", y), ("slanted", x + y)):
+        (folder / title).mkdir(parents=True)
+        for n in range(per_class):
+            pixels = 128 + 60 * np.sin(wave * 1.2 + rng.uniform(0, 6.3)) + rng.normal(0, 60, size)
+            coloured = pixels[:, :, None] * rng.uniform(0.7, 1.0, 3)
+            Image.fromarray(coloured.clip(0, 255).astype(np.uint8)).save(folder / title / f"{name.format(n)}.png")

@@ -7,8 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from runs import ROOT, Ran, newest, run, spawn, stop_after
+from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after, stripes
 from safetensors.torch import load_file
 
 from trainkit.errors import UserError
@@ -19,23 +18,11 @@ IMAGENET = ROOT / "recipes" / "convnext_imagenet.yaml"
 SIDE = 32
 
 
-def draw(folder, per_class: int, seed: int) -> None:
-    """Stripes of three directions under noise: learnable in a dozen steps, and not at once."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[:SIDE, :SIDE]
-    for name, wave in (("across", x), ("down", y), ("slanted", x + y)):
-        (folder / name).mkdir(parents=True)
-        for n in range(per_class):
-            pixels = 128 + 60 * np.sin(wave * 1.2 + rng.uniform(0, 6.3)) + rng.normal(0, 60, (SIDE, SIDE))
-            coloured = pixels[:, :, None] * rng.uniform(0.7, 1.0, 3)
-            Image.fromarray(coloured.clip(0, 255).astype(np.uint8)).save(folder / name / f"{n:03d}.png")
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     root = tmp_path_factory.mktemp("pictures")
-    draw(root / "train", 20, 0)
-    draw(root / "val", 9, 1)
+    stripes(root / "train", 20, 0)
+    stripes(root / "val", 9, 1)
     return root
 
 
@@ -74,12 +61,6 @@ def whole(tmp_path_factory, database, pictures):
     finally:
         if kept is not None:
             os.environ["TRAINKIT_STORE"] = kept
-
-
-def all_same(a: Ran, b: Ran) -> bool:
-    one, other = a.last.tensors, b.last.tensors
-    return all(one[g].keys() == other[g].keys() and all(torch.equal(one[g][n], other[g][n]) for n in one[g])
-               for g in one.keys() | other.keys())  # fmt: skip
 
 
 def test_a_run_scores_its_own_weights_and_their_average_and_counts_every_picture(whole):
