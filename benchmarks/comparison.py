@@ -101,14 +101,18 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
+def command(row: Row, seed: int, experiment: str) -> list[str]:
+    """The words that train a row with a seed."""
+    words = [sys.executable]
+    if row.config is not None:
+        words += ["-m", "accelerate.commands.launch", "--config_file"]
+        words += [str(ROOT / "accelerate_configs" / f"{row.config}.yaml")]
+    return [*words, str(ROOT / "trainkit" / "run.py"), str(_recipe(row)), *_changes(row, seed, experiment)]
+
+
 def _train(row: Row, seed: int, experiment: str) -> None:
     print(f"== {row.title}, seed {seed}", flush=True)
-    command = [sys.executable]
-    if row.config is not None:
-        command += ["-m", "accelerate.commands.launch", "--config_file"]
-        command += [str(ROOT / "accelerate_configs" / f"{row.config}.yaml")]
-    command += [str(ROOT / "trainkit" / "run.py"), str(_recipe(row)), *_changes(row, seed, experiment)]
-    subprocess.run(command, check=True)
+    subprocess.run(command(row, seed, experiment), check=True)
 
 
 def _recipe(row: Row) -> Path:
