@@ -155,20 +155,25 @@ def table(runs: Mapping[tuple[str, int], Measured], shown: Sequence[str] = tuple
     memory = "GPU memory, GB" if cuda else "peak resident set, GB"
     heads = ["", "epoch, s", "wall-clock per epoch, s", "samples/s", "x FP32", memory, *scores, "runs"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    slower = []
     for title, found in seeds.items():
         measured = [runs[title, seed] for seed in found]
         plain = [runs[f"{title.split(',')[0]}, FP32", seed] for seed in found]
+        ratios = [m.rate / p.rate for m, p in zip(measured, plain, strict=True)]
+        if statistics.median(ratios) < 1:
+            slower.append(title)
         cells = [
             spread([m.epoch_s for m in measured], "{:.2f}"),
             spread([m.wall_epoch_s for m in measured], "{:.2f}"),
             spread([m.rate for m in measured], "{:.0f}"),
-            spread([m.rate / p.rate for m, p in zip(measured, plain, strict=True)], "{:.2f}"),
+            spread(ratios, "{:.2f}"),
             spread([m.memory_gb for m in measured], "{:.2f}"),
             *(spread([m.scores[score] for m in measured], "{:.3f}") for score in scores),
             " ".join(m.note["run"].removeprefix("eye_state-") for m in measured),
         ]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", describe(list(runs.values()), work)])
+    said = f" Slower than FP32 here: {'; '.join(slower)}." if slower else ""
+    return "\n".join([*lines, "", describe(list(runs.values()), work) + said])
 
 
 def gate_table(runs: Mapping[tuple[str, int], Measured], asking_ns: Mapping[str, float]) -> str:
@@ -217,12 +222,16 @@ def describe(runs: Sequence[Measured], work: Mapping[str, Any]) -> str:
     loads = [load for note in notes for load in note["load"]]
     repeats = len(runs) // max(1, len({run.note["title"] for run in runs}))
     scored = ", ".join(f"{name} {count}" for name, count in work["scored"].items())
-    where = work["gpu"] or f"{work['cpu']}, {work['cpu_cores']} cores, {work['threads']} threads"
+    where = work["gpu"] or (
+        f"{work['cpu']} ({notes[0].get('instructions', 'instructions unknown')}), {work['cpu_cores']} cores, "
+        f"threads {work['threads']}"
+    )
     commits = ", ".join(sorted({note["commit"] for note in notes}))
+    how = "One run" if repeats == 1 else f"Median and range of {repeats} runs"
     return (
-        f"Median and range of {repeats} runs; each made {work['updates']} updates of {work['samples']} samples in all, "
-        f"{work['per epoch']} updates an epoch, data {work['data'][:12]}, and scored each sample once: {scored}. "
-        f"{where}; torch {work['torch']}; load average {loads[0]:.1f} at the start, {loads[-1]:.1f} at the end, "
+        f"{how} a row; each made {work['updates']} updates of {work['samples']} samples in all, {work['per epoch']} "
+        f"updates an epoch, data {work['data'][:12]}, and scored each sample once: {scored}. {where}; "
+        f"torch {work['torch']}; load average {loads[0]:.1f} at the start, {loads[-1]:.1f} at the end, "
         f"{min(loads):.1f} to {max(loads):.1f} between; commit {commits}."
     )
 
@@ -243,6 +252,8 @@ def train(row: Row, seed: int, experiment: str) -> None:
     if _measured(row, seed, experiment) is not None:
         return
     print(f"== {row.title}, seed {seed}", flush=True)
+    from torch.backends.cpu import get_cpu_capability
+
     before = os.getloadavg()[0]
     process = subprocess.Popen(comparison.command(row, seed, experiment))
     # Of this child alone; RUSAGE_CHILDREN would be the greatest of all so far.
@@ -257,6 +268,8 @@ def train(row: Row, seed: int, experiment: str) -> None:
         "load": [before, os.getloadavg()[0]],
         "peak_resident_gb": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9,
         "commit": _commit(),
+        # AVX2 has no products of bf16, so that AMP is emulated; AVX512 may have them.
+        "instructions": get_cpu_capability(),
     }
     (folder.path / NOTE).write_text(json.dumps(note), encoding="utf-8")
 
