@@ -61,6 +61,8 @@ class Measured:
     """Mean seconds of an update in the run's own clock, the first log window left out: it warms up."""
     step_p50_s: float
     """Median over log windows of their median."""
+    step_least_s: float
+    """Least of those medians: the pace while no other process was in the way."""
     wall_s: float
     """Seconds of wall-clock for an update, log lines and checkpoints included: between log lines without evaluation."""
     memory_gb: float
@@ -108,13 +110,15 @@ def measure(history: Any, note: Mapping[str, Any]) -> Measured:
     if not free:
         raise ValueError("an evaluation between every two log lines; log more often")
     done = {i: steps[i] - steps[i - 1] for i in windows}
+    medians = history.series("speed/step_ms_p50")[1][1:]
     memory = history.series("speed/peak_memory_gb")[1]
     return Measured(
         updates=steps[-1],
         batch=batch,
         per_epoch=per_epoch,
         step_s=sum(done[i] * batch / rates[i] for i in windows) / sum(done.values()),
-        step_p50_s=statistics.median(history.series("speed/step_ms_p50")[1][1:]) / 1e3,
+        step_p50_s=statistics.median(medians) / 1e3,
+        step_least_s=min(medians) / 1e3,
         wall_s=sum(at[i] - at[i - 1] for i in free) / sum(done[i] for i in free),
         memory_gb=memory[-1] if memory else note["peak_resident_gb"],
         scored={
@@ -185,6 +189,7 @@ def gate_table(runs: Mapping[tuple[str, int], Measured], asking_ns: Mapping[str,
     columns: dict[str, Callable[[Measured], float]] = {
         "step, ms": lambda m: 1e3 * m.step_s,
         "median step, ms": lambda m: 1e3 * m.step_p50_s,
+        "in the fastest window, ms": lambda m: 1e3 * m.step_least_s,
         "wall-clock per step, ms": lambda m: 1e3 * m.wall_s,
     }
     lines = [f"| | {' | '.join(columns)} | asking whether something is due, ns |", "|---" * (len(columns) + 2) + "|"]

@@ -87,6 +87,7 @@ def test_rates_leave_out_the_window_that_warms_up_and_weigh_the_others_by_their_
     measured = run()
     assert measured.step_s == pytest.approx((0.2 + 0.2 + 0.4) / 3)
     assert measured.rate == pytest.approx(64 * 30 / (2 + 2 + 4))
+    assert run("b", step_s=(0.1, 0.3, 0.2, 0.4)).step_least_s == pytest.approx(0.2)
     assert measured.epoch_s == pytest.approx(37 * 64 / measured.rate)
     assert (measured.updates, measured.batch, measured.per_epoch) == (40, 64, 37)
     assert measured.scored == {"val": 800}
