@@ -438,6 +438,7 @@ def test_blocks_start_next_to_nothing():
     """Layer scale: at the first step a ConvNeXt block hands its input on."""
     block, x = Block(8, 8), random(2, 8, 6, 6)
     assert 0 < (block(x) - x).abs().max() < 1e-4
+    assert all(float(b.scale.max()) == pytest.approx(0.3) for b in small("eye_convnext", layer_scale=0.3).blocks)
 
 
 # Memory layout, precision, compiler

@@ -106,6 +106,8 @@ class EyeSpec:
     """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
     dropout: float = 0.0
     """Share of what the head pools set to zero in training."""
+    layer_scale: float = 1e-6
+    """Factor on each block of `eye_convnext` at the start. As published; a training of minutes needs a larger one."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.base_channels <= 1024:
@@ -120,6 +122,8 @@ class EyeSpec:
         _check(self.embedding, dropout=self.dropout)
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path is {self.drop_path}; a share from 0 to below 1 is needed")
+        if not 0 < self.layer_scale <= 1:
+            raise ValueError(f"layer_scale is {self.layer_scale}; a factor above 0 and up to 1 is needed")
 
 
 @dataclass(kw_only=True)
@@ -172,6 +176,7 @@ def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
             spec.embedding,
             spec.drop_path,
             spec.dropout,
+            spec.layer_scale,
         )
     if height != width or height < SMALLEST_SIDE:
         raise UserError(

@@ -23,6 +23,7 @@ within 0.5 % of 11.6, 23.5, 39.6 and 83.9 K. What makes up the rest in the origi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -31,7 +32,6 @@ from torch import Tensor, nn
 
 from trainkit.errors import UserError
 
-LAYER_SCALE = 1e-6
 NORM_EPS = 1e-6
 HEAD_LAYERS = 2
 MOST_HEADS = 8
@@ -65,13 +65,16 @@ class EyeNet(nn.Module):
         embedding: int | None = None,
         drop_path: float = 0.0,
         dropout: float = 0.0,
+        layer_scale: float = 1e-6,
     ):
         super().__init__()
         channels = channels_of(base_channels, num_blocks)
         size = _map_size(shape[1:], backbone, num_blocks, grid if head in ("transformer", "mlp_mixer") else (1, 1))
         # Stochastic depth (Huang et al., ECCV 2016): later blocks are left out more often.
         rates = [drop_path * (i + 1) / num_blocks for i in range(num_blocks)]
-        block, stem = (Block, _patches) if backbone == "eye_convnext" else (SeparableBlock, _halved)
+        convnext = backbone == "eye_convnext"
+        block = partial(Block, layer_scale=layer_scale) if convnext else SeparableBlock
+        stem = _patches if convnext else _halved
         self.stem = stem(shape[0], base_channels)
         self.blocks = nn.Sequential(
             *(
@@ -158,7 +161,7 @@ class Block(nn.Module):
     Where channels change, a norm and a 2x2 convolution with stride 2 come first.
     """
 
-    def __init__(self, before: int, channels: int, drop_path: float = 0.0):
+    def __init__(self, before: int, channels: int, drop_path: float = 0.0, layer_scale: float = 1e-6):
         super().__init__()
         self.downsample: nn.Module | None = None
         if before != channels:
@@ -167,7 +170,7 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(channels, eps=NORM_EPS)
         self.widen = nn.Linear(channels, 4 * channels)
         self.narrow = nn.Linear(4 * channels, channels)
-        self.scale = nn.Parameter(torch.full((channels,), LAYER_SCALE))
+        self.scale = nn.Parameter(torch.full((channels,), layer_scale))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
