@@ -10,6 +10,7 @@ and their average; last scores are shown, so that nothing is chosen on the pictu
 from __future__ import annotations
 
 import comparison
+import numpy as np
 from comparison import Row
 
 LARGER = "task.net.args.dims=[64, 128, 192, 192]"
@@ -50,7 +51,28 @@ TABLES = {
     ),
 }
 
+
+def nearest(recipe: str, name: str) -> float:
+    """Share of a split's pictures whose nearest training picture, by correlation of the pixels, is of their class."""
+    from trainkit import config
+
+    data = config.load(comparison.ROOT / "recipes" / f"{recipe}.yaml").data.open(0)
+    train, scored = (_pixels(split) for split in (data.evaluations["train"], data.evaluations[name]))
+    hits = [train[1][np.argmax(row @ train[0].T)] == label for row, label in zip(*scored, strict=True)]
+    return float(np.mean(hits))
+
+
+def _pixels(split) -> tuple[np.ndarray, np.ndarray]:
+    batch = split.fetch(np.arange(split.size), 0)
+    flat = batch["image"].flatten(1).double().numpy()
+    flat -= flat.mean(1, keepdims=True)
+    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12), batch["label"].numpy()
+
+
 if __name__ == "__main__":
     comparison.need_data()
     for experiment, (columns, rows, reference) in TABLES.items():
         comparison.run(rows, columns, experiment, reference)
+        if reference is None:
+            metric = next(iter(columns.values()))
+            print(f"nearest training picture by its pixels: {nearest(rows[0].recipe, metric.split('/')[0]):.3f}\n")
