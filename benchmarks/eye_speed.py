@@ -159,7 +159,17 @@ def table(runs: Mapping[tuple[str, int], Measured], shown: Sequence[str] = tuple
     cuda = work["device"] == "cuda"
     scores = [score for score in shown if all(score in run.scores for run in runs.values())]
     memory = "GPU memory, GB" if cuda else "peak resident set, GB"
-    heads = ["", "epoch, s", "wall-clock per epoch, s", "samples/s", "x FP32", memory, *scores, "runs"]
+    heads = [
+        "",
+        "epoch, s",
+        "wall-clock per epoch, s",
+        "samples/s",
+        "in the fastest window",
+        "x FP32",
+        memory,
+        *scores,
+        "runs",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     slower = []
     for title, found in seeds.items():
@@ -172,6 +182,7 @@ def table(runs: Mapping[tuple[str, int], Measured], shown: Sequence[str] = tuple
             spread([m.epoch_s for m in measured], "{:.2f}"),
             spread([m.wall_epoch_s for m in measured], "{:.2f}"),
             spread([m.rate for m in measured], "{:.0f}"),
+            spread([m.batch / m.step_least_s for m in measured], "{:.0f}"),
             spread(ratios, "{:.2f}"),
             spread([m.memory_gb for m in measured], "{:.2f}"),
             *(spread([m.scores[score] for m in measured], "{:.3f}") for score in scores),
