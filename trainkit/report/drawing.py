@@ -55,8 +55,9 @@ def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Ma
 
     Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers. Raises ValueError for another one.
     """
+    on = title.replace("/ema", ", averaged weights")
     for kind, arrays in pictures.items():
-        tracker.image(f"{title}/{kind}", step, picture(kind, arrays, f"{title}, step {step:,}"))
+        tracker.image(f"{title}/{kind}", step, picture(kind, arrays, f"{on}, step {step:,}"))
 
 
 def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
