@@ -244,6 +244,15 @@ def test_weights_of_another_network_are_refused(tmp_path):
         made(net={"weights": "w"}, found={"net": tmp_path / "m.safetensors"})
 
 
+def test_a_network_of_two_classifiers_can_be_trained_whole_and_not_in_part(tmp_path):
+    spec = {"model": "deit_tiny_distilled_patch16_224"}
+    meta = Meta(CLASSES, (3, 32, 32), "toy", META.class_names)
+    net = Classify(net=Network(**spec)).build(meta, {}, 0).learns
+    weights.write_tensors(tmp_path / "m.safetensors", net.state_dict())
+    with pytest.raises(UserError, match="several layers"):
+        Classify(net=Network(**spec, weights="m", tune="linear")).build(meta, {"net": tmp_path / "m.safetensors"}, 0)
+
+
 # The rate by depth
 
 

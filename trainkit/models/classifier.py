@@ -97,11 +97,9 @@ class Classifier(nn.Module):
         return self
 
     def _tuned(self) -> nn.Module:
-        if self.tune == "linear":
-            return self.net.get_classifier()
+        path = last_layer(self.net)
         # The head is named by where the classifier lies: `head.fc` belongs to `head`.
-        path = next(name for name, module in self.net.named_modules() if module is self.net.get_classifier())
-        return self.net.get_submodule(path.partition(".")[0])
+        return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
 
 
 def build(spec: Network, shape: tuple[int, int, int], classes: int, found: Mapping[str, Any]) -> Classifier:
@@ -122,17 +120,27 @@ def build(spec: Network, shape: tuple[int, int, int], classes: int, found: Mappi
     return Classifier(net, spec.tune)
 
 
+def last_layer(net: nn.Module) -> str:
+    """Name of the layer of a timm network that gives the class scores. Raises UserError where there are several."""
+    last = net.get_classifier()
+    path = next((name for name, module in net.named_modules() if module is last), "")
+    if not path:
+        raise UserError("task.net", "a network whose class scores come from several layers", "one with a single one")
+    return path
+
+
 def load(net: nn.Module, file: Any, classes: int) -> None:
     """Fill a network of timm from a file; a classifier for another number of classes is left as it is."""
     tensors = weights.read_tensors(file)
     if tensors and all(name.startswith("net.") for name in tensors):  # a run of this task
         tensors = {name.removeprefix("net."): t for name, t in tensors.items()}
-    last = net.get_classifier()
-    prefix = next(name for name, module in net.named_modules() if module is last)
+    prefix = last_layer(net)
     other = [n for n in tensors if n.startswith(f"{prefix}.") and tensors[n].shape[:1] != (classes,)]
     if other:
         tensors = {name: t for name, t in tensors.items() if name not in other}
-        tensors |= {f"{prefix}.{name}": t.detach().clone() for name, t in last.state_dict().items()}
+        tensors |= {
+            f"{prefix}.{name}": t.detach().clone() for name, t in net.get_submodule(prefix).state_dict().items()
+        }
     weights.load_into(net, tensors, str(file))
 
 
