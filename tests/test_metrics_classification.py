@@ -173,6 +173,8 @@ def test_rows_name_classes_and_give_the_probabilities_of_prediction_and_label():
 
 
 def test_rows_and_tables_can_be_written_as_parquet(tmp_path):
+    from pyarrow import parquet
+
     from trainkit.tracking import _write_table
 
     logits, label = drawn(5, count=40)
@@ -180,6 +182,9 @@ def test_rows_and_tables_can_be_written_as_parquet(tmp_path):
     scores = score_classes(logits, Classes(label, names(7)))
     _write_table(tmp_path / "rows", scores.rows)
     _write_table(tmp_path / "classes", scores.tables["per_class"])
+    rows, classes = (parquet.read_table(tmp_path / name) for name in ("rows", "classes"))
+    assert rows["label"].to_pylist() == scores.rows["label"] and rows["label"][3].as_py() is None
+    assert classes.num_rows == 7 and classes["recall"][2].as_py() is None  # no picture is of that class
 
 
 def test_a_split_of_one_of_two_classes_has_no_auc_and_no_f1():
