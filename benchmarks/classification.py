@@ -4,7 +4,7 @@
     python benchmarks/classification.py --table    prints the tables of what is there
 
 Drawn objects, CIFAR-10 with and without mixing, drawn eyes, Omniglot; three seeds each. Each run scores its own weights
-and their average; last scores are shown, so that nothing is chosen on the pictures that are scored.
+and their average; the scores of the last step are shown, not the best.
 """
 
 from __future__ import annotations

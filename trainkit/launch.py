@@ -157,6 +157,7 @@ def _tracked(
 
     However the run ends, its status says so.
     """
+    from trainkit.plan import evaluated
     from trainkit.tracking import Silent, Tracker
 
     tracker: Any = Silent()
@@ -189,8 +190,6 @@ def _tracked(
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
-        from trainkit.plan import evaluated
-
         for split in {split.digest: split for split in evaluated(recipe, data).values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)
