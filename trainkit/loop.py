@@ -89,7 +89,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         state.load(checkpoint.read(run.checkpoint), machine.rank, run.elastic)
     costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
     costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
-    run.say(planning.describe(recipe, plan, splits, costs))
+    run.say("\n".join((planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes)))
 
     def hold(names: Iterable[str]) -> None:
         """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far."""

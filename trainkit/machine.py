@@ -148,7 +148,9 @@ class Machine:
     def layout(self, net: nn.Module) -> nn.Module:
         """Move a network to the device in the memory format of the run."""
         last = self.channels_last and not (self.device.type == "cpu" and _breaks_onednn(net))
-        return net.to(self.device, memory_format=torch.channels_last if last else torch.preserve_format)
+        ranks = {p.dim() for p in net.parameters()}
+        fits = torch.channels_last_3d if 5 in ranks else torch.channels_last
+        return net.to(self.device, memory_format=fits if last and not {4, 5} <= ranks else torch.preserve_format)
 
     def bare(self, net: nn.Module) -> nn.Module:
         """The network without the wrapper that averages gradients."""

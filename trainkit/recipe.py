@@ -16,8 +16,13 @@ TABLES: dict[str, dict[str, str]] = {
         "classify": "trainkit.tasks.classify:Classify",
         "embed": "trainkit.tasks.embed:Embed",
         "adadistill": "trainkit.tasks.adadistill:AdaDistill",
+        "segment3d": "trainkit.tasks.segment3d:Segment3d",
     },
-    "data": {"faces": "trainkit.data.faces:Faces", "images": "trainkit.data.images:Images"},
+    "data": {
+        "faces": "trainkit.data.faces:Faces",
+        "images": "trainkit.data.images:Images",
+        "volumes": "trainkit.data.volumes:Volumes",
+    },
 }
 
 
@@ -163,7 +168,7 @@ class Evaluation:
     budget: Share | None = None
     """Largest share of wall-clock that this evaluation may take; it is held less often when it is dear."""
     batch_size: int = 256
-    """Samples per process and forward."""
+    """Samples per process and forward; whole volumes are read one by one, and cut into windows."""
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size")

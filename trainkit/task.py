@@ -8,6 +8,9 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 | `label`   | int64, B                | class of the sample, 0 .. classes-1; -1 where it has none                |
 | `index`   | int64, B                | row of the sample in its split; -1 marks padding of a last ragged batch  |
 | `view`    | int64, B                | which augmented version of the sample this is (faces: 0 plain, 1 mirror) |
+| `mask`    | uint8, B D H W          | class of every voxel; `image` is then float, B C D H W                   |
+| `spacing` | float64, B 3            | mm from voxel to voxel of `mask`, where a whole volume is to be scored   |
+| `mirrors` | bool, B 3               | spatial axes over whose mirror images a prediction is averaged           |
 """
 
 from __future__ import annotations
@@ -31,11 +34,15 @@ class Meta:
 
     classes: int
     """Number of classes in the training split."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of one picture after `Split.on_device`."""
+    shape: tuple[int, ...]
+    """Channels, height and width of one picture after `Split.on_device`; of volumes channels, depth, height, width."""
     digest: str
     """SHA-256 of the content, hexadecimal; equal digests mean equal data."""
     class_names: tuple[str, ...] = ()
+    spacing: tuple[float, ...] = ()
+    """mm from voxel to voxel along depth, height and width, in the median; empty for pictures."""
+    axes: str = ""
+    """Which way depth, height and width run in the body: `yzx` for coronal slices; empty for pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,8 @@ class Split(Protocol):
     """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
     protocol: Any
     """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
+    at_once: int | None
+    """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
         """Sample rows of one epoch in training order, int64, (updates, batch_size), the same on every rank.
@@ -82,6 +91,8 @@ class Opened:
     meta: Meta
     train: Split
     evaluations: Mapping[str, Split]
+    notes: tuple[str, ...] = ()
+    """Sentences about what was decided when it was opened, said with the plan."""
 
 
 @runtime_checkable
@@ -111,6 +122,8 @@ class Parts:
     batch then carries the outputs of its samples under the same key."""
     remembers: nn.Module | None = None
     """State that moves without gradients (class centres, norm statistics): saved, and equal on all ranks."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what was built, said with the plan."""
 
 
 @dataclass(frozen=True)

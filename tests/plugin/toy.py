@@ -131,6 +131,7 @@ class ToyData:
 
 class ToySplit:
     protocol = None
+    at_once = None
 
     def __init__(self, name, size, stream, noise, seed, flip, lost=False, damaged=None):
         self.damaged = damaged

@@ -94,6 +94,11 @@ class FaceSplit:
     """Mirror half of the pictures, by a hash of seed, epoch and row."""
 
     @property
+    def at_once(self) -> None:
+        """Pictures are read in batches of any size."""
+        return None
+
+    @property
     def size(self) -> int:
         """Number of pictures."""
         return len(self.packed)

@@ -328,6 +328,11 @@ class ImageSplit:
         return {key: value for key, value in self.__dict__.items() if key != "_cut"}  # transforms may not pickle
 
     @property
+    def at_once(self) -> None:
+        """Pictures are read in batches of any size."""
+        return None
+
+    @property
     def size(self) -> int:
         """Number of pictures."""
         return len(self.rows)

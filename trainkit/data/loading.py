@@ -76,7 +76,7 @@ def every_sample(split: Split, batch_size: int, world: int, rank: int) -> Iterat
 
     All batches have the same size and all ranks equally many, so that nothing recompiles and no collective is missed.
     """
-    batch_size = min(batch_size, -(-split.size // world))
+    batch_size = min(batch_size, split.at_once or batch_size, -(-split.size // world))
     rounds = -(-split.size // (batch_size * world))
     rows = np.arange(rounds * batch_size * world).reshape(rounds, world, batch_size)[:, rank]
     for row in rows:
