@@ -5,7 +5,9 @@ Every number is a row of the evaluation split, so each image is embedded once ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -111,6 +113,33 @@ class Retrieval:
 
     def __len__(self) -> int:
         return len(self.label)
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """A class for every voxel of volumes: each row of the split is a case, or a patch of one."""
+
+    ids: tuple[str, ...]
+    """Name of each row: of the case, or of the case and the patch."""
+    patients: tuple[str, ...]
+    """Whose each row is."""
+    names: tuple[str, ...]
+    """Name of each class, in the order of their numbers; that numbered 0 is the background."""
+    kind: Literal["whole", "patches", "overlays"]
+    """Whole cases in millimetres; patches by their voxels; or whole cases with pictures of some."""
+    clinical: Mapping[str, tuple] = field(default_factory=dict)
+    """Columns that stand beside the scores of each row: name to a value (text, a number or None) for each."""
+
+    def __post_init__(self):
+        columns = {"ids": self.ids, "patients": self.patients, **self.clinical}
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"Segmentation: one length expected, got {lengths}")
+        if len(self.names) < 2:
+            raise ValueError(f"Segmentation: a background and at least one organ expected, got {self.names}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 Protocol = Pairs | Templates | Identification
