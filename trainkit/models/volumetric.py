@@ -1,17 +1,378 @@
-"""Networks that give every voxel a class."""
+"""Networks that give every voxel of a volume a class: MONAI's U-Net, nnU-Net's network, SegResNet, and slices.
+
+Every network maps float volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W); while training, one with deep
+supervision gives a list of such scores, finest first, the coarser ones at the size of their level.
+
+Kernels and strides follow from spacing and patch as in nnU-Net (Isensee et al., Nature Methods 2021): an axis whose
+spacing is twice the finest or more is neither pooled nor convolved until the others have caught up. MONAI takes 12 s to
+import, so nothing here imports it before a network is made.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from trainkit import weights
+from trainkit.errors import UserError
+from trainkit.task import Meta
+
+SMALLEST_SIDE = 4
+"""Voxels; no axis of a patch is pooled below this."""
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(kw_only=True)
+class UNetSpec:
+    """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018): residual units, strided convolutions, instance norm."""
+
+    name: Literal["unet"]
+    filters: list[int]
+    """Channels of each level, finest first; there are fewer levels where the patch is too small for them."""
+    res_units: int = 2
+    """Convolutions of a residual unit; 0: one plain convolution at each level."""
+    dropout: float = 0.0
+    """Share of the values set to zero after each convolution."""
+    weights: str | None = None
+    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    supervision: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        _check(self.filters, 2, self.dropout)
+        if self.res_units < 0:
+            raise ValueError(f"res_units is {self.res_units}; 0 or more are needed")
 
 
 @dataclass(kw_only=True)
 class DynUNetSpec:
-    """nnU-Net's network, from MONAI."""
+    """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions at each level."""
 
     name: Literal["dynunet"]
     filters: list[int]
+    """Channels of each level, finest first; there are fewer levels where the patch is too small for them. nnU-Net has
+    32, 64, 128, 256, 320, 320."""
+    deep_supervision: bool = True
+    """Scores and a loss at every level but the two coarsest."""
+    res_block: bool = False
+    """Residual blocks instead of plain ones."""
+    dropout: float = 0.0
+    """Share of the values set to zero after each convolution."""
+    weights: str | None = None
+    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    supervision: ClassVar[str] = "deep"
+
+    def __post_init__(self) -> None:
+        _check(self.filters, 3, self.dropout)
 
 
-VolumeNet = DynUNetSpec
+@dataclass(kw_only=True)
+class SegResNetSpec:
+    """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, of MONAI's blocks."""
+
+    name: Literal["segresnet"]
+    filters: int
+    """Channels of the finest level; doubled at each further one."""
+    blocks: list[int]
+    """Residual blocks on the way down at each level, finest first; on the way up there is one at each. There are fewer
+    levels where the patch is too small for them."""
+    deep_supervision: int = 3
+    """Levels with scores and a loss, from the finest; 1: the finest alone."""
+    weights: str | None = None
+    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    supervision: ClassVar[str] = "deep"
+
+    def __post_init__(self) -> None:
+        _check([self.filters], 1)
+        if len(self.blocks) < 2 or min(self.blocks) < 1:
+            raise ValueError(f"blocks is {self.blocks}; two levels or more are needed, with 1 block or more each")
+        if self.deep_supervision < 1:
+            raise ValueError(f"deep_supervision is {self.deep_supervision}; 1 or more levels are needed")
+
+
+AnyVolumeNet = UNetSpec | DynUNetSpec | SegResNetSpec
+VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
+"""The block of a recipe that chooses a network for volumes."""
+
+
+def _check(filters: Sequence[int], levels: int, dropout: float = 0.0) -> None:
+    if len(filters) < levels:
+        raise ValueError(f"filters is {list(filters)}; {levels} levels or more are needed")
+    if min(filters) < 1 or max(filters) > 4096:
+        raise ValueError(f"filters is {list(filters)}; 1 to 4096 channels are possible")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}; a share from 0 to below 1 is needed")
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Kernels and strides of the levels of a network, finest first; all along depth, height and width."""
+
+    kernels: tuple[Triple, ...]
+    strides: tuple[Triple, ...]
+    """From the level before; 1, 1, 1 for the first."""
+
+    @property
+    def multiple(self) -> Triple:
+        """What the sides of a patch must be multiples of."""
+        return tuple(prod(sides) for sides in zip(*self.strides, strict=True))
+
+    def __str__(self) -> str:
+        return f"kernels {' '.join(map(by, self.kernels))}, strides {' '.join(map(by, self.strides[1:]))}"
+
+
+def by(sides: Sequence[float]) -> str:
+    """`1x3x3`."""
+    return "x".join(f"{side:g}" for side in sides)
+
+
+def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Levels:
+    """At most `most` levels for a patch in voxels, with a spacing in mm; without spacing the voxels are cubes.
+
+    An axis is halved from one level to the next while its spacing is less than twice that of the finest axis that can
+    be halved, and half its side is still 4 voxels or more. Its kernel is 1 until its spacing is less than twice the
+    finest, then 3; the coarsest level has 3 everywhere.
+    """
+    size, mm = list(patch), list(spacing or (1.0,) * len(patch))
+    kernel, kernels, strides = [1] * len(size), [], [(1,) * len(size)]
+    while True:
+        near = [mm[a] < 2 * min(mm) for a in range(len(size))]
+        kernel = [3 if size[a] > 1 and (kernel[a] == 3 or near[a]) else 1 for a in range(len(size))]
+        kernels.append(tuple(kernel))
+        possible = [a for a in range(len(size)) if size[a] >= 2 * SMALLEST_SIDE]
+        if len(strides) == most or not possible:
+            break
+        finest = min(mm[a] for a in possible)
+        halved = [a for a in possible if mm[a] < 2 * finest]
+        strides.append(tuple(2 if a in halved else 1 for a in range(len(size))))
+        for a in halved:
+            size[a], mm[a] = -(-size[a] // 2), 2 * mm[a]
+    kernels[-1] = tuple(3 if side > 1 else 1 for side in size)
+    return Levels(tuple(kernels), tuple(strides))
+
+
+def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+    """The network of `spec` for patches of `meta.shape` (1, D, H, W), and sentences about what was derived.
+
+    `found` holds the file of its weights under `net`. Raises UserError when MONAI is not installed, the patch is too
+    small or does not fit the strides, or the weights are of another network.
+    """
+    net, about = _MAKERS[type(spec)](spec, meta)
+    if "net" in found:
+        load(net, found["net"])
+    count = sum(p.numel() for p in net.parameters())
+    return net, [f"{spec.name}: {about}, {count:,} parameters"]
+
+
+def source_of(spec: AnyVolumeNet) -> str | None:
+    """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
+    return spec.weights
+
+
+def load(net: nn.Module, file: Path | str) -> None:
+    """Fill a network from a file of weights of its own kind."""
+    weights.load_into(net, weights.read_tensors(file), str(file))
+
+
+def check_patch(name: str, patch: Sequence[int], multiple: Sequence[int]) -> None:
+    """Refuse a patch whose sides are no multiples of what the network divides them by."""
+    if any(side % m for side, m in zip(patch, multiple, strict=True)):
+        near = [max(m, round(side / m) * m) for side, m in zip(patch, multiple, strict=True)]
+        raise UserError(
+            "data.patch",
+            f"{by(patch)} voxels, which {name} cannot divide by its strides",
+            f"sides that are multiples of {by(multiple)}",
+            f"the nearest is [{', '.join(map(str, near))}]",
+        )
+
+
+def require(package: str) -> None:
+    """Refuse to go on without a package of the medical extra."""
+    import importlib.util
+
+    if importlib.util.find_spec(package) is None:
+        raise UserError("task.net", f"{package} is not installed", remedy='pip install "trainkit[medical]"')
+
+
+def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], wanted: int, least: int) -> Levels:
+    levels = levels_for(patch, spacing, wanted)
+    if len(levels.kernels) < least:
+        raise UserError(
+            "data.patch",
+            f"{by(patch)} voxels, which leave room for {len(levels.kernels)} levels",
+            f"{least} or more for {spec.name}",
+            f"a side is halved only while {SMALLEST_SIDE} voxels are left: take a larger patch",
+        )
+    check_patch(spec.name, patch, levels.multiple)
+    return levels
+
+
+def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+    levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 2)
+    require("monai")
+    from monai.networks.nets import UNet
+
+    upwards = iter(levels.kernels[-2::-1])
+
+    class ByLevel(UNet):
+        """MONAI's has one kernel for all levels. It makes them from the coarsest up, so the next one's is set here."""
+
+        def _get_bottom_layer(self, *args: Any) -> nn.Module:
+            return self._then_next(super()._get_bottom_layer(*args))
+
+        def _get_connection_block(self, *args: Any) -> nn.Module:
+            return self._then_next(super()._get_connection_block(*args))
+
+        def _then_next(self, made: nn.Module) -> nn.Module:
+            self.kernel_size = self.up_kernel_size = next(upwards, None)
+            return made
+
+    net = ByLevel(
+        spatial_dims=3,
+        in_channels=meta.shape[0],
+        out_channels=meta.classes,
+        channels=spec.filters[: len(levels.kernels)],
+        strides=levels.strides[1:],
+        kernel_size=levels.kernels[-1],
+        num_res_units=spec.res_units,
+        norm="instance",
+        dropout=spec.dropout,
+    )
+    # A plain module: the class of this function could not be pickled.
+    return Whole(net.model), _about(levels)
+
+
+def _about(levels: Levels) -> str:
+    return f"{levels}, sides of a patch multiples of {by(levels.multiple)}"
+
+
+class Whole(nn.Module):
+    """A network without deep supervision."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W)."""
+        return self.model(image)
+
+
+def _dynunet(spec: DynUNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+    levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 3)
+    require("monai")
+    from monai.networks.nets import DynUNet
+
+    count = len(levels.kernels)
+    net = DynUNet(
+        spatial_dims=3,
+        in_channels=meta.shape[0],
+        out_channels=meta.classes,
+        kernel_size=levels.kernels,
+        strides=levels.strides,
+        upsample_kernel_size=levels.strides[1:],
+        filters=spec.filters[:count],
+        dropout=spec.dropout or None,
+        res_block=spec.res_block,
+        deep_supervision=spec.deep_supervision,
+        deep_supr_num=count - 2,
+    )
+    return Dynamic(net), f"{_about(levels)}, {count - 1 if spec.deep_supervision else 1} outputs in training"
+
+
+class Dynamic(nn.Module):
+    """The blocks of MONAI's DynUNet, each once.
+
+    MONAI's own holds every block under two names, so its checkpoints are twice as large; it keeps the last outputs and
+    their graph in a list; and it enlarges the coarse outputs to the full size, which at 96^3 and ten classes costs more
+    memory than the outputs themselves.
+    """
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.input_block, self.downsamples, self.bottleneck = net.input_block, net.downsamples, net.bottleneck
+        self.upsamples, self.output_block = net.upsamples, net.output_block
+        self.deep_supervision_heads = net.deep_supervision_heads if net.deep_supervision else nn.ModuleList()
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        """Volumes (B, 1, D, H, W) to class scores; in training with deep supervision a list, finest first."""
+        passed = [self.input_block(image)]
+        for block in self.downsamples:
+            passed.append(block(passed[-1]))
+        x, coarse = self.bottleneck(passed[-1]), []
+        for up in self.upsamples:
+            x = up(x, passed.pop())
+            if self.training and 1 <= len(passed) <= len(self.deep_supervision_heads):
+                coarse.append(self.deep_supervision_heads[len(passed) - 1](x))
+        out = self.output_block(x)
+        return [out, *coarse[::-1]] if coarse else out
+
+
+def _segresnet(spec: SegResNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+    levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.blocks), 2)
+    require("monai")
+    net = SegResNet(
+        meta.shape[0], meta.classes, spec.filters, spec.blocks[: len(levels.kernels)], levels, spec.deep_supervision
+    )
+    return net, f"{_about(levels)}, {net.outputs} outputs in training"
+
+
+class SegResNet(nn.Module):
+    """MONAI's SegResNetDS with instance norm, and with kernels and strides that are given.
+
+    MONAI's derives them from the resolution alone: it pools without regard to the patch, and an axis that is no longer
+    pooled has kernels of 1 from there on. Where both agree, the names and shapes of the weights are the same.
+    """
+
+    def __init__(
+        self, channels: int, classes: int, filters: int, blocks: Sequence[int], levels: Levels, deep_supervision: int
+    ):
+        super().__init__()
+        from monai.networks.blocks.upsample import UpSample
+        from monai.networks.nets.segresnet_ds import SegResBlock
+
+        norm, act = ("instance", {"affine": True}), ("relu", {"inplace": True})
+        wide = [filters * 2**i for i in range(len(blocks))]
+        self.outputs = min(deep_supervision, len(blocks) - 1)
+
+        def residual(level: int, count: int) -> nn.Sequential:
+            return nn.Sequential(*(SegResBlock(3, wide[level], norm, levels.kernels[level], act) for _ in range(count)))
+
+        def conv(level: int, before: int, after: int, stride: Triple) -> nn.Conv3d:
+            kernel = levels.kernels[level]
+            return nn.Conv3d(before, after, kernel, stride, tuple(k // 2 for k in kernel), bias=False)
+
+        self.encoder = nn.Module()
+        self.encoder.conv_init = conv(0, channels, filters, (1, 1, 1))
+        self.encoder.layers = nn.ModuleList()
+        for i, count in enumerate(blocks):
+            last = i == len(blocks) - 1
+            down = nn.Identity() if last else conv(i, wide[i], wide[i + 1], levels.strides[i + 1])
+            self.encoder.layers.append(nn.ModuleDict({"blocks": residual(i, count), "downsample": down}))
+        self.up_layers = nn.ModuleList()
+        for i in reversed(range(len(blocks) - 1)):
+            up = UpSample(3, wide[i + 1], wide[i], levels.strides[i + 1], levels.kernels[i], mode="deconv", bias=False)
+            head = nn.Conv3d(wide[i], classes, 1) if i < self.outputs else nn.Identity()
+            self.up_layers.append(nn.ModuleDict({"upsample": up, "blocks": residual(i, 1), "head": head}))
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        """Volumes (B, 1, D, H, W) to class scores; in training with deep supervision a list, finest first."""
+        x, passed, outputs = self.encoder.conv_init(image), [], []
+        for level in self.encoder.layers:
+            passed.append(level["blocks"](x))
+            x = level["downsample"](passed[-1])
+        passed.pop()
+        for level in self.up_layers:
+            x = level["blocks"](level["upsample"](x) + passed.pop())
+            if len(passed) < self.outputs and (self.training or not passed):
+                outputs.append(level["head"](x))
+        return outputs[::-1] if len(outputs) > 1 else outputs[0]
+
+
+_MAKERS = {UNetSpec: _unet, DynUNetSpec: _dynunet, SegResNetSpec: _segresnet}

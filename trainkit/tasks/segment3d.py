@@ -1,10 +1,51 @@
-"""Segmentation of volumes: patches to learn from, windows over whole volumes to be scored."""
+"""Segmentation of volumes: patches to learn from, windows over whole volumes to be scored.
+
+Whole volumes are scored on the grid of their files, organ by organ, with distances in mm; patches by their voxels.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit import metrics
+from trainkit.data import volume_prepare
+from trainkit.errors import UserError
+from trainkit.losses import segmentation as losses
+from trainkit.losses.segmentation import SegmentationLoss
+from trainkit.metrics import surfaces
+from trainkit.models import volumetric
 from trainkit.models.volumetric import VolumeNet
+from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.windows import Weight, sliding
+
+TOLERANCE = 1.0
+"""mm, for an organ that has none of its own."""
+
+
+@dataclass(kw_only=True)
+class Window:
+    """How a whole volume is seen: through windows of the size of a training patch."""
+
+    overlap: float = 0.5
+    """Share of a window that it has in common with the next."""
+    weight: Weight = "gaussian"
+    """How the voxels of a window count: less towards its border, or all alike."""
+    batch_size: int = 4
+    """Windows at once."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap < 1:
+            raise ValueError(f"overlap is {self.overlap}; a share from 0 to below 1 is needed")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; 1 or more windows are needed")
 
 
 @dataclass(kw_only=True)
@@ -12,3 +53,115 @@ class Segment3d:
     """Learn which voxel is of which organ."""
 
     net: VolumeNet
+    objective: SegmentationLoss = field(default_factory=SegmentationLoss)
+    """What is minimised, at each of the outputs where the network gives several."""
+    window: Window = field(default_factory=Window)
+    tolerance: float | dict[str, float] = TOLERANCE
+    """mm that a surface may be off and still count in the normalised surface distance (`nsd`): one for all organs, or
+    by organ, 1 mm for those not named."""
+
+    def __post_init__(self) -> None:
+        given = self.tolerance.values() if isinstance(self.tolerance, dict) else [self.tolerance]
+        if not all(0 <= mm < float("inf") for mm in given):
+            raise ValueError(f"tolerance is {self.tolerance}; millimetres from 0 are needed")
+
+    def needs(self) -> dict[str, Source]:
+        """The weights that training starts from, where there are any."""
+        word = volumetric.source_of(self.net)
+        return {} if word is None else {"net": Source(weights=word)}
+
+    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+        """The network for patches of the data. Raises UserError where they do not fit, or a class has no such name."""
+        self.objective.checked(meta.class_names)
+        self._weights = self.objective.weights(meta.class_names)
+        self._tolerance = self._tolerances(meta.class_names or [str(c) for c in range(meta.classes)])
+        self._patch, self._classes = tuple(meta.shape[1:]), meta.classes
+        net, notes = volumetric.build(self.net, meta, found)
+        return Parts(net, notes=tuple(notes))
+
+    def _tolerances(self, names: Sequence[str]) -> list[float]:
+        """mm of each class but the background."""
+        if not isinstance(self.tolerance, dict):
+            return [float(self.tolerance)] * (len(names) - 1)
+        for name in self.tolerance:
+            if name not in names[1:]:
+                near = difflib.get_close_matches(name, names[1:], n=3) or names[1:]
+                raise UserError("task.tolerance", f"{name!r}, which is no organ of the data", ", ".join(near))
+        return [float(self.tolerance.get(name, TOLERANCE)) for name in names[1:]]
+
+    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+        """The objective over patches, and the Dice of their voxels, all organs together."""
+        mask = batch["mask"]
+        weights = None if self._weights is None else self._weights.to(mask.device)
+        out = net(batch["image"])
+        if isinstance(out, Tensor):
+            finest, loss_B = out, self.objective(out, mask, weights)
+        else:
+            combine = losses.subsets if self.net.supervision == "subsets" else losses.deep
+            finest, loss_B = out[0], combine(self.objective, out, mask, weights)
+        return Loss(loss_B.sum(), len(mask), {"dice": _pooled_dice(finest.detach().argmax(1), mask)})
+
+    def predict(self, net: nn.Module, batch: Batch) -> Rows:
+        """Scores of whole volumes, which have a `spacing`; of patches the voxels of each organ."""
+        if "spacing" not in batch:
+            return self._counts(net(batch["image"]).argmax(1), batch["mask"])
+        whole = [
+            self._case(net, {key: value[i : i + 1] for key, value in batch.items()}) for i in range(len(batch["mask"]))
+        ]
+        return {key: torch.cat([rows[key] for rows in whole]) for key in whole[0]}
+
+    def _counts(self, predicted: Tensor, mask: Tensor) -> Rows:
+        """Voxels (B, organs) that are right, predicted and true. They are exact in float32 up to 16.7 million."""
+        rows = {"intersection": [], "predicted": [], "actual": []}
+        for organ in range(1, self._classes):
+            found, true = predicted == organ, mask == organ
+            for name, which in (("intersection", found & true), ("predicted", found), ("actual", true)):
+                rows[name].append(which.flatten(1).sum(1))
+        return {name: torch.stack(counts, 1) for name, counts in rows.items()}
+
+    def _case(self, net: nn.Module, batch: Batch) -> Rows:
+        image, truth = batch["image"], batch["mask"][0]
+        spacing = batch["spacing"][0].double().cpu().numpy()
+        predicted = self.label_map(net, image, truth.shape, batch["mirrors"][0].tolist()).cpu().numpy()
+        true = truth.cpu().numpy()
+        scores = surfaces.case_scores(predicted, true, spacing, self._classes, self._tolerance)
+        rows = {name: torch.as_tensor(np.asarray(values), dtype=torch.float32) for name, values in scores.items()}
+        if "overlay" in batch:
+            from trainkit.metrics import segmentation
+
+            if image.shape[2:] != truth.shape:
+                image = F.interpolate(image.float(), truth.shape, mode="trilinear")
+            rows["planes"] = torch.as_tensor(segmentation.planes(image[0, 0].cpu().numpy(), true, predicted, spacing))
+        return {name: values[None].to(image.device) for name, values in rows.items()}
+
+    @torch.no_grad()
+    def label_map(
+        self, net: nn.Module, image: Tensor, shape: Sequence[int], mirrors: Sequence[bool] = (False, False, False)
+    ) -> Tensor:
+        """The class of every voxel, uint8 (D0, H0, W0), on the original grid of `shape`, of one prepared volume.
+
+        `image` (1, 1, D, H, W) is seen through windows of the size of a training patch, and mirrored along `mirrors`.
+        `net` is in evaluation mode; `build` has been called.
+        """
+        window = self.window
+        probabilities = sliding(
+            net,
+            image,
+            self._patch,
+            overlap=window.overlap,
+            weight=window.weight,
+            batch_size=window.batch_size,
+            mirrors=mirrors,
+        )
+        return volume_prepare.to_original(probabilities, tuple(shape))
+
+    def score(self, rows: Rows, split: Split) -> Scores:
+        """The score of the split's protocol."""
+        return metrics.score(rows, split.protocol, split.name, split)
+
+
+def _pooled_dice(predicted: Tensor, mask: Tensor) -> Tensor:
+    """Dice of the voxels of a micro-batch, all organs together; 1 where there is none and none is predicted."""
+    organ = mask > 0
+    hit, voxels = ((predicted == mask) & organ).sum(), organ.sum() + (predicted > 0).sum()
+    return torch.where(voxels > 0, 2 * hit / voxels.clamp_min(1), 1.0)

@@ -1,0 +1,93 @@
+"""Class probabilities of a whole volume from a network that sees windows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weight = Literal["gaussian", "constant"]
+
+LEAST_WEIGHT = 1e-3
+"""Of a corner of a window against its centre, so that a voxel that only a corner sees is not divided by nothing."""
+
+
+def starts(length: int, window: int, overlap: float) -> list[int]:
+    """Where windows begin along an axis of `length` voxels, so that they cover it, `overlap` (a share) in common.
+
+    The last one is moved back to end with the axis. A window that is longer than the axis begins at 0.
+    """
+    if window >= length:
+        return [0]
+    step = max(1, int(window * (1 - overlap)))
+    return [min(i * step, length - window) for i in range(-(-(length - window) // step) + 1)]
+
+
+def weights_of(window: Sequence[int], kind: Weight, device: torch.device | str = "cpu") -> Tensor:
+    """How much each voxel of a window counts, float32 (D, H, W), 1 at the most.
+
+    `gaussian` has a standard deviation of an eighth of the window (nnU-Net): predictions are worst at its border.
+    """
+    weight = torch.ones(tuple(window), device=device)
+    if kind == "gaussian":
+        for axis, side in enumerate(window):
+            away = torch.arange(side, device=device) - (side - 1) / 2
+            shape = [-1 if a == axis else 1 for a in range(len(window))]
+            weight *= torch.exp(-0.5 * (away * 8 / side) ** 2).view(shape)
+    return weight.clamp_min(LEAST_WEIGHT)
+
+
+@torch.no_grad()
+def sliding(
+    forward: Callable[[Tensor], Tensor],
+    image: Tensor,
+    window: Sequence[int],
+    *,
+    overlap: float = 0.5,
+    weight: Weight = "gaussian",
+    batch_size: int = 4,
+    mirrors: Sequence[bool] = (False, False, False),
+) -> Tensor:
+    """Class probabilities, float32 (classes, D, H, W), of one volume `image` (1, 1, D, H, W).
+
+    They are the mean over windows, weighted, of the softmax of `forward`, which maps (b, 1, *window) to class scores
+    (b, classes, *window), at most `batch_size` windows at once. `mirrors` names axes: each window is then also seen
+    mirrored along every combination of them. A volume that is smaller than a window is padded on both sides with its
+    lowest value. Beside the result one window's weights and a map of their sums are held in memory.
+    """
+    window, size = tuple(window), tuple(image.shape[2:])
+    missing = [max(0, w - s) for w, s in zip(window, size, strict=True)]
+    before = [m // 2 for m in missing]
+    if any(missing):
+        sides = [side for b, m in zip(reversed(before), reversed(missing), strict=True) for side in (b, m - b)]
+        image = F.pad(image, sides, value=float(image.min()))
+    corners = [starts(s, w, overlap) for s, w in zip(image.shape[2:], window, strict=True)]
+    places = [tuple(slice(a, a + w) for a, w in zip(c, window, strict=True)) for c in product(*corners)]
+    weigh = weights_of(window, weight, image.device)
+    flips = list(_combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
+    total, counted = None, torch.zeros(image.shape[2:], device=image.device)
+    for place in places:
+        counted[place] += weigh
+    for i in range(0, len(places), batch_size):
+        chunk = places[i : i + batch_size]
+        seen = torch.cat([image[(slice(None), slice(None), *place)] for place in chunk])
+        for flip in flips:
+            scores = forward(seen.flip(flip) if flip else seen)
+            part = scores.float().softmax(1)
+            part = part.flip(flip) if flip else part
+            if total is None:
+                total = part.new_zeros((part.shape[1], *image.shape[2:]))
+            for place, values in zip(chunk, part, strict=True):
+                total[(slice(None), *place)] += values * weigh
+    total /= counted * len(flips)
+    inside = tuple(slice(b, b + s) for b, s in zip(before, size, strict=True))
+    return total[(slice(None), *inside)]
+
+
+def _combinations(axes: Sequence[int]) -> Iterator[list[int]]:
+    for chosen in product((False, True), repeat=len(axes)):
+        yield [axis for axis, on in zip(axes, chosen, strict=True) if on]
