@@ -93,10 +93,11 @@ def prepare(array: np.ndarray, header: Header, how: Preparation) -> Prepared:
     Raises UserError when the volume would have more voxels than `nifti.VOXEL_LIMIT` at the spacing asked for.
     """
     orientation = nifti.orientation(header.affine, how.axes)
-    oriented = orientation.apply(array)
+    # In one order in memory, so that sums do not depend on how the axes of the file run.
+    oriented = np.ascontiguousarray(orientation.apply(array), np.float32)
     spacing = _three(orientation.spacing(header))
     shape = _shape(oriented.shape, spacing, header, how)
-    resampled = _resampled(np.asarray(oriented, np.float32), shape, kernels(oriented.shape, spacing, shape, "cubic"))
+    resampled = _resampled(oriented, shape, kernels(oriented.shape, spacing, shape, "cubic"))
     image, facts = normalise(resampled)
     facts = {"lowest": float(array.min()), "highest": float(array.max()), **facts}
     reached = tuple(s * n / m for s, n, m in zip(spacing, oriented.shape, shape, strict=True))
@@ -121,14 +122,16 @@ def normalise(array: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
     Scanners scale as they like (in TOM500 the mean of fat is 331 to 25,000), so only a volume's own numbers can do.
     """
     low, high = (float(bound) for bound in np.percentile(array, PERCENTILES))
-    clipped = np.clip(array, low, high, dtype=np.float32)
-    mean, std = float(clipped.mean(dtype=np.float64)), float(clipped.std(dtype=np.float64))
-    if high <= low or std == 0:
-        mean, std, scaled = low, 0.0, np.zeros(array.shape, np.float16)
-    else:
-        # Within the percentiles nothing is farther than 1 / sqrt(0.005) = 14 deviations: float16 holds it to 0.004.
-        scaled = ((clipped - np.float32(mean)) / np.float32(std)).astype(np.float16)
-    return scaled, {"clip_low": low, "clip_high": high, "mean": mean, "std": std}
+    values = np.clip(array, low, high, dtype=np.float32)
+    mean = float(values.mean(dtype=np.float64))
+    values -= np.float32(mean)
+    # Slice by slice: a float64 copy of the whole would take more memory than all else.
+    std = float(np.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in values) / values.size))
+    if high <= low or not std > 0:
+        return np.zeros(array.shape, np.float16), {"clip_low": low, "clip_high": high, "mean": low, "std": 0.0}
+    values /= np.float32(std)
+    # Within the percentiles nothing is farther than 1 / sqrt(0.005) = 14 deviations: float16 holds it to 0.004.
+    return values.astype(np.float16), {"clip_low": low, "clip_high": high, "mean": mean, "std": std}
 
 
 def kernels(
