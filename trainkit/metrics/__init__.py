@@ -1,4 +1,4 @@
-"""Scores of whole evaluation sets, from one row per picture."""
+"""Scores of whole evaluation sets, from one row per picture or volume."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit.data.protocols import Classes, Identification, Inspection, Pairs, Retrieval, Separation, Templates
+from trainkit.data.protocols import (
+    Classes,
+    Identification,
+    Inspection,
+    Pairs,
+    Retrieval,
+    Segmentation,
+    Separation,
+    Templates,
+)
 from trainkit.metrics.classification import score_classes
 from trainkit.metrics.identification import score_identification
 from trainkit.metrics.inspection import score_inspection
 from trainkit.metrics.retrieval import score_retrieval
+from trainkit.metrics.segmentation import score_segmentation
 from trainkit.metrics.separation import score_separation
 from trainkit.metrics.templates import score_templates
 from trainkit.metrics.verification import score_pairs
@@ -21,8 +31,9 @@ def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set",
     """Score an evaluation set as its protocol says.
 
     `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed; `norm`
-    (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes. Each protocol
-    takes what it needs. `where` is what messages call the set; `split`, where pictures are shown, is asked for them.
+    (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes; of volumes what
+    `segmentation.score_segmentation` takes. Each protocol takes what it needs. `where` is what messages call the set;
+    `split`, where pictures are shown, is asked for them.
     """
     match protocol:
         case Pairs():
@@ -37,6 +48,8 @@ def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set",
             return score_classes(rows["logits"], protocol, where)
         case Retrieval():
             return score_retrieval(rows["embedding"], protocol, where)
+        case Segmentation():
+            return score_segmentation(rows, protocol, where)
         case Templates():
             scores = score_templates(rows["embedding"], protocol, where=where)
         case Identification():

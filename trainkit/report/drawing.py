@@ -53,7 +53,7 @@ def draw(tracker: Any, history: journal.History, best: str | None, curves: Mappi
 def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw the pictures of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
 
-    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers. Raises ValueError for another one.
+    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays. Raises ValueError for another one.
     """
     on = title.replace("/ema", ", averaged weights")
     for kind, arrays in pictures.items():
@@ -86,4 +86,27 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
         many = f"{arrays['found']:,} of {arrays['total']:,}"
         first = f", the first {len(captions)}" * (len(captions) < arrays["found"])
         return embeddings.sheet(arrays["images"], captions, f"{on}\n{many}: {_SHEETS[kind]}{first}")
+    if kind == "overlays":
+        from trainkit.report import overlays
+
+        return overlays.overlays(arrays["planes"], _cases(arrays), arrays["names"], f"{on}: {_chosen(arrays)}")
     raise ValueError(f"no picture of kind {kind!r}")
+
+
+def _cases(arrays: Mapping[str, Any]) -> list[str]:
+    """What stands above each case: how it ranks, its mean Dice and, as many as there is room for, those of organs."""
+    captions = []
+    for name, rank, dice, organs in zip(*(arrays[key] for key in ("id", "rank", "dice", "organ_dice")), strict=True):
+        each = [f"{arrays['names'][k]} {v:.2f}" for k, v in enumerate(organs) if v == v]
+        caption = f"{rank}: {name[-30:]}, mean Dice {dice:.3f}"
+        for k, part in enumerate(each):
+            if len(caption) + len(part) > 130:
+                break
+            caption += f"{', ' if k else ':  '}{part}"
+        captions.append(caption)
+    return captions
+
+
+def _chosen(arrays: Mapping[str, Any]) -> str:
+    worst, best = (arrays["rank"].count(word) for word in ("worst", "best"))
+    return f"the {worst} worst and {best} best of {arrays['total']} cases by mean Dice"

@@ -1,0 +1,294 @@
+"""Scores of segmented volumes: of an organ over the cases, of a case over its organs, with intervals and pictures.
+
+What one case scores is in `trainkit.metrics.surfaces`. An organ that a case has neither in truth nor in prediction has
+no score there and is left out of that mean; `cases` in the table per class says how many counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainkit import seeding
+from trainkit.data.protocols import Segmentation
+from trainkit.errors import UserError
+from trainkit.metrics.surfaces import SCORES
+from trainkit.metrics.verification import as_array
+from trainkit.task import Scores
+
+RESAMPLES = 2000
+SHOWN = 3
+"""Cases shown of the worst, and as many of the best."""
+VIEWS = ("axial", "coronal", "sagittal")
+"""The planes of `planes`, in their order."""
+_AROUND = 1.25
+"""Side of a picture over the longest side of the box around the organs."""
+_NARROWEST = 32
+"""Side of a picture at least, in voxels along the axis of the finest spacing."""
+_AT_ONCE = 1 << 22
+
+
+def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where: str = "volumes") -> Scores:
+    """Score whole cases, or patches.
+
+    Of whole cases `rows` are what `surfaces.case_scores` gives, each (N, C-1); with kind `overlays` also `planes`
+    (N, 3, 3, S, S), see `planes`. Metrics: dice_mean, iou_mean, nsd_mean, hd95_mean_mm, asd_mean_mm and
+    volume_error_mean_mm3 (absolute), each the mean over organs of the means over cases; dice_mean_low and
+    dice_mean_high, between which lie 95 % of the bootstrap's; dice.ORGAN, iou.ORGAN, nsd.ORGAN, hd95_mm.ORGAN,
+    asd_mm.ORGAN and volume_error_mm3.ORGAN; missed (organs that are there and of which no voxel is predicted, over all
+    cases), invented (the other way round) and cases. An organ that no case has, in truth or prediction, has no metrics
+    and is in no mean. Table `per_class`; rows one a case; of `overlays` the pictures of the worst and best cases.
+
+    Of patches `rows` are `intersection`, `predicted` and `actual`, numbers of voxels (N, C-1), see `voxel_counts`.
+    Metrics: dice_mean, iou_mean and dice.ORGAN of all patches taken together.
+
+    Raises UserError where no truth has any organ.
+    """
+    if protocol.kind == "patches":
+        return _score_patches(rows, protocol, where)
+    columns = {name: _column(rows, name, protocol) for name in SCORES}
+    _refuse_empty(columns["volume_truth"], where)
+    organs = protocol.names[1:]
+    called = words(organs)
+    actual, predicted, counted = columns["volume_truth"] > 0, columns["volume_prediction"] > 0, columns["dice"]
+    missed, invented = (actual & ~predicted).sum(0), (predicted & ~actual).sum(0)
+    columns["volume_off"] = np.abs(columns["volume_error"])
+    of_organ = {name: mean(values, 0) for name, values in columns.items()}
+    ways = {
+        "dice": ("dice_mean", "dice"),
+        "iou": ("iou_mean", "iou"),
+        "nsd": ("nsd_mean", "nsd"),
+        "hd95": ("hd95_mean_mm", "hd95_mm"),
+        "asd": ("asd_mean_mm", "asd_mm"),
+        "volume_off": ("volume_error_mean_mm3", "volume_error_mm3"),
+    }
+    metrics = {whole: float(mean(of_organ[name])) for name, (whole, _) in ways.items()}
+    low, high = np.full(len(organs), np.nan), np.full(len(organs), np.nan)
+    if len(set(protocol.patients)) > 1:
+        drawn, drawn_organ = bootstrap(columns["dice"], protocol.patients)
+        metrics["dice_mean_low"], metrics["dice_mean_high"] = _middle(drawn)
+        low, high = np.transpose([_middle(values) for values in drawn_organ.T])
+    for name, (_, each) in ways.items():
+        metrics |= {f"{each}.{word}": float(of_organ[name][k]) for k, word in enumerate(called)}
+    metrics = {name: value for name, value in metrics.items() if value == value}
+    metrics |= {"missed": float(missed.sum()), "invented": float(invented.sum()), "cases": float(len(protocol))}
+    table = {
+        "class": list(organs),
+        "cases": (counted == counted).sum(0),
+        "missed": missed,
+        "invented": invented,
+        "dice": of_organ["dice"],
+        "dice_low": low,
+        "dice_high": high,
+        "iou": of_organ["iou"],
+        "nsd": of_organ["nsd"],
+        "hd95_mm": of_organ["hd95"],
+        "hd95_median_mm": [np.median(v[v == v]) if (v == v).any() else np.nan for v in columns["hd95"].T],
+        "asd_mm": of_organ["asd"],
+        "volume_truth_mm3": of_organ["volume_truth"],
+        "volume_prediction_mm3": of_organ["volume_prediction"],
+        "volume_error_mm3": of_organ["volume_off"],
+        "volume_bias_mm3": of_organ["volume_error"],
+    }
+    case = mean(columns["dice"], 1)
+    cases: dict[str, Any] = {"id": list(protocol.ids), "patient": list(protocol.patients)}
+    scored: dict[str, Any] = {"dice": case}
+    units = {"hd95": "hd95_mm", "asd": "asd_mm"} | {name: f"{name}_mm3" for name in SCORES if name.startswith("volume")}
+    for name in SCORES:
+        scored |= {f"{units.get(name, name)}_{word}": columns[name][:, k] for k, word in enumerate(called)}
+    for name, column in protocol.clinical.items():
+        cases[f"clinical_{name}" if name in {**cases, **scored} else name] = _one_kind(column)
+    tables = {"per_class": {name: _or_none(np.asarray(c)) for name, c in table.items()}}
+    scores = Scores(metrics, cases | scored, tables=tables)
+    if protocol.kind == "overlays":
+        scores.pictures = {"overlays": _overlays(as_array(rows["planes"]), columns["dice"], case, protocol)}
+    return scores
+
+
+def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: str) -> Scores:
+    hit, predicted, actual = (_column(rows, name, protocol) for name in ("intersection", "predicted", "actual"))
+    _refuse_empty(actual, where)
+    called = words(protocol.names[1:])
+    with np.errstate(invalid="ignore"):
+        dice = 2 * hit.sum(0) / (predicted.sum(0) + actual.sum(0))
+        iou = hit.sum(0) / (predicted.sum(0) + actual.sum(0) - hit.sum(0))
+        each = 2 * hit / (predicted + actual)
+    metrics = {"dice_mean": float(mean(dice)), "iou_mean": float(mean(iou))}
+    metrics |= {f"dice.{word}": float(dice[k]) for k, word in enumerate(called) if dice[k] == dice[k]}
+    table = {"class": list(protocol.names[1:]), "dice": dice, "iou": iou, "voxels": actual.sum(0)}
+    columns = {"id": list(protocol.ids), "patient": list(protocol.patients), "dice": mean(each, 1)}
+    columns |= {f"dice_{word}": each[:, k] for k, word in enumerate(called)}
+    tables = {"per_class": {name: _or_none(np.asarray(c)) for name, c in table.items()}}
+    return Scores(metrics, columns, tables=tables)
+
+
+def voxel_counts(prediction: Tensor, mask: Tensor, classes: int) -> dict[str, Tensor]:
+    """Voxels of each class but the background, in each sample of (B, *S): `intersection`, `predicted`, `actual`.
+
+    Float32 (B, C-1), which holds whole numbers up to 16.7 million.
+    """
+    out: dict[str, list[Tensor]] = {"intersection": [], "predicted": [], "actual": []}
+    prediction, mask = prediction.flatten(1), mask.flatten(1)
+    for k in range(1, classes):
+        p, t = prediction == k, mask == k
+        for name, where in (("intersection", p & t), ("predicted", p), ("actual", t)):
+            out[name].append(where.sum(1).float())
+    return {name: torch.stack(columns, 1) for name, columns in out.items()}
+
+
+def mean(values: np.ndarray, axis: int | None = None) -> Any:
+    """Mean of what is a number; nan where nothing is."""
+    there = values == values
+    with np.errstate(invalid="ignore"):
+        return np.where(there, values, 0).sum(axis) / there.sum(axis)
+
+
+def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """What other cases might have scored: the mean over organs, (2000,), and the mean of each organ, (2000, K).
+
+    `values` (N, K) are scores of N cases, nan where there is none. Efron's bootstrap (Annals of Statistics 7, 1979):
+    as many patients as there are (`groups`, N names) are drawn with replacement, with all their cases, for cases of one
+    patient are alike. The draws depend on the number of patients alone, so two networks are compared on the same.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    of = np.unique(np.asarray(groups), return_inverse=True)[1]
+    people = int(of.max()) + 1
+    there = values == values
+    total, count = np.zeros((2, people, values.shape[1]))
+    np.add.at(total, of, np.where(there, values, 0))
+    np.add.at(count, of, there)
+    draw = np.random.Generator(np.random.Philox(key=seeding.number(0, "bootstrap")))
+    organs = []
+    step = max(1, _AT_ONCE // people)
+    for start in range(0, RESAMPLES, step):
+        some = min(step, RESAMPLES - start)
+        drawn = draw.integers(people, size=(some, people)) + people * np.arange(some)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=some * people).reshape(some, people).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            organs.append(times @ total / (times @ count))
+    organ = np.concatenate(organs)
+    return mean(organ, 1), organ
+
+
+def interval(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
+    """The ends of the 95 % interval, by `bootstrap`, of the mean over organs of (N, K); nan for a single patient."""
+    return _middle(bootstrap(values, groups)[0]) if len(set(groups)) > 1 else (float("nan"), float("nan"))
+
+
+def _middle(drawn: np.ndarray) -> tuple[float, float]:
+    drawn = drawn[drawn == drawn]
+    return tuple(np.percentile(drawn, (2.5, 97.5)).tolist()) if len(drawn) else (float("nan"), float("nan"))
+
+
+def words(names: Sequence[str]) -> list[str]:
+    """The names of organs as metrics may bear them: lower case, `_` for what is not allowed, no two alike."""
+    out: list[str] = []
+    for number, name in enumerate(names, start=1):
+        word = re.sub(r"[^a-z0-9_.-]+", "_", name.lower()).strip("_.-") or "label"
+        out.append(word if word not in out and word != "label" else f"{word}_{number}")
+    return out
+
+
+def planes(
+    image: np.ndarray,
+    truth: np.ndarray,
+    prediction: np.ndarray,
+    spacing: Sequence[float],
+    size: int = 160,
+    axes: str = "zyx",
+) -> np.ndarray:
+    """Three planes through the organs, float32 (3, 3, size, size): axial, coronal, sagittal x image, truth, prediction.
+
+    The arrays are volumes whose axes run as `axes` says, each in the direction of its growing coordinate (RAS+);
+    `spacing` (3,) is in mm, of the truth; the image may have another number of voxels over the same extent. Each plane
+    is that which cuts the largest shares of the organs, summed over them, so small ones count as much as large ones.
+    All are squares of one side in mm, a quarter wider than the box around the organs. Both choices look at the truth
+    alone where it has an organ, so pictures of two steps can be compared. Superior or anterior is up, right or anterior
+    on the left. Beyond the volume the image is at its lowest.
+    """
+    order = [(axes or "zyx").index(axis) for axis in "zyx"]
+    image, truth, prediction = (np.asarray(array).transpose(order) for array in (image, truth, prediction))
+    spacing = np.asarray(spacing, dtype=np.float64)[order]
+    extent = spacing * truth.shape
+    guide = truth if truth.any() else prediction
+    cut, first, last = _cuts(guide)
+    middle = (first + last) / 2 * spacing
+    side = _AROUND * ((last - first) * spacing).max() if guide.any() else extent.max()
+    side = min(max(side, _NARROWEST * spacing.min()), extent.max())
+    # Downwards along both axes of the picture: up is superior or anterior, and the right is where readers of medical
+    # images look for it, on the left.
+    steps = (0.5 - (np.arange(size) + 0.5) / size) * side
+    out = np.zeros((3, 3, size, size), dtype=np.float32)
+    for k in range(3):
+        row, column = (axis for axis in range(3) if axis != k)
+        at = {k: (cut[k] + 0.5) * spacing[k], row: middle[row] + steps[:, None], column: middle[column] + steps}
+        for kind, volume in enumerate((image, truth, prediction)):
+            index = [np.floor(at[axis] / extent[axis] * volume.shape[axis]).astype(np.int64) for axis in range(3)]
+            inside = np.ones((size, size), dtype=bool)
+            for axis in (row, column):
+                inside &= (index[axis] >= 0) & (index[axis] < volume.shape[axis])
+                index[axis] = index[axis].clip(0, volume.shape[axis] - 1)
+            out[k, kind] = np.where(inside, volume[tuple(index)], image.min() if kind == 0 else 0)
+    return out
+
+
+def _cuts(guide: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Along each axis the place that cuts most of the organs, the first place with one, and that after the last."""
+    found = np.argwhere(guide)
+    if not len(found):
+        shape = np.array(guide.shape)
+        return shape // 2, np.zeros(3, dtype=np.int64), shape
+    first, last = found.min(0), found.max(0) + 1
+    labels = guide[tuple(found.T)].astype(np.int64)
+    share = 1 / np.bincount(labels)[labels]
+    cut = [np.bincount(found[:, k], weights=share).argmax() for k in range(3)]
+    return np.array(cut), first, last
+
+
+def _overlays(drawn: np.ndarray, dice: np.ndarray, case: np.ndarray, protocol: Segmentation) -> dict[str, Any]:
+    """The worst and the best cases, no case twice, those without any organ left out."""
+    order = np.argsort(case, kind="stable")  # nan comes last
+    order = order[: int((case == case).sum())]
+    worst = order[: min(SHOWN, -(-len(order) // 2))]
+    best = order[len(worst) :][::-1][:SHOWN]
+    shown = np.concatenate([worst, best])
+    return {
+        "planes": drawn[shown],
+        "id": [protocol.ids[k] for k in shown],
+        "rank": ["worst"] * len(worst) + ["best"] * len(best),
+        "dice": case[shown],
+        "organ_dice": dice[shown],
+        "names": list(protocol.names[1:]),
+        "total": len(protocol),
+    }
+
+
+def _column(rows: Mapping[str, Tensor], name: str, protocol: Segmentation) -> np.ndarray:
+    values = as_array(rows[name]).astype(np.float64)
+    if values.shape != (len(protocol), len(protocol.names) - 1):
+        raise ValueError(f"{name} {values.shape}; {len(protocol)} rows of {len(protocol.names) - 1} organs expected")
+    return values
+
+
+def _refuse_empty(actual: np.ndarray, where: str) -> None:
+    if not (actual > 0).any():
+        raise UserError(
+            where, "no organ in any of its label maps", "labels above 0", "are these the label maps of this set?"
+        )
+
+
+def _one_kind(column: Sequence[Any]) -> Any:
+    """A column that a table can hold: of numbers alone, float64 with nan for none; otherwise text."""
+    if all(value is None or isinstance(value, int | float) for value in column):
+        return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+    return [None if value is None else str(value) for value in column]
+
+
+def _or_none(column: np.ndarray) -> list:
+    # A table has a word for what does not exist; a number that is none would spread.
+    return [None if value != value else value for value in column.tolist()]

@@ -1,0 +1,113 @@
+"""Predictions over the volumes they are of: three planes a case, the truth as a tint, the prediction as a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainkit.report.figures import INK, QUIET, WIDTH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = (
+    "#e6194b",
+    "#3cb44b",
+    "#4aa8ff",
+    "#f58231",
+    "#f032e6",
+    "#ffe119",
+    "#42d4f4",
+    "#bfef45",
+    "#ff9ecf",
+    "#a9b4ff",
+    "#aa6e28",
+    "#ffffff",
+)
+"""Of the organs; bright enough for dark tissue, and after twelve they begin again."""
+_TINT = 0.35
+_ENLARGED = 3
+
+
+def overlays(
+    planes: np.ndarray,
+    captions: Sequence[str],
+    names: Sequence[str],
+    title: str,
+    columns: Sequence[str] = ("axial", "coronal", "sagittal"),
+) -> Figure:
+    """One row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation.planes` gives them, `captions` (n,) above.
+
+    `names` are those of the classes 1, 2, ...; those that occur are in the legend.
+    """
+    planes = np.asarray(planes)
+    if planes.ndim != 5 or planes.shape[1:3] != (3, 3) or len(planes) != len(captions):
+        raise ValueError(f"planes {planes.shape}, {len(captions)} captions")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    present = [k for k in range(1, len(names) + 1) if (planes[:, :, 1:] == k).any()]
+    lines = -(-len(present) // 6)
+    cell, words, head, foot = WIDTH / 3, 0.25, 0.6, 0.32 + 0.2 * lines
+    height = head + max(1, len(planes)) * (cell + words) + foot
+    figure = Figure(figsize=(WIDTH, height), dpi=120, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=12)
+    for k, name in enumerate(columns):
+        figure.text((k + 0.5) / 3, 1 - 0.55 / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
+    if not len(planes):
+        figure.text(0.5, 0.5, "none", ha="center", va="center", fontsize=11, color=QUIET)
+        return figure
+    for row, caption in enumerate(captions):
+        top = head + row * (cell + words)
+        figure.text(0.006, 1 - (top + words - 0.05) / height, caption, ha="left", va="bottom", color=INK, fontsize=8)
+        for k in range(3):
+            box = (k * cell + 0.02) / WIDTH, 1 - (top + words + cell - 0.04) / height
+            axes = figure.add_axes((*box, (cell - 0.04) / WIDTH, (cell - 0.04) / height))
+            axes.imshow(painted(*planes[row, k]), interpolation="antialiased")
+            axes.set_axis_off()
+    handles = [Patch(color=COLOURS[(k - 1) % len(COLOURS)], label=names[k - 1]) for k in present]
+    figure.legend(handles=handles, loc="lower center", ncols=6, fontsize=8, frameon=True, facecolor="#555555",
+                  edgecolor="none", labelcolor="white", bbox_to_anchor=(0.5, 0.2 / height),
+                  borderaxespad=0)  # fmt: skip
+    figure.text(0.5, 0.05 / height, "tint: truth; line: prediction", ha="center", va="bottom", color=QUIET, fontsize=8)
+    return figure
+
+
+def painted(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray) -> np.ndarray:
+    """One plane in colour, three times as large: arrays (S, S) -> uint8 (3 S, 3 S, 3).
+
+    Grey runs from the 1st to the 99th percentile of the image. The line of a class lies on its own outermost pixels.
+    """
+    low, high = np.percentile(image, (1, 99))
+    grey = ((np.asarray(image, dtype=np.float64) - low) / max(high - low, 1e-12)).clip(0, 1)
+    palette = np.array([(0, 0, 0), *(_rgb(colour) for colour in COLOURS)])
+    truth, prediction = (_colour(labels) for labels in (truth, prediction))
+    tint = np.where(truth > 0, _TINT, 0.0)[..., None]
+    rgb = _large(grey[..., None] * (1 - tint) + palette[truth] * tint)
+    large = _large(prediction)
+    edge = np.zeros(large.shape, dtype=bool)
+    for axis in (0, 1):
+        along, mark = np.moveaxis(large, axis, 0), np.moveaxis(edge, axis, 0)
+        differs = along[1:] != along[:-1]
+        mark[1:] |= differs
+        mark[:-1] |= differs
+    edge &= large > 0
+    rgb[edge] = palette[large[edge]]
+    return np.rint(255 * rgb).astype(np.uint8)
+
+
+def _colour(labels: np.ndarray) -> np.ndarray:
+    labels = np.asarray(labels).astype(np.int64)
+    return np.where(labels > 0, (labels - 1) % len(COLOURS) + 1, 0)
+
+
+def _large(plane: np.ndarray) -> np.ndarray:
+    return plane.repeat(_ENLARGED, 0).repeat(_ENLARGED, 1)
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
