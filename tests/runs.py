@@ -67,11 +67,13 @@ def stop_after(steps: int):
     return lambda: next(asked) >= steps
 
 
-def run(*overrides: str, recipe: Path = TOY, stopping=lambda: False, resume: str | None = None) -> Ran:
-    """Run a recipe in this process, in the store that the environment names."""
+def run(
+    *overrides: str, recipe: Path = TOY, stopping=lambda: False, resume: str | None = None, folds: bool = False
+) -> Ran:
+    """Run a recipe in this process, in the store that the environment names; the newest run, with folds the last."""
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
-    code = launch(Order(recipe, overrides, ("toy",), resume), stopping)
+    code = launch(Order(recipe, overrides, ("toy",), resume), stopping, folds=folds)
     return Ran(code, newest())
 
 

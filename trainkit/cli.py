@@ -76,6 +76,7 @@ def main() -> None:
     help="Continue a run; without a name the newest unfinished one of this recipe.",
 )
 @click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed.")
+@click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out.")
 @click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end.")
 @_plugins
 def run(
@@ -84,6 +85,7 @@ def run(
     check: bool,
     resume: str | None,
     elastic: bool,
+    folds: bool,
     score: str | None,
     plugins: tuple[str, ...],
 ) -> int:
@@ -104,7 +106,13 @@ def run(
     from trainkit import order as orders
 
     order = orders.Order(_recipe(recipe), overrides, plugins, resume, elastic)
+    if folds and score is not None:
+        raise click.UsageError("--score is of one run, not with --folds")
     if check:
+        if folds:
+            from trainkit.folds import divide
+
+            divide(order)
         click.echo(orders.check(order), nl=False)
         return 0
     from trainkit import launch
@@ -112,7 +120,7 @@ def run(
     if score is not None:
         launch.score(order, score)
         return 0
-    return launch.launch(order, stopping)
+    return launch.launch(order, stopping, folds=folds)
 
 
 def _recipe(word: str) -> Path:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,20 @@ from trainkit.order import Order, load
 from trainkit.recipe import Recipe
 from trainkit.store import RunFolder, run_key, write_aside
 
+META = "meta.json"
+"""File of a run's folder that says what it was trained on, as far as its task knew: `task.Meta`."""
 
-def launch(order: Order, stopping: Callable[[], bool]) -> int:
-    """Run an order to its end. Returns the exit code: 0 finished, 143 told to stop.
 
-    Raises UserError for what the user can mend.
+def launch(order: Order, stopping: Callable[[], bool], *, folds: bool = False) -> int:
+    """Run an order to its end; with `folds` once for each part of its data, that part held out.
+
+    Returns the exit code: 0 finished, 143 told to stop. Raises UserError for what the user can mend.
     """
     recipe = load(order)
+    if folds:
+        from trainkit import folds as validation
+
+        parts = validation.divide(order)
     from trainkit.machine import Machine
     from trainkit.store import Store
 
@@ -33,14 +41,19 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
     def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
         return _run(recipe, child, machine, store, needs, stopping)[1]
 
-    try:
+    def whole(order: Order, recipe: Recipe, parent: str | None = None) -> tuple[str, RunFolder | None]:
+        """Train a recipe and what it needs first: its status and its folder, where it came to have one."""
         needs = gather(order, recipe, machine, store, train)
         if machine.any(stopping())():
-            return 143
-        outcome, _ = _run(recipe, order, machine, store, needs, stopping)
+            return "KILLED", None
+        outcome, folder = _run(recipe, order, machine, store, needs, stopping, parent)
+        return outcome.status, folder
+
+    try:
+        status = validation.validate(order, parts, machine, store, whole) if folds else whole(order, recipe)[0]
     finally:
         machine.close()
-    return 0 if outcome.status == "FINISHED" else 143
+    return 0 if status == "FINISHED" else 143
 
 
 def score(order: Order, run: str) -> dict[str, float]:
@@ -76,8 +89,9 @@ def _run(
     store: Any,
     needs: Mapping[str, Need],
     stopping: Callable[[], bool],
+    parent: str | None = None,
 ) -> tuple[Any, RunFolder]:
-    """Train one recipe as one run. Returns its outcome and its folder."""
+    """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder."""
     from trainkit import loop
     from trainkit.report import closing
     from trainkit.witness import Witness
@@ -87,28 +101,15 @@ def _run(
     recipe_hash = config.digest(recipe)
 
     def open_folder() -> tuple[str, bool]:
-        folder = None
-        if order.resume is not None:
-            folder = store.find(order.resume) if order.resume else store.newest_unfinished(recipe.name, recipe_hash)
-        # What was interrupted may have been a run that this one needs; it has been finished by now.
-        begins = order.resume is None or (order.resume == "" and any(need.new for need in needs.values()))
-        if folder is None and begins:
-            folder = store.new_run(recipe.name, recipe.seed, recipe_hash)
-            folder.recipe.write_text(config.dump(recipe), encoding="utf-8")
-            return str(folder.path), False
-        if folder is None:
-            other = store.newest_unfinished(recipe.name)
-            found = f"no unfinished run of {recipe.name} with these settings"
-            nearest = f"; {other.name} had others" if other else ""
-            raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
-        if folder.info().status == "FINISHED":
-            raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
-        folder.claim()
-        return str(folder.path), True
+        # What was interrupted may have been a run that this one needs, or an earlier fold; it has been finished by now.
+        begins = order.resume == "" and (parent is not None or any(need.new for need in needs.values()))
+        folder, resuming = begin(order, store, recipe.name, recipe.seed, recipe_hash, config.dump(recipe), begins)
+        write_aside(folder.path / META, json.dumps(asdict(data.meta), indent=1) + "\n")
+        return str(folder.path), resuming
 
     path, resuming = machine.lead(open_folder)
     folder = RunFolder(Path(path))
-    with _tracked(recipe, order, machine, store, folder, needs, resuming, data) as (
+    with _tracked(recipe, order, machine, store, folder, needs, resuming, data, parent) as (
         tracker,
         checkpoint_path,
         replayed,
@@ -142,6 +143,37 @@ def _run(
     return outcome, folder
 
 
+def begin(
+    order: Order, store: Any, name: str, seed: int, recipe_hash: str, text: str, begins: bool
+) -> tuple[RunFolder, bool]:
+    """The folder of the run that an order starts or continues, claimed, and whether it is continued.
+
+    `name` and `recipe_hash` are what the run is found by, `text` its recipe. `begins`: where --resume finds nothing to
+    continue, one is started. Raises UserError when there is nothing to continue, or it is finished.
+    """
+    folder = None
+    if order.resume is not None:
+        folder = store.find(order.resume) if order.resume else store.newest_unfinished(name, recipe_hash)
+    if folder is None and (begins or order.resume is None):
+        folder = store.new_run(name, seed, recipe_hash)
+        folder.recipe.write_text(text, encoding="utf-8")
+        return folder, False
+    if folder is None:
+        other = store.newest_unfinished(name)
+        found = f"no unfinished run of {name} with these settings"
+        nearest = f"; {other.name} had others" if other else ""
+        raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
+    if folder.info().status == "FINISHED":
+        raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
+    folder.claim()
+    return folder, True
+
+
+def about(order: Order) -> str:
+    """What the header of a recipe says, for the page of its experiment."""
+    return copying.header(order.path).replace("# ", "").replace("#", "")
+
+
 @contextlib.contextmanager
 def _tracked(
     recipe: Recipe,
@@ -152,6 +184,7 @@ def _tracked(
     needs: Mapping[str, Need],
     resuming: bool,
     data: Any,
+    parent: str | None,
 ) -> Iterator[tuple[Any, Path | None, list[Any]]]:
     """The tracker of a run, the checkpoint to resume from, and the decisions to repeat.
 
@@ -162,7 +195,7 @@ def _tracked(
 
     tracker: Any = Silent()
 
-    def begin() -> tuple[str | None, list[Any]]:
+    def start() -> tuple[str | None, list[Any]]:
         nonlocal tracker
         for rank in range(machine.world):
             _note(folder, rank).unlink(missing_ok=True)
@@ -176,7 +209,8 @@ def _tracked(
             run_name=folder.name,
             params={**config.flat(recipe), **{f"machine.{k}": v for k, v in machine.describe().items()}},
             tags={"trainkit.recipe": recipe.name, **made_by},
-            note=copying.header(order.path).replace("# ", "").replace("#", ""),
+            parent=parent,
+            note=about(order),
             resume=resuming,
             primary_metric=best.metric if best else None,
             higher_is_better=best is None or best.mode == "max",
@@ -196,7 +230,7 @@ def _tracked(
         return path, decided
 
     try:
-        path, decided = machine.lead(begin)
+        path, decided = machine.lead(start)
         yield tracker, Path(path) if path else None, decided
     except UserError as error:
         if not error.told:

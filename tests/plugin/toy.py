@@ -20,7 +20,7 @@ from trainkit import seeding
 from trainkit.errors import UserError
 from trainkit.task import Loss, Meta, Opened, Parts, Scores, Source
 
-TABLES = {"task": {"toy": "toy:ToyTask"}, "data": {"toy": "toy:ToyData"}}
+TABLES = {"task": {"toy": "toy:ToyTask"}, "data": {"toy": "toy:ToyData", "folded": "toy:FoldedData"}}
 CLASSES, SIDE = 4, 8
 
 
@@ -105,7 +105,7 @@ class ToyTask:
         time.sleep(self.slow_score)
         hit = rows["logits"].argmax(1) == torch.from_numpy(split.labels)
         chance = 1 / CLASSES + 3 * (0.25 / split.size) ** 0.5
-        table = {"id": np.arange(split.size), "hit": hit.numpy()}
+        table = {"id": split.ids, "hit": hit.numpy(), "accuracy": hit.float().numpy()}
         return Scores({"accuracy": float(hit.float().mean())}, table, chance={"accuracy": chance})
 
 
@@ -129,6 +129,27 @@ class ToyData:
         return []
 
 
+@dataclass(kw_only=True)
+class FoldedData(ToyData):
+    """The same samples, of which every third (or so) is kept from training."""
+
+    folds: int = 3
+    fold: int | None = None
+    broken_fold: int | None = None
+    """Fold whose data cannot be read."""
+
+    def open(self, seed):
+        if self.broken_fold is not None and self.fold == self.broken_fold:
+            raise UserError(f"fold {self.fold}", "its file is damaged")
+        rows = np.arange(self.samples)
+        out = np.zeros(self.samples, bool) if self.fold is None else rows % self.folds == self.fold
+        train = ToySplit("train", self.samples, 1, self.noise, seed, self.flip).only(rows[~out])
+        held_out = ToySplit("held_out", self.samples, 1, self.noise, seed, False).only(rows[out])
+        fixed = ToySplit("val", self.test, 2, self.noise, seed, False)
+        splits = {"val": fixed} | ({} if self.fold is None else {"held_out": held_out})
+        return Opened(Meta(CLASSES, (3, SIDE, SIDE), f"{train.digest}-{self.fold}"), train, splits)
+
+
 class ToySplit:
     protocol = None
     at_once = None
@@ -143,6 +164,11 @@ class ToySplit:
             self.images[self.labels == c, 0, c, c] += 3
         self.digest = f"{name}-{size}-{noise}"
         self.views = 2 if flip else 1
+        self.ids = np.arange(size)
+
+    def only(self, rows):
+        self.labels, self.images, self.ids, self.size = self.labels[rows], self.images[rows], rows, len(rows)
+        return self
 
     def order(self, epoch, batch_size):
         updates = self.size // batch_size

@@ -40,7 +40,7 @@ def table(run: Witness, outcome: Outcome, store: Any) -> str:
         shown = [name for name in next(iter(rows.values()), {}) if not name.startswith(("xnorm", "val_at"))][:6]
         if rows:
             lines += [
-                *_aligned([[evaluation, *shown], *([who, *_numbers(row, shown)] for who, row in rows.items())]),
+                *aligned([[evaluation, *shown], *([who, *_numbers(row, shown)] for who, row in rows.items())]),
                 "",
             ]
     speed = outcome.speed
@@ -80,7 +80,8 @@ def _numbers(row: dict[str, float], names: list[str]) -> list[str]:
     return [f"{row[name]:.4f}" if name in row else "-" for name in names]
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows of words as lines in columns, the first flush left and the others flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     padded = [[cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
               for row in rows]  # fmt: skip

@@ -1,0 +1,385 @@
+"""Cross-validation: a recipe trained once for every part of its data, that part held out, and the scores together.
+
+Each fold is a run of its own, the one that `data.fold=K` would start, and stands beneath a parent run in MLflow. Folds
+that finished with this recipe and data are used again; with --resume those that were interrupted go on. The parent gets
+the mean and the standard deviation of every final score, and tables in which every sample stands once, with the fold in
+which it was held out. Knows nothing of what is learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit import config, journal
+from trainkit.errors import UserError
+from trainkit.launch import about, begin
+from trainkit.order import Order, load
+from trainkit.recipe import Recipe
+from trainkit.report.closing import aligned
+from trainkit.store import RunFolder, Store, run_key
+
+Train = Callable[[Order, Recipe, str | None], tuple[str, RunFolder | None]]
+"""Train a recipe beneath an MLflow run: its status, and its folder where it came to have one."""
+
+RESAMPLES = 2000
+"""Bootstrap samples behind an interval."""
+_SHOWN = 12
+"""Scores of an evaluation in the printed table; all are in MLflow."""
+_CSV_ROWS = 10_000
+"""Longest table of samples that is also kept as CSV, which MLflow's page shows."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One part of the data, held out."""
+
+    number: int
+    order: Order
+    recipe: Recipe
+
+
+def divide(order: Order) -> list[Fold]:
+    """The folds of an order, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
+
+    Raises UserError for data that has no folds, and for a recipe that scores nothing.
+    """
+    recipe = load(order)
+    if not {"folds", "fold"} <= {f.name for f in fields(recipe.data)}:
+        kind = getattr(recipe.data, "name", type(recipe.data).__name__)
+        found = f"the data of {recipe.name}, {kind}, has no `folds` and `fold`"
+        raise UserError("--folds", found, "data that is divided by patients, such as `volumes`")
+    for word in order.overrides:
+        if word.partition("=")[0].strip() == "data.fold":
+            raise UserError(
+                "--folds", f"{word} is given too", remedy="leave one of them out: --folds trains every fold"
+            )
+    if recipe.data.folds < 2:
+        raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "one part cannot be held out of itself")
+    if not recipe.evaluations:
+        raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
+    parts = []
+    for number in range(recipe.data.folds):
+        child = replace(order, overrides=(*order.overrides, f"data.fold={number}"), resume=order.resume and "")
+        parts.append(Fold(number, child, load(child)))
+    return parts
+
+
+def validate(order: Order, folds: Sequence[Fold], machine: Any, store: Store, train: Train) -> str:
+    """Train every fold that has no finished run, and sum them up in a parent run. Returns its status.
+
+    Raises UserError for what the user can mend; the folds that have finished by then are used by the next attempt.
+    """
+    first = folds[0].recipe
+    # All are opened before any is trained: what is wrong with the data of the last fold shows now.
+    keys = [run_key(config.digest(fold.recipe), fold.recipe.data.open(first.seed).meta.digest) for fold in folds]
+    done: list[RunFolder] = []
+    with _parent(order, folds, keys, machine, store) as (tracker, parent):
+        for fold, key in zip(folds, keys, strict=True):
+            found = machine.lead(lambda key=key: (run := store.finished_with(key)) and str(run.path))
+            if found is not None:
+                folder = RunFolder(Path(found))
+                _say(machine, f"fold {fold.number}: reusing run {folder.name} (same recipe and data)")
+                machine.lead(lambda folder=folder: _adopt(folder, parent, store))
+            else:
+                _say(machine, f"fold {fold.number} of {len(folds)}: to be trained")
+                status, folder = train(fold.order, fold.recipe, parent)
+                if status != "FINISHED" or folder is None:
+                    tracker.finish("KILLED")
+                    return "KILLED"
+            done.append(folder)
+            tracker.tags({f"trainkit.fold.{fold.number}": folder.name})
+        machine.lead(lambda: _conclude(first, done, tracker, store))
+    return "FINISHED"
+
+
+def _say(machine: Any, text: str) -> None:
+    if machine.main:
+        print(text, flush=True)
+
+
+@contextmanager
+def _parent(
+    order: Order, folds: Sequence[Fold], keys: Sequence[str], machine: Any, store: Store
+) -> Iterator[tuple[Any, str]]:
+    """The tracker of the run that stands above the folds, and its MLflow id on every process.
+
+    However it ends, its status says so.
+    """
+    from trainkit.tracking import Silent, Tracker
+
+    recipe = folds[0].recipe
+    # Its own name and hash: `--resume` of a single fold never finds it, and it never finds a single fold.
+    name = f"{recipe.name}-folds"
+    digest = hashlib.sha256("\n".join(config.digest(fold.recipe) for fold in folds).encode()).hexdigest()
+    tracker: Any = Silent()
+
+    def start() -> str:
+        nonlocal tracker
+        folder, resuming = begin(order, store, name, recipe.seed, digest, config.dump(recipe), False)
+        if folder.info().recipe_hash != digest:
+            folder.release()
+            found = f"is no cross-validation of {order.path} with these settings"
+            raise UserError(f"run {folder.name}", found, remedy="leave its name out, or --resume to start one")
+        params = config.flat(recipe)
+        del params["data.fold"]
+        tracker = Tracker.start(
+            folder,
+            store,
+            experiment=recipe.log.experiment or recipe.name,
+            run_name=folder.name,
+            params=params,
+            tags={"trainkit.recipe": recipe.name, "trainkit.folds": len(folds)},
+            note=about(order),
+            resume=resuming,
+            primary_metric=recipe.best.metric if recipe.best else None,
+            higher_is_better=recipe.best is None or recipe.best.mode == "max",
+            system_metrics_every=0.0,
+        )
+        if resuming:
+            tracker.cut_back(0)
+        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
+        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        folder.update(key=hashlib.sha256("\n".join(keys).encode()).hexdigest()[:32])
+        again = ", continued" if resuming else ""
+        print(f"run {folder.name}{again}: {recipe.name} in {len(folds)} folds", flush=True)
+        return tracker.run_id
+
+    try:
+        parent = machine.lead(start)
+        yield tracker, parent
+        tracker.finish("FINISHED")
+    except UserError as error:
+        tracker.finish("FAILED", str(error))
+        raise
+    except KeyboardInterrupt:
+        tracker.finish("KILLED")
+        raise
+    except BaseException as error:
+        tracker.finish("FAILED", error)
+        raise
+
+
+def _adopt(folder: RunFolder, parent: str, store: Store) -> None:
+    """Show a run beneath this parent; an earlier cross-validation keeps its name for it in a tag."""
+    store.client().set_tag(folder.info().run_id, "mlflow.parentRunId", parent)
+
+
+# ---- The scores together ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Final scores of all folds."""
+
+    values: dict[str, list[float]]
+    """Name of a score (`held_out/dice_mean`) to its value in each fold; NaN where a fold has none."""
+    step: int
+    """Greatest step at which one was measured."""
+    tables: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    """Evaluation to the rows of all folds, each sample once, with the column `fold`."""
+    pooled: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Scores over the samples of all folds together: value, and the ends of its 95 % interval."""
+    notes: tuple[str, ...] = ()
+
+    def mean(self, name: str) -> float:
+        """Mean over the folds that have the score."""
+        found = [value for value in self.values[name] if math.isfinite(value)]
+        return float(np.mean(found)) if found else math.nan
+
+    def std(self, name: str) -> float:
+        """Standard deviation over the folds that have the score (n - 1 in the denominator); NaN for fewer than two."""
+        found = [value for value in self.values[name] if math.isfinite(value)]
+        return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
+
+
+def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: Store) -> None:
+    """Sum the folds up in the parent run and in the terminal."""
+    values, step = final_scores(runs)
+    rows = {name: _rows(runs, name, store) for name in recipe.evaluations}
+    found = summarise(values, step, rows)
+    scores: dict[str, float] = {}
+    for name in found.values:
+        scores[f"final/{name}"] = found.mean(name)
+        if not name.startswith(("speed/", "time/")):
+            scores[f"std/{name}"] = found.std(name)
+    for name, (value, low, high) in found.pooled.items():
+        scores |= {f"pooled/{name}": value, f"pooled/{name}_low": low, f"pooled/{name}_high": high}
+    tracker.log(step, scores)
+    names = list(found.values)
+    columns: dict[str, Any] = {"score": names}
+    columns |= {f"fold_{k}": [found.values[name][k] for name in names] for k in range(len(runs))}
+    columns |= {"mean": [found.mean(name) for name in names], "std": [found.std(name) for name in names]}
+    tracker.table("tables/folds.csv", columns)
+    for name, table in found.tables.items():
+        tracker.table(f"rows/{name}_folds.parquet", table)
+        plain = {key: column for key, column in table.items() if column.ndim == 1}
+        if len(table["fold"]) <= _CSV_ROWS:
+            tracker.table(f"tables/{name}_folds.csv", plain)
+    print(describe(recipe, found, runs, store), flush=True)
+
+
+def final_scores(runs: Sequence[RunFolder]) -> tuple[dict[str, list[float]], int]:
+    """The scores with which runs ended, by name: a value for each run, NaN where it has none; and the last step."""
+    histories = [journal.read(run.journal).metrics for run in runs]
+    last = [
+        {name: points[-1] for name, points in metrics.items() if name.startswith("final/")} for metrics in histories
+    ]
+    names = dict.fromkeys(name for points in last for name in points)
+    values = {
+        name.removeprefix("final/"): [points[name].value if name in points else math.nan for points in last]
+        for name in names
+    }
+    return values, max((point.step for points in last for point in points.values()), default=0)
+
+
+def summarise(
+    values: dict[str, list[float]], step: int, rows: Mapping[str, Sequence[Mapping[str, np.ndarray] | None]]
+) -> Summary:
+    """Put the folds together: their scores, and for each evaluation their rows.
+
+    Rows are put together where the column `id` names no sample in two folds: sets that are the same in each fold
+    would count every sample several times.
+    """
+    tables, pooled, notes = {}, {}, []
+    for name, parts in rows.items():
+        if any(part is None for part in parts):
+            notes.append(f"{name}: no table of all folds; not every run kept its rows")
+            continue
+        if any("id" not in part for part in parts):
+            notes.append(f"{name}: no table of all folds; its rows have no `id`")
+            continue
+        ids = np.concatenate([part["id"] for part in parts])
+        if len(set(ids.tolist())) < len(ids):
+            notes.append(f"{name}: no table of all folds; the same samples are scored in several")
+            continue
+        shared = [key for key in parts[0] if all(key in part for part in parts)]
+        fold = np.repeat(np.arange(len(parts)), [len(part["id"]) for part in parts])
+        tables[name] = {"id": ids, "fold": fold}
+        tables[name] |= {key: _joined([part[key] for part in parts]) for key in shared if key not in ("id", "fold")}
+        own = {key.removeprefix(f"{name}/"): v for key, v in values.items() if key.startswith(f"{name}/")}
+        for score, columns in _means(own, parts).items():
+            pooled[f"{name}/{score}"] = interval(_matrix(tables[name], columns))
+    return Summary(values, step, tables, pooled, tuple(notes))
+
+
+def interval(matrix: np.ndarray, resamples: int = RESAMPLES) -> tuple[float, float, float]:
+    """Mean over columns of their means over rows, NaN left out, with its 95 % percentile interval over rows.
+
+    `matrix` is (samples, columns). The rows are drawn anew with replacement `resamples` times (Efron 1979), always the
+    same ones for as many rows.
+    """
+    draw, size = np.random.Generator(np.random.PCG64(0)), len(matrix)
+    # How often each row is in each resample: a mean over the rows drawn is then a product of matrices.
+    times = np.stack([np.bincount(draw.integers(0, size, size), minlength=size) for _ in range(resamples)])
+    low, high = np.nanpercentile(_means_of(times.astype(float), matrix), [2.5, 97.5])
+    return float(_means_of(np.ones((1, size)), matrix)[0]), float(low), float(high)
+
+
+def _means_of(times: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Mean over columns of the means over rows, with rows counted so many times: (resamples,)."""
+    there = np.isfinite(matrix)
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column that has nothing in a resample does not count in it
+        return np.nanmean(times @ np.where(there, matrix, 0) / (times @ there), 1)
+
+
+def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
+    """Scores that are means over samples, and the columns of rows that they are means of.
+
+    Candidates go by name: `dice.sr` may be the mean of the column `dice_sr`, `dice_mean` of all columns `dice_...`.
+    What counts is that the rows of every fold give the score of that fold, which a count or a total does not.
+    """
+    numbers = [key for key, column in parts[0].items() if column.ndim == 1 and column.dtype.kind in "fiub"]
+    numbers = [key for key in numbers if all(key in part and part[key].dtype.kind in "fiub" for part in parts)]
+    found = {}
+    for score, values in scores.items():
+        word, mean, _ = re.sub(r"[^a-z0-9]", "_", score).partition("_mean")
+        columns = [key for key in numbers if (key.startswith(f"{word}_") if mean else key == word)]
+        if columns:
+            own = [_means_of(np.ones((1, len(part["id"]))), _matrix(part, columns))[0] for part in parts]
+            if np.allclose(own, values, rtol=1e-5, atol=1e-7, equal_nan=True):
+                found[score] = columns
+    return found
+
+
+def _matrix(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> np.ndarray:
+    return np.stack([part[column].astype(float) for column in columns], 1)
+
+
+def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
+    # A column of texts beside one of numbers: a fold in which no sample has a value.
+    if len({column.dtype.kind in "OUS" for column in columns}) > 1:
+        columns = [column.astype(object) for column in columns]
+    return np.concatenate(columns)
+
+
+def _rows(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[dict[str, np.ndarray] | None]:
+    """The rows of the last evaluation of each run, as columns; None for a run that kept none."""
+    from mlflow.exceptions import MlflowException
+    from pyarrow import parquet
+
+    from trainkit.tracking import send_rest
+
+    client, path = store.client(), f"rows/{evaluation}_final.parquet"
+    found: list[dict[str, np.ndarray] | None] = []
+    for run in runs:
+        if any((run.path / "outbox").iterdir()):
+            send_rest(run, store)
+        with tempfile.TemporaryDirectory() as aside:
+            try:
+                table = parquet.read_table(client.download_artifacts(run.info().run_id, path, aside))
+            except (MlflowException, OSError):
+                found.append(None)
+                continue
+            found.append({name: _column(table[name]) for name in table.column_names})
+    return found
+
+
+def _column(values: Any) -> np.ndarray:
+    """A column of parquet: numbers, texts (objects), or vectors as rows of a matrix."""
+    plain = values.to_numpy()
+    if plain.dtype == object and len(plain) and isinstance(plain[0], np.ndarray):
+        return np.stack(list(plain))
+    return plain
+
+
+def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: Store) -> str:
+    """The scores of all folds as a table, and what to open."""
+    lines = ["", f"{recipe.name} in {len(runs)} folds", ""]
+    for evaluation in recipe.evaluations:
+        own = [name for name in found.values if name.startswith(f"{evaluation}/")]
+        if not own:
+            continue
+        head = [evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std"]
+        table = [[name.removeprefix(f"{evaluation}/"), *(_short(value) for value in found.values[name]),
+                  _short(found.mean(name)), _short(found.std(name))] for name in own[:_SHOWN]]  # fmt: skip
+        lines += aligned([head, *table])
+        if len(own) > _SHOWN:
+            lines.append(f"and {len(own) - _SHOWN} more in MLflow")
+        if evaluation in found.tables:
+            samples = len(found.tables[evaluation]["fold"])
+            pooled = [(name, found.pooled[name]) for name in own[:_SHOWN] if name in found.pooled][:1]
+            said = "".join(
+                f": {n.removeprefix(f'{evaluation}/')} {v:.4f} (95 % {a:.4f} to {b:.4f})" for n, (v, a, b) in pooled
+            )
+            lines.append(f"all {samples} samples, each once{said}")
+        lines.append("")
+    lines += found.notes
+    lines += [f"fold {k}  {run.name}" for k, run in enumerate(runs)]
+    lines += ["", f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})"]
+    return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
