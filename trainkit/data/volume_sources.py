@@ -70,7 +70,7 @@ class Case:
     image: Path
     label: Path | None
     """None where only images are there."""
-    clinical: Mapping[str, Value] = field(default_factory=dict)
+    clinical: Mapping[str, Value] = field(default_factory=dict, hash=False)
     """The row of the patient in the clinical table; every column is there, with None where the table says nothing."""
 
 
