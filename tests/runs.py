@@ -73,7 +73,7 @@ def run(
     """Run a recipe in this process, in the store that the environment names; the newest run, with folds the last."""
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
-    code = launch(Order(recipe, overrides, ("toy",), resume), stopping, folds=folds)
+    code = launch(Order(recipe, overrides, ("toy",), resume, folds=folds), stopping)
     return Ran(code, newest())
 
 

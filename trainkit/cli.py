@@ -105,14 +105,10 @@ def run(
 
     from trainkit import order as orders
 
-    order = orders.Order(_recipe(recipe), overrides, plugins, resume, elastic)
+    order = orders.Order(_recipe(recipe), overrides, plugins, resume, elastic, folds)
     if folds and score is not None:
         raise click.UsageError("--score is of one run, not with --folds")
     if check:
-        if folds:
-            from trainkit.folds import divide
-
-            divide(order)
         click.echo(orders.check(order), nl=False)
         return 0
     from trainkit import launch
@@ -120,7 +116,7 @@ def run(
     if score is not None:
         launch.score(order, score)
         return 0
-    return launch.launch(order, stopping, folds=folds)
+    return launch.launch(order, stopping)
 
 
 def _recipe(word: str) -> Path:

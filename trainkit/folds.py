@@ -70,7 +70,8 @@ def divide(order: Order) -> list[Fold]:
         raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
     parts = []
     for number in range(recipe.data.folds):
-        child = replace(order, overrides=(*order.overrides, f"data.fold={number}"), resume=order.resume and "")
+        words = (*order.overrides, f"data.fold={number}")
+        child = replace(order, overrides=words, resume=order.resume and "", folds=False)
         parts.append(Fold(number, child, load(child)))
     return parts
 

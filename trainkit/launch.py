@@ -21,16 +21,16 @@ META = "meta.json"
 """File of a run's folder that says what it was trained on, as far as its task knew: `task.Meta`."""
 
 
-def launch(order: Order, stopping: Callable[[], bool], *, folds: bool = False) -> int:
-    """Run an order to its end; with `folds` once for each part of its data, that part held out.
+def launch(order: Order, stopping: Callable[[], bool]) -> int:
+    """Run an order to its end. Returns the exit code: 0 finished, 143 told to stop.
 
-    Returns the exit code: 0 finished, 143 told to stop. Raises UserError for what the user can mend.
+    Raises UserError for what the user can mend.
     """
     recipe = load(order)
-    if folds:
-        from trainkit import folds as validation
+    if order.folds:
+        from trainkit import folds
 
-        parts = validation.divide(order)
+        parts = folds.divide(order)
     from trainkit.machine import Machine
     from trainkit.store import Store
 
@@ -41,16 +41,16 @@ def launch(order: Order, stopping: Callable[[], bool], *, folds: bool = False) -
     def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
         return _run(recipe, child, machine, store, needs, stopping)[1]
 
-    def whole(order: Order, recipe: Recipe, parent: str | None = None) -> tuple[str, RunFolder | None]:
+    def whole(child: Order, recipe: Recipe, parent: str | None = None) -> tuple[str, RunFolder | None]:
         """Train a recipe and what it needs first: its status and its folder, where it came to have one."""
-        needs = gather(order, recipe, machine, store, train)
+        needs = gather(child, recipe, machine, store, train)
         if machine.any(stopping())():
             return "KILLED", None
-        outcome, folder = _run(recipe, order, machine, store, needs, stopping, parent)
+        outcome, folder = _run(recipe, child, machine, store, needs, stopping, parent)
         return outcome.status, folder
 
     try:
-        status = validation.validate(order, parts, machine, store, whole) if folds else whole(order, recipe)[0]
+        status = folds.validate(order, parts, machine, store, whole) if order.folds else whole(order, recipe)[0]
     finally:
         machine.close()
     return 0 if status == "FINISHED" else 143

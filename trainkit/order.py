@@ -23,6 +23,8 @@ class Order:
     """Name of a run to continue; empty: the newest unfinished one of this recipe; None: start a new one."""
     elastic: bool = False
     """Continue on another number of processes: every sample still counts once, but bits are no longer promised."""
+    folds: bool = False
+    """Train once for each part into which the data is divided, that part held out."""
 
 
 def check(order: Order) -> str:
@@ -31,6 +33,10 @@ def check(order: Order) -> str:
     Raises ConfigError with every mistake of the recipe and of the recipes it needs.
     """
     recipe = load(order)
+    if order.folds:
+        from trainkit import folds
+
+        folds.divide(order)
     notes = list(recipe.data.missing())
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
