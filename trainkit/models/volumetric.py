@@ -1,10 +1,7 @@
-"""Networks that give every voxel of a volume a class: MONAI's U-Net, nnU-Net's network, SegResNet, and slices.
+"""Networks that give every voxel of a volume a class: MONAI's U-Net, nnU-Net's network, SegResNet, and those of slices.
 
 Every network maps float volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W); while training, one with deep
-supervision gives a list of such scores, finest first, the coarser ones at the size of their level.
-
-Kernels and strides follow from spacing and patch as in nnU-Net (Isensee et al., Nature Methods 2021): an axis whose
-spacing is twice the finest or more is neither pooled nor convolved until the others have caught up. MONAI takes 12 s to
+supervision gives a list of such scores, finest first, the coarser ones at the size of their level. MONAI takes 12 s to
 import, so nothing here imports it before a network is made.
 """
 
@@ -12,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -21,12 +16,11 @@ from torch import Tensor, nn
 
 from trainkit import weights
 from trainkit.errors import UserError
+from trainkit.models import emcad, slices
+from trainkit.models.emcad import EmcadSpec
+from trainkit.models.patches import SMALLEST_SIDE, Levels, Triple, by, check_patch, levels_for, require
+from trainkit.models.slices import SlicesSpec
 from trainkit.task import Meta
-
-SMALLEST_SIDE = 4
-"""Voxels; no axis of a patch is pooled below this."""
-
-Triple = tuple[int, int, int]
 
 
 @dataclass(kw_only=True)
@@ -96,7 +90,7 @@ class SegResNetSpec:
             raise ValueError(f"deep_supervision is {self.deep_supervision}; 1 or more levels are needed")
 
 
-AnyVolumeNet = UNetSpec | DynUNetSpec | SegResNetSpec
+AnyVolumeNet = UNetSpec | DynUNetSpec | SegResNetSpec | SlicesSpec | EmcadSpec
 VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
 """The block of a recipe that chooses a network for volumes."""
 
@@ -110,53 +104,6 @@ def _check(filters: Sequence[int], levels: int, dropout: float = 0.0) -> None:
         raise ValueError(f"dropout is {dropout}; a share from 0 to below 1 is needed")
 
 
-@dataclass(frozen=True)
-class Levels:
-    """Kernels and strides of the levels of a network, finest first; all along depth, height and width."""
-
-    kernels: tuple[Triple, ...]
-    strides: tuple[Triple, ...]
-    """From the level before; 1, 1, 1 for the first."""
-
-    @property
-    def multiple(self) -> Triple:
-        """What the sides of a patch must be multiples of."""
-        return tuple(prod(sides) for sides in zip(*self.strides, strict=True))
-
-    def __str__(self) -> str:
-        return f"kernels {' '.join(map(by, self.kernels))}, strides {' '.join(map(by, self.strides[1:]))}"
-
-
-def by(sides: Sequence[float]) -> str:
-    """`1x3x3`."""
-    return "x".join(f"{side:g}" for side in sides)
-
-
-def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Levels:
-    """At most `most` levels for a patch in voxels, with a spacing in mm; without spacing the voxels are cubes.
-
-    An axis is halved from one level to the next while its spacing is less than twice that of the finest axis that can
-    be halved, and half its side is still 4 voxels or more. Its kernel is 1 until its spacing is less than twice the
-    finest, then 3; the coarsest level has 3 everywhere.
-    """
-    size, mm = list(patch), list(spacing or (1.0,) * len(patch))
-    kernel, kernels, strides = [1] * len(size), [], [(1,) * len(size)]
-    while True:
-        near = [mm[a] < 2 * min(mm) for a in range(len(size))]
-        kernel = [3 if size[a] > 1 and (kernel[a] == 3 or near[a]) else 1 for a in range(len(size))]
-        kernels.append(tuple(kernel))
-        possible = [a for a in range(len(size)) if size[a] >= 2 * SMALLEST_SIDE]
-        if len(strides) == most or not possible:
-            break
-        finest = min(mm[a] for a in possible)
-        halved = [a for a in possible if mm[a] < 2 * finest]
-        strides.append(tuple(2 if a in halved else 1 for a in range(len(size))))
-        for a in halved:
-            size[a], mm[a] = -(-size[a] // 2), 2 * mm[a]
-    kernels[-1] = tuple(3 if side > 1 else 1 for side in size)
-    return Levels(tuple(kernels), tuple(strides))
-
-
 def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
     """The network of `spec` for patches of `meta.shape` (1, D, H, W), and sentences about what was derived.
 
@@ -165,39 +112,17 @@ def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.
     """
     net, about = _MAKERS[type(spec)](spec, meta)
     if "net" in found:
-        load(net, found["net"])
+        if spec.weights == "pretrained":
+            slices.load_encoder(net, spec.encoder, found["net"])
+        else:
+            weights.load_into(net, weights.read_tensors(found["net"]), str(found["net"]))
     count = sum(p.numel() for p in net.parameters())
     return net, [f"{spec.name}: {about}, {count:,} parameters"]
 
 
 def source_of(spec: AnyVolumeNet) -> str | None:
     """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
-    return spec.weights
-
-
-def load(net: nn.Module, file: Path | str) -> None:
-    """Fill a network from a file of weights of its own kind."""
-    weights.load_into(net, weights.read_tensors(file), str(file))
-
-
-def check_patch(name: str, patch: Sequence[int], multiple: Sequence[int]) -> None:
-    """Refuse a patch whose sides are no multiples of what the network divides them by."""
-    if any(side % m for side, m in zip(patch, multiple, strict=True)):
-        near = [max(m, round(side / m) * m) for side, m in zip(patch, multiple, strict=True)]
-        raise UserError(
-            "data.patch",
-            f"{by(patch)} voxels, which {name} cannot divide by its strides",
-            f"sides that are multiples of {by(multiple)}",
-            f"the nearest is [{', '.join(map(str, near))}]",
-        )
-
-
-def require(package: str) -> None:
-    """Refuse to go on without a package of the medical extra."""
-    import importlib.util
-
-    if importlib.util.find_spec(package) is None:
-        raise UserError("task.net", f"{package} is not installed", remedy='pip install "trainkit[medical]"')
+    return f"timm:{slices.timm_name(spec.encoder)}" if spec.weights == "pretrained" else spec.weights
 
 
 def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], wanted: int, least: int) -> Levels:
@@ -375,4 +300,10 @@ class SegResNet(nn.Module):
         return outputs[::-1] if len(outputs) > 1 else outputs[0]
 
 
-_MAKERS = {UNetSpec: _unet, DynUNetSpec: _dynunet, SegResNetSpec: _segresnet}
+_MAKERS = {
+    UNetSpec: _unet,
+    DynUNetSpec: _dynunet,
+    SegResNetSpec: _segresnet,
+    SlicesSpec: slices.build,
+    EmcadSpec: emcad.build,
+}

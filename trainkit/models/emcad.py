@@ -1,0 +1,218 @@
+"""EMCAD: a light decoder of multi-scale depth-wise convolutions and attention over the maps of a hierarchical encoder.
+
+Rahman, Munir, Marculescu, "EMCAD: Efficient Multi-scale Convolutional Attention Decoding for Medical Image
+Segmentation" (CVPR 2024, arXiv 2405.06880), written from the paper: with maps of 512, 320, 128 and 64 channels
+(PVTv2-B2; Wang et al., 2022) and kernels of 1, 3 and 5 the decoder has 1.91 million parameters, as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit.errors import UserError
+from trainkit.models.patches import by, check_patch
+from trainkit.models.slices import Slices, about_slices, check_slices, check_timm, probe, timm_name
+from trainkit.task import Meta
+
+STRIDES = (4, 8, 16, 32)
+"""Of the four maps of the encoder, finest first."""
+
+
+@dataclass(kw_only=True)
+class EmcadSpec:
+    """EMCAD's decoder over a network of timm, on every slice; the loss runs over all subsets of its four outputs."""
+
+    name: Literal["emcad"]
+    encoder: str = "pvt_v2_b2"
+    """Name as `timm.list_models()` gives it, of a network with maps at strides of 4, 8, 16 and 32; with the tag of its
+    weights where those are `pretrained`."""
+    drop_path: float = 0.0
+    """Stochastic depth of the encoder (Huang et al., ECCV 2016): largest share of slices that skip a block."""
+    kernels: list[int] = field(default_factory=lambda: [1, 3, 5])
+    """Of the depth-wise convolutions that run beside each other."""
+    expansion: int = 2
+    """Channels between the two 1x1 convolutions of a block, per channel of its map."""
+    neighbours: int = 0
+    """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
+    weights: str | None = None
+    """`pretrained` (of the encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    `models:/ID`; None: random."""
+    supervision: ClassVar[str] = "subsets"
+
+    def __post_init__(self) -> None:
+        check_slices(self.neighbours, self.encoder, self.weights)
+        if not self.kernels or any(k < 1 or k % 2 == 0 for k in self.kernels):
+            raise ValueError(f"kernels is {self.kernels}; odd sides are needed")
+        if self.expansion < 1:
+            raise ValueError(f"expansion is {self.expansion}; 1 or more is needed")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path is {self.drop_path}; a share from 0 to below 1 is needed")
+
+
+class ChannelAttention(nn.Module):
+    """CAB: a gate for each channel, from its mean and highest value by one small network (Woo et al., ECCV 2018)."""
+
+    def __init__(self, channels: int, reduction: int = 16):
+        super().__init__()
+        hidden = max(1, channels // reduction)
+        self.squeeze = nn.Conv2d(channels, hidden, 1, bias=False)
+        self.excite = nn.Conv2d(hidden, channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (N, C, H, W), gated."""
+        pooled = (x.mean((2, 3), keepdim=True), x.amax((2, 3), keepdim=True))
+        return x * torch.sigmoid(sum(self.excite(F.relu(self.squeeze(p))) for p in pooled))
+
+
+class SpatialAttention(nn.Module):
+    """SAB: a gate for each place, from the mean and the highest value of its channels by one 7x7 convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (N, C, H, W), gated."""
+        return x * torch.sigmoid(self.conv(torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)))
+
+
+class MultiScale(nn.Module):
+    """MSCB: widened by a 1x1 convolution, depth-wise convolutions of several sizes added up, narrowed, a shortcut."""
+
+    def __init__(self, channels: int, kernels: Sequence[int], expansion: int):
+        super().__init__()
+        wide = channels * expansion
+        self.widen = nn.Sequential(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6())
+        self.scales = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(wide, wide, k, padding=k // 2, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()
+            )
+            for k in kernels
+        )
+        self.narrow = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
+        # Depth-wise convolutions mix no channels; shuffled, those that came of one channel are no longer together.
+        self.groups = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (N, C, H, W) of the same size."""
+        wide = self.widen(x)
+        return x + self.narrow(shuffle(sum(scale(wide) for scale in self.scales), self.groups))
+
+
+def shuffle(x: Tensor, groups: int) -> Tensor:
+    """Channels of (N, C, H, W) dealt out: the first of every group, then the second (Zhang et al., ShuffleNet 2018)."""
+    return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+
+
+class Attention(nn.Sequential):
+    """MSCAM: channels gated, places gated, then convolved at several scales."""
+
+    def __init__(self, channels: int, kernels: Sequence[int], expansion: int):
+        super().__init__(ChannelAttention(channels), SpatialAttention(), MultiScale(channels, kernels, expansion))
+
+
+class Gate(nn.Module):
+    """LGAG: what the encoder passes on, gated by both sides through grouped 3x3 convolutions."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        hidden = max(1, channels // 2)
+        groups = hidden if channels % hidden == 0 else 1
+
+        def side() -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(channels, hidden, 3, padding=1, groups=groups), nn.BatchNorm2d(hidden))
+
+        self.coarse, self.passed = side(), side()
+        self.judge = nn.Sequential(nn.Conv2d(hidden, 1, 1), nn.BatchNorm2d(1), nn.Sigmoid())
+
+    def forward(self, coarse: Tensor, passed: Tensor) -> Tensor:
+        """`passed` (N, C, H, W), gated; `coarse` has the same shape."""
+        return passed * self.judge(F.relu(self.coarse(coarse) + self.passed(passed)))
+
+
+class Up(nn.Sequential):
+    """EUCB: enlarged twice, a depth-wise 3x3 convolution, a 1x1 convolution to the channels of the finer level."""
+
+    def __init__(self, before: int, after: int):
+        super().__init__(
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(before, before, 3, padding=1, groups=before, bias=False),
+            nn.BatchNorm2d(before),
+            nn.ReLU(),
+            nn.Conv2d(before, after, 1),
+        )
+
+
+class Decoder(nn.Module):
+    """From maps of `channels`, coarsest first, each twice the size of the one before, to as many refined ones."""
+
+    def __init__(self, channels: Sequence[int], kernels: Sequence[int] = (1, 3, 5), expansion: int = 2):
+        super().__init__()
+        self.refine = nn.ModuleList(Attention(c, kernels, expansion) for c in channels)
+        self.up = nn.ModuleList(Up(a, b) for a, b in pairwise(channels))
+        self.gate = nn.ModuleList(Gate(c) for c in channels[1:])
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps (N, C, H, W), coarsest first."""
+        out = [self.refine[0](maps[0])]
+        for up, gate, refine, passed in zip(self.up, self.gate, self.refine[1:], maps[1:], strict=True):
+            x = up(out[-1])
+            out.append(refine(x + gate(x, passed)))
+        return out
+
+
+class Emcad(nn.Module):
+    """Pictures (N, C, H, W) to class scores (N, classes, H, W), in training a list from four levels, finest first."""
+
+    def __init__(self, encoder: nn.Module, classes: int, kernels: Sequence[int], expansion: int):
+        super().__init__()
+        channels = encoder.feature_info.channels()[::-1]
+        self.encoder, self.decoder = encoder, Decoder(channels, kernels, expansion)
+        self.heads = nn.ModuleList(nn.Conv2d(c, classes, 1) for c in channels)
+        self.last = getattr(encoder, "output_fmt", None) == "NHWC"
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        """The finest scores are enlarged to the size of the picture; the others stay as they are."""
+        maps = self.encoder(image)[::-1]
+        maps = [x.movedim(-1, 1) for x in maps] if self.last else maps
+        refined = self.decoder(maps)
+        finest = F.interpolate(self.heads[-1](refined[-1]).float(), image.shape[2:], mode="bilinear")
+        if not self.training:
+            return finest
+        return [finest, *(head(x) for head, x in zip(self.heads[-2::-1], refined[-2::-1], strict=True))]
+
+
+def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:
+    """The network of `spec`, with random weights, and what is to be said about it."""
+    import timm
+
+    check_patch(spec.name, meta.shape[1:], (1, STRIDES[-1], STRIDES[-1]))
+    check_timm(spec.encoder)
+    name, given = timm_name(spec.encoder), {"drop_path_rate": spec.drop_path} if spec.drop_path else {}
+    try:
+        strides = timm.create_model(name, features_only=True).feature_info.reduction()
+        if not set(STRIDES) <= set(strides):
+            raise ValueError(f"maps at strides {', '.join(map(str, strides))}")
+        encoder = timm.create_model(
+            name,
+            features_only=True,
+            in_chans=2 * spec.neighbours + 1,
+            out_indices=tuple(i for i, stride in enumerate(strides) if stride in STRIDES),
+            **given,
+        )
+    except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        wanted = f"a network with maps at strides {', '.join(map(str, STRIDES))}"
+        raise UserError("task.net.encoder", f"{spec.encoder}: {reason}"[:300], wanted) from error
+    made = Slices(Emcad(encoder, meta.classes, spec.kernels, spec.expansion), spec.neighbours)
+    probe(made, meta, spec.encoder)
+    decoder = sum(p.numel() for p in made.net.decoder.parameters())
+    about = f"{spec.encoder} with kernels {by(spec.kernels)}, {about_slices(spec.neighbours, STRIDES[-1])}"
+    return made, f"{about}, {decoder:,} of them in the decoder"

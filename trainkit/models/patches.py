@@ -1,0 +1,84 @@
+"""What the networks for volumes have in common: kernels and strides that follow from patch and spacing.
+
+Kernels and strides follow from both as in nnU-Net (Isensee et al., Nature Methods 2021): an axis whose spacing is twice
+the finest or more is neither pooled nor convolved until the others have caught up.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from trainkit.errors import UserError
+
+SMALLEST_SIDE = 4
+"""Voxels; no axis of a patch is pooled below this."""
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Kernels and strides of the levels of a network, finest first; all along depth, height and width."""
+
+    kernels: tuple[Triple, ...]
+    strides: tuple[Triple, ...]
+    """From the level before; 1, 1, 1 for the first."""
+
+    @property
+    def multiple(self) -> Triple:
+        """What the sides of a patch must be multiples of."""
+        return tuple(prod(sides) for sides in zip(*self.strides, strict=True))
+
+    def __str__(self) -> str:
+        return f"kernels {' '.join(map(by, self.kernels))}, strides {' '.join(map(by, self.strides[1:]))}"
+
+
+def by(sides: Sequence[float]) -> str:
+    """`1x3x3`."""
+    return "x".join(f"{side:g}" for side in sides)
+
+
+def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Levels:
+    """At most `most` levels for a patch in voxels, with a spacing in mm; without spacing the voxels are cubes.
+
+    An axis is halved from one level to the next while its spacing is less than twice that of the finest axis that can
+    be halved, and half its side is still 4 voxels or more. Its kernel is 1 until its spacing is less than twice the
+    finest, then 3; the coarsest level has 3 everywhere.
+    """
+    size, mm = list(patch), list(spacing or (1.0,) * len(patch))
+    kernel, kernels, strides = [1] * len(size), [], [(1,) * len(size)]
+    while True:
+        near = [mm[a] < 2 * min(mm) for a in range(len(size))]
+        kernel = [3 if size[a] > 1 and (kernel[a] == 3 or near[a]) else 1 for a in range(len(size))]
+        kernels.append(tuple(kernel))
+        possible = [a for a in range(len(size)) if size[a] >= 2 * SMALLEST_SIDE]
+        if len(strides) == most or not possible:
+            break
+        finest = min(mm[a] for a in possible)
+        halved = [a for a in possible if mm[a] < 2 * finest]
+        strides.append(tuple(2 if a in halved else 1 for a in range(len(size))))
+        for a in halved:
+            size[a], mm[a] = -(-size[a] // 2), 2 * mm[a]
+    kernels[-1] = tuple(3 if side > 1 else 1 for side in size)
+    return Levels(tuple(kernels), tuple(strides))
+
+
+def check_patch(name: str, patch: Sequence[int], multiple: Sequence[int]) -> None:
+    """Refuse a patch whose sides are no multiples of what the network divides them by."""
+    if any(side % m for side, m in zip(patch, multiple, strict=True)):
+        near = [max(m, round(side / m) * m) for side, m in zip(patch, multiple, strict=True)]
+        raise UserError(
+            "data.patch",
+            f"{by(patch)} voxels, which {name} cannot divide by its strides",
+            f"sides that are multiples of {by(multiple)}",
+            f"the nearest is [{', '.join(map(str, near))}]",
+        )
+
+
+def require(package: str) -> None:
+    """Refuse to go on without a package of the medical extra."""
+    if importlib.util.find_spec(package) is None:
+        raise UserError("task.net", f"{package} is not installed", remedy='pip install "trainkit[medical]"')
