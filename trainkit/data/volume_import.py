@@ -1,0 +1,589 @@
+"""From NIfTI files to packed volumes: read, check, prepare, write, report; and whether files or folder are well."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import filelock
+import numpy as np
+
+from trainkit.data import nifti, packed, packed_volumes, packing, volume_prepare, volume_sources
+from trainkit.data.nifti import Header
+from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer
+from trainkit.data.sources import split_of
+from trainkit.data.volume_prepare import PLANES, Preparation
+from trainkit.data.volume_report import Record, by, cases, codes, describe, few, oddities, seen_organs, tilt
+from trainkit.data.volume_sources import Case, VolumeSource
+from trainkit.errors import UserError
+
+Progress = Callable[[int, int], None]
+"""Called with (cases done, cases in all)."""
+
+Damaged = Literal["fail", "skip"]
+
+_T, _R = TypeVar("_T"), TypeVar("_R")
+
+_log = logging.getLogger(__name__)
+
+_NAMED = 20
+_MEMORY = 2 << 30
+"""Bytes that the volumes in flight may take together; one volume is always read."""
+_PER_VOXEL = 24
+"""Bytes that preparing takes at its peak."""
+
+
+@dataclass(frozen=True)
+class VolumeReport:
+    """What an import made of its source."""
+
+    out: Path
+    kind: str
+    cases: int
+    classes: int
+    """Labels, the background included."""
+    axes: str
+    spacing: tuple[float, float, float]
+    """mm from voxel to voxel along the stored axes, in the median."""
+    bytes: int
+    digest: str
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what is odd but usable, and about what was left out."""
+    table: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The report in lines: what was made, the table of shapes, intensities and organs, and what is odd."""
+        organs = f"{self.classes - 1} organ{'s' * (self.classes != 2)}"
+        made = f"{self.out}: {cases(self.cases)}, {organs}, {_megabytes(self.bytes)}, from {self.kind}"
+        odd = ["to look at:", *(f"  {note}" for note in self.notes)] if self.notes else []
+        return [made, "", *self.table, *([""] if odd else []), *odd]
+
+
+def import_volumes(
+    source: Path | str | VolumeSource,
+    out: Path | str,
+    *,
+    names: Sequence[str] | None = None,
+    spacing: Sequence[float] | None = None,
+    patient: str | None = None,
+    clinical: Path | str | None = None,
+    axes: str | None = None,
+    damaged: Damaged = "fail",
+    on_progress: Progress | None = None,
+) -> VolumeReport:
+    """Prepare volumes and their label maps once, into the packed form at `out`, which must not exist yet.
+
+    `names` are those of labels 1, 2, ... (a first `background` is understood), None what the source says, or where it
+    says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what volumes are resampled to; None leaves
+    them as they are. `patient` and `clinical` as `volume_sources.open_volumes` takes them. `axes` is the order in which
+    axes are stored, None what fits the set: one that is scored must be stored as the one that was trained on.
+    `damaged: skip` leaves unusable cases out and names them in the report.
+
+    Raises UserError naming the unusable cases by file, up to 20 of them; those whose headers say so before any voxel is
+    read. Memory is that of a few volumes.
+    """
+    out = Path(out)
+    if not isinstance(source, VolumeSource):
+        _refuse_packed(Path(source))
+        source = volume_sources.open_volumes(source, patient=patient, clinical=clinical)
+    known = _names(source, names)
+    if unlabelled := [case.id for case in source.cases if case.label is None]:
+        found = f"{len(unlabelled)} images without a label map: {few(unlabelled)}"
+        raise UserError(source.where, found, "a label map for each", "predict for them with trainkit predict")
+    bad: list[str] = []
+    pairs = []
+    for found in _ordered(_headers, source.cases, _threads()):
+        if isinstance(found, UserError):
+            bad.append(str(found))
+        else:
+            pairs.append(found)
+    if bad and (damaged == "fail" or not pairs):
+        _refuse(source, bad)
+    how = Preparation(axes or order(pair.image for pair in pairs), None if spacing is None else tuple(spacing))
+    classes = None if known is None else len(known)
+    records: list[Record] = []
+    seen = len(bad)
+    with Writer(out, how=how) as writer:
+        _check_space(out, pairs, how)
+
+        def prepared(pair: _Pair) -> _Made | UserError:
+            try:
+                return _prepared(pair, how, classes)
+            except UserError as error:
+                return error
+
+        for made in _ordered(prepared, pairs, _workers(pairs, how)):
+            seen += 1
+            if isinstance(made, UserError):
+                bad.append(str(made))
+                if damaged == "fail" and len(bad) == _NAMED:
+                    break
+            elif damaged == "skip" or not bad:
+                writer.add(made.record.info, made.image, made.label, made.truth, made.record.fingerprint)
+                records.append(made.record)
+            if on_progress:
+                on_progress(seen, len(source.cases))
+        if bad and (damaged == "fail" or not records):
+            _refuse(source, bad)
+        data = writer.finish(names=known or _numbered(source, records), made_from=_made_from(source))
+    notes = _capped("left out", [*bad, *source.left_out])
+    notes += oddities(data.names, _records(data))
+    size = sum(entry["bytes"] for entry in data.manifest["files"].values())
+    table = describe(data.names, _records(data), data.preparation)
+    return VolumeReport(
+        out, source.kind, len(data), len(data.names), data.axes, data.spacing, size, data.digest, notes, table
+    )
+
+
+def pack_volumes_once(
+    source: VolumeSource,
+    *,
+    names: Sequence[str] | None = None,
+    spacing: Sequence[float] | None = None,
+    axes: str | None = None,
+) -> PackedVolumes:
+    """The packed form of a source, made when it is not there yet. Processes that start together make it once.
+
+    It lies in `packing.cache_root()`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
+    """
+    folder = packing.cache_root() / f"volumes-{_key(source, names, spacing, axes)}"
+    if packed_volumes.is_packed(folder):
+        return PackedVolumes(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        (folder.parent / ".gitignore").write_text("*\n")
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if not packed_volumes.is_packed(folder):
+                _log.info("preparing %s into %s, once", source.where, folder)
+                report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes)
+                for note in report.notes:
+                    _log.warning("%s: %s", source.where, note)
+    except OSError as error:
+        remedy = "set TRAINKIT_CACHE to a folder that can be written"
+        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
+    return PackedVolumes(folder)
+
+
+def order(headers: Iterable[Header]) -> str:
+    """The order in which the axes of a set are stored, from its headers: see `nifti.slice_axis_order`."""
+    return nifti.slice_axis_order(np.asarray([nifti.ras_spacing(header) for header in headers]))
+
+
+def holds_volumes(path: Path | str) -> bool:
+    """Whether `path` (or `path#split`) is packed volumes, or a folder of NIfTI files in some layout."""
+    folder, split = split_of(path)
+    if split is None and packed_volumes.is_packed(folder):
+        return True
+    if not folder.is_dir() or packed.is_packed(folder):
+        return nifti.is_nifti(folder) and folder.is_file()
+    for depth in range(4):
+        # The first few entries of each level are enough: folders of volumes hold little else.
+        for entry in sorted(folder.glob("/".join(["*"] * (depth + 1))))[:200]:
+            if nifti.is_nifti(entry) and entry.is_file():
+                return True
+    return False
+
+
+def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
+    """What a set of volumes is, packed or as files (from their headers alone)."""
+    path = Path(path)
+    if packed_volumes.is_packed(path):
+        data = PackedVolumes(path)
+        asked = data.preparation.spacing
+        return {
+            "path": str(data.path),
+            "made_from": data.manifest.get("made_from", ""),
+            "cases": len(data),
+            "patients": len(set(data.patients())),
+            "labels": ", ".join(f"{number} {name}" for number, name in enumerate(data.names)),
+            "axes": f"{data.axes} ({PLANES[data.axes]} slices)",
+            "spacing": f"{by(data.spacing)} mm" + ("" if asked is None else ", resampled"),
+            "bytes": sum(entry["bytes"] for entry in data.manifest["files"].values()),
+            "digest": data.digest,
+        }
+    source = volume_sources.open_volumes(path, patient=patient, labelled=False)
+    found = list(_ordered(_headers, source.cases, _threads()))
+    pairs = [pair for pair in found if not isinstance(pair, UserError)]
+    facts: dict[str, Any] = {
+        "path": source.where,
+        "layout": source.kind,
+        "cases": len(source.cases),
+        "labelled": sum(case.label is not None for case in source.cases),
+        "patients": len({case.patient for case in source.cases}),
+    }
+    if source.names is not None:
+        facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names))
+    if pairs:
+        axes = order(pair.image for pair in pairs)
+        grids = [nifti.orientation(pair.image.affine, axes) for pair in pairs]
+        shapes = [grid.order for grid in grids]
+        shapes = [tuple(p.image.shape[i] for i in o) for p, o in zip(pairs, shapes, strict=True)]
+        spacings = [grid.spacing(pair.image) for pair, grid in zip(pairs, grids, strict=True)]
+        facts["axes"] = f"{axes} ({PLANES[axes]} slices)"
+        facts["shape"] = _spread_of(shapes, "d", "voxels")
+        facts["spacing"] = _spread_of(spacings, ".4g", "mm")
+        facts["stored as"] = _counted(codes(pair.image) for pair in pairs)
+        facts["types"] = _counted(pair.image.dtype.name for pair in pairs)
+    facts["unusable"] = sum(isinstance(pair, UserError) for pair in found)
+    facts["left out"] = len(source.left_out)
+    return facts
+
+
+def table(path: Path | str) -> list[str]:
+    """The table of shapes, intensities and organs of packed volumes, in lines."""
+    data = PackedVolumes(path)
+    return describe(data.names, _records(data), data.preparation)
+
+
+def verify(
+    path: Path | str,
+    *,
+    against: Sequence[Path | str] = (),
+    patient: str | None = None,
+    on_progress: Progress | None = None,
+) -> list[str]:
+    """Read everything in a set of volumes, packed or as files. Sentences; empty when all is well.
+
+    Damage in the packed form: files whose SHA-256 differs, cases that are not what was written. In files: whatever
+    keeps a case from being imported (truncated, NaN, label map on another grid, labels out of range ...), by file. What
+    is only odd begins with `warning: `, as do patients and volumes that are also in one of the sets `against`, packed
+    or not. `patient` finds the patient in file names, as at import.
+    """
+    others = [_opened(other, patient, labelled=False) for other in against]
+    try:
+        own = _opened(path, patient, labelled=True)
+    except UserError as error:
+        return [str(error)]
+    done, total = 0, len(own) if isinstance(own, PackedVolumes) else len(own.cases)
+    total += sum(len(other.cases) for other in others if isinstance(other, VolumeSource))
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if on_progress:
+            on_progress(done, total)
+
+    if isinstance(own, PackedVolumes):
+        problems, names, records, odd = *_verify_packed(own, step), []
+    else:
+        problems, names, records = _verify_files(own, step)
+        odd = [f"not used: {text}" for text in own.left_out]
+    odd += oddities(names, records) if records else []
+    for other in others:
+        odd += _shared(records, other, step)
+    return problems + [f"warning: {note}" for note in odd]
+
+
+def _opened(path: Path | str, patient: str | None, labelled: bool) -> PackedVolumes | VolumeSource:
+    if packed_volumes.is_packed(Path(path)):
+        return PackedVolumes(path)
+    return volume_sources.open_volumes(path, patient=patient, labelled=labelled)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A case whose headers are well."""
+
+    case: Case
+    image: Header
+    label: Header | None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A case, prepared."""
+
+    record: Record
+    image: np.ndarray
+    label: np.ndarray
+    truth: np.ndarray | None
+
+
+def _headers(case: Case) -> _Pair | UserError:
+    try:
+        image = nifti.read_header(case.image)
+        label = None if case.label is None else nifti.read_header(case.label)
+        if label is not None and (differs := nifti.same_grid(label, image)) is not None:
+            raise UserError(str(case.label), differs, f"the grid of {case.image}")
+    except UserError as error:
+        return error
+    return _Pair(case, image, label)
+
+
+def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
+    """Read and prepare one case. Raises UserError naming the file."""
+    case = pair.case
+    labels, _ = nifti.read_labels(case.label, classes)
+    array, header = nifti.read_image(case.image)
+    if nifti.same_grid(pair.image, header) is not None:
+        raise UserError(str(case.image), "changed while it was read")
+    ready = volume_prepare.prepare(array, header, how)
+    print_ = packed_volumes.fingerprint(nifti.orientation(header.affine, "zyx").apply(array))
+    highest = ready.facts["highest"]
+    at_top = float(np.count_nonzero(array == highest)) / array.size
+    del array
+    truth = np.ascontiguousarray(ready.orientation.apply(labels))
+    label = truth if how.spacing is None else volume_prepare.prepare_labels(labels, header, how)
+    volume = math.prod(ready.original_spacing)
+    counts = np.bincount(truth.ravel())
+    facts = {
+        **ready.facts,
+        "at_highest": at_top,
+        "type": header.dtype.name,
+        "stored": codes(header),
+        "tilt": tilt(header),
+        "notes": list(dict.fromkeys([*header.notes, *(f"label map {note}" for note in pair.label.notes)])),
+        "organs": seen_organs(truth, label, ready.image),
+    }
+    if facts["notes"] == [f"label map {note}" for note in header.notes]:
+        facts["notes"] = list(header.notes)
+    info = CaseInfo(
+        id=case.id,
+        patient=case.patient,
+        shape=ready.shape,
+        spacing=ready.spacing,
+        original_shape=ready.original_shape,
+        original_spacing=ready.original_spacing,
+        floor=ready.floor,
+        volumes_mm3=tuple(float(count) * volume for count in counts),
+        clinical=dict(case.clinical),
+        facts=facts,
+    )
+    return _Made(Record(info, print_), ready.image, label, None if how.spacing is None else truth)
+
+
+def _verify_packed(data: PackedVolumes, step: Callable[[], None]) -> tuple[list[str], tuple[str, ...], list[Record]]:
+    problems = [
+        f"{data.path / name}: is not what was written (SHA-256 differs)"
+        for name, entry in data.manifest["files"].items()
+        if packed.sha256(data.path / name) != entry["sha256"]
+    ]
+
+    def look(i: int) -> list[str]:
+        try:
+            data.check(i)
+        except UserError as error:
+            return [str(error)]
+        return [f"{data.where(i)}: {text}" for text in _inside(data, i)]
+
+    for found in _ordered(look, range(len(data)), _threads()):
+        problems += found
+        step()
+    return problems, data.names, _records(data)
+
+
+def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
+    """What does not fit together inside a case that is as it was written."""
+    label = data.label(i)
+    if not np.isfinite(data.image(i)).all():
+        yield "NaN or infinity in the prepared image"
+    if max(int(label.max()), int(data.truth(i).max())) >= len(data.names):
+        yield f"labels up to {max(label.max(), data.truth(i).max())}, named are {len(data.names) - 1}"
+    for number in range(1, len(data.names)):
+        places = data.foreground(i, number)
+        if len(places) and (places.min() < 0 or places.max() >= label.size or (label.ravel()[places] != number).any()):
+            yield f"places of label {number} that are not of it"
+
+
+def _verify_files(source: VolumeSource, step: Callable[[], None]) -> tuple[list[str], tuple[str, ...], list[Record]]:
+    pairs = list(_ordered(_headers, source.cases, _threads()))
+    good = [pair for pair in pairs if not isinstance(pair, UserError)]
+    problems = [str(pair) for pair in pairs if isinstance(pair, UserError)]
+    for _ in problems:
+        step()
+    if not good:
+        return problems, source.names or (volume_sources.BACKGROUND,), []
+    how = Preparation(order(pair.image for pair in good))
+    classes = None if source.names is None else len(source.names)
+
+    def look(pair: _Pair) -> Record | UserError:
+        try:
+            return _prepared(pair, how, classes).record
+        except UserError as error:
+            return error
+
+    records = []
+    for found in _ordered(look, good, _workers(good, how)):
+        if isinstance(found, UserError):
+            problems.append(str(found))
+        else:
+            records.append(found)
+        step()
+    if not records:
+        return problems, source.names or (volume_sources.BACKGROUND,), []
+    try:
+        names = source.names or _numbered(source, records)
+    except UserError as error:
+        return [*problems, str(error)], (volume_sources.BACKGROUND,), []
+    return problems, names, [_padded(record, len(names)) for record in records]
+
+
+def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step: Callable[[], None]) -> list[str]:
+    """Sentences about patients and volumes that are in both."""
+    if isinstance(other, PackedVolumes):
+        where, patients = str(other.path), set(other.patients())
+        prints = dict(zip(other.fingerprints().tolist(), other.ids(), strict=True))
+    else:
+        where, patients, prints = other.where, {case.patient for case in other.cases}, {}
+
+        def look(case: Case) -> int | None:
+            try:
+                array, header = nifti.read_image(case.image)
+            except UserError:
+                return None  # a damaged file of the other set is that set's matter
+            return packed_volumes.fingerprint(nifti.orientation(header.affine, "zyx").apply(array))
+
+        for case, value in zip(other.cases, _ordered(look, other.cases, _threads()), strict=True):
+            prints[value] = case.id
+            step()
+    notes = []
+    if both := sorted({record.info.patient for record in records} & patients):
+        notes.append(f"{len(both)} patients are also in {where}: {few(both)}")
+    same = [f"{r.info.id} = {prints[r.fingerprint]}" for r in records if r.fingerprint in prints]
+    if same:
+        notes.append(f"{len(same)} volumes are also in {where}: {few(same)}")
+    return notes
+
+
+def _records(data: PackedVolumes) -> list[Record]:
+    prints = data.fingerprints().tolist()
+    return [Record(data.case(i), prints[i]) for i in range(len(data))]
+
+
+def _padded(record: Record, classes: int) -> Record:
+    volumes = record.info.volumes_mm3
+    return Record(replace(record.info, volumes_mm3=volumes + (0.0,) * (classes - len(volumes))), record.fingerprint)
+
+
+def _names(source: VolumeSource, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return source.names
+    known = volume_sources.named_labels(names, "names")
+    if len(known) > packed_volumes.LABEL_LIMIT:
+        raise UserError("names", f"{len(known) - 1} labels", f"at most {packed_volumes.LABEL_LIMIT - 1}")
+    return known
+
+
+def _numbered(source: VolumeSource, records: Sequence[Record]) -> tuple[str, ...]:
+    """Names for labels that nobody named. Raises UserError where numbers look like something else than classes."""
+    present = sorted({label for r in records for label, volume in enumerate(r.info.volumes_mm3) if label and volume})
+    if not present:
+        raise UserError(source.where, "no voxel is labelled in any case", "label maps with labels above 0")
+    if present[-1] > 2 * len(present):
+        found = f"labels {few(map(str, present))}, which nothing names"
+        raise UserError(source.where, found, "labels 1, 2, ... or names for all up to the largest", "number them anew")
+    return (volume_sources.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
+
+
+def _refuse_packed(path: Path) -> None:
+    if packed_volumes.is_packed(path) or packed.is_packed(path):
+        raise UserError(str(path), "is imported already", "NIfTI files", "use it as it is")
+
+
+def _refuse(source: VolumeSource, bad: Sequence[str]) -> None:
+    more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else " (or more)" if len(bad) == _NAMED else ""
+    listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
+    remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
+    raise UserError(source.where, f"{min(len(bad), _NAMED)}{more} unusable cases:{listing}\n", remedy=remedy)
+
+
+def _check_space(out: Path, pairs: Sequence[_Pair], how: Preparation) -> None:
+    """Refuse before any work what would not fit on the disk: 3 bytes a voxel, and 1 more as annotated."""
+    need = 0
+    for pair in pairs:
+        share = 1.0
+        if how.spacing is not None:
+            share = math.prod(pair.image.spacing) / math.prod(how.spacing)
+            need += pair.image.voxels
+        need += int(3 * pair.image.voxels * share)
+    free = shutil.disk_usage(out.parent).free
+    if need > free:
+        found = f"{_megabytes(free)} are free"
+        raise UserError(str(out), found, f"{_megabytes(need)} for {len(pairs)} cases", "choose another disk")
+
+
+def _workers(pairs: Sequence[_Pair], how: Preparation) -> int:
+    """How many volumes may be prepared at once, from the memory that the largest takes."""
+    largest = 0
+    for pair in pairs:
+        share = 1.0 if how.spacing is None else math.prod(pair.image.spacing) / math.prod(how.spacing)
+        largest = max(largest, pair.image.voxels * max(1.0, share))
+    return max(1, min(_threads(), int(_MEMORY / (largest * _PER_VOXEL))))
+
+
+def _threads() -> int:
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _ordered(work: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Iterator[_R]:
+    """Results in the order of the items, worked on by threads (zlib and numpy release the lock), few of them ahead."""
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[_R]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _key(source: VolumeSource, names: Sequence[str] | None, spacing: Sequence[float] | None, axes: str | None) -> str:
+    """Names a packed set by what it is made from: a file that was changed, replaced or added gives another key.
+
+    As for pictures the time of the last change of the file's entry (ctime) is part of it.
+    """
+    cases = [(case.id, case.patient, str(case.image), str(case.label), dict(case.clinical)) for case in source.cases]
+    asked = None if spacing is None else [float(mm) for mm in spacing]
+    named = None if (known := _names(source, names)) is None else list(known)
+    versions = packed_volumes.FORMAT, packed_volumes.VERSION, volume_prepare.VERSION, packed_volumes.FOREGROUND_CAP
+    made = [*versions, source.kind, source.where, named, asked, axes, cases]
+    key = hashlib.sha256(repr(made).encode(errors="surrogateescape"))
+    for file in source.files:
+        try:
+            seen = file.stat()
+        except OSError:
+            key.update(f"\n{file} missing".encode(errors="surrogateescape"))
+            continue
+        stamp = f"\n{file} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
+        key.update(stamp.encode(errors="surrogateescape"))
+    return key.hexdigest()[:24]
+
+
+def _capped(word: str, sentences: Sequence[str]) -> list[str]:
+    more = [f"{word}: {len(sentences) - _NAMED} more"] if len(sentences) > _NAMED else []
+    return [f"{word}: {text}" for text in sentences[:_NAMED]] + more
+
+
+def _made_from(source: VolumeSource) -> str:
+    return f"{source.kind} {Path(source.where).name}"
+
+
+def _spread_of(values: Sequence[Sequence[float]], form: str, unit: str) -> str:
+    array = np.asarray(values)
+    low, high = array.min(0).tolist(), array.max(0).tolist()
+    if low == high:
+        return f"{by(low, form)} {unit}"
+    middle = np.median(array, axis=0)
+    middle = middle.astype(int).tolist() if form == "d" else middle.tolist()
+    return f"{by(low, form)} to {by(high, form)} {unit}, {by(middle, form)} in the median"
+
+
+def _counted(words: Iterable[str]) -> str:
+    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common())
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
