@@ -169,7 +169,10 @@ class Decoder(nn.Module):
 
 
 class Emcad(nn.Module):
-    """Pictures (N, C, H, W) to class scores (N, classes, H, W), in training a list from four levels, finest first."""
+    """Class scores of pictures: in training those of four levels, in evaluation those of the finest.
+
+    All are enlarged to the size of the picture, for the loss adds them up.
+    """
 
     def __init__(self, encoder: nn.Module, classes: int, kernels: Sequence[int], expansion: int):
         super().__init__()
@@ -179,14 +182,12 @@ class Emcad(nn.Module):
         self.last = getattr(encoder, "output_fmt", None) == "NHWC"
 
     def forward(self, image: Tensor) -> Tensor | list[Tensor]:
-        """The finest scores are enlarged to the size of the picture; the others stay as they are."""
+        """Pictures (N, C, H, W) to class scores (N, classes, H, W); in training a list, finest first."""
         maps = self.encoder(image)[::-1]
-        maps = [x.movedim(-1, 1) for x in maps] if self.last else maps
-        refined = self.decoder(maps)
-        finest = F.interpolate(self.heads[-1](refined[-1]).float(), image.shape[2:], mode="bilinear")
-        if not self.training:
-            return finest
-        return [finest, *(head(x) for head, x in zip(self.heads[-2::-1], refined[-2::-1], strict=True))]
+        refined = self.decoder([x.movedim(-1, 1) for x in maps] if self.last else maps)
+        levels = range(len(refined) - 1, -1, -1) if self.training else [len(refined) - 1]
+        scores = [F.interpolate(self.heads[i](refined[i]).float(), image.shape[2:], mode="bilinear") for i in levels]
+        return scores if self.training else scores[0]
 
 
 def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:

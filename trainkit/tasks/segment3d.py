@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainkit import metrics
@@ -20,7 +19,7 @@ from trainkit.data import volume_prepare
 from trainkit.errors import UserError
 from trainkit.losses import segmentation as losses
 from trainkit.losses.segmentation import SegmentationLoss
-from trainkit.metrics import surfaces
+from trainkit.metrics import segmentation, surfaces
 from trainkit.models import volumetric
 from trainkit.models.volumetric import VolumeNet
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
@@ -75,7 +74,7 @@ class Segment3d:
         self.objective.checked(meta.class_names)
         self._weights = self.objective.weights(meta.class_names)
         self._tolerance = self._tolerances(meta.class_names or [str(c) for c in range(meta.classes)])
-        self._patch, self._classes = tuple(meta.shape[1:]), meta.classes
+        self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
         net, notes = volumetric.build(self.net, meta, found)
         return Parts(net, notes=tuple(notes))
 
@@ -127,11 +126,8 @@ class Segment3d:
         scores = surfaces.case_scores(predicted, true, spacing, self._classes, self._tolerance)
         rows = {name: torch.as_tensor(np.asarray(values), dtype=torch.float32) for name, values in scores.items()}
         if "overlay" in batch:
-            from trainkit.metrics import segmentation
-
-            if image.shape[2:] != truth.shape:
-                image = F.interpolate(image.float(), truth.shape, mode="trilinear")
-            rows["planes"] = torch.as_tensor(segmentation.planes(image[0, 0].cpu().numpy(), true, predicted, spacing))
+            seen = image[0, 0].float().cpu().numpy()
+            rows["planes"] = torch.as_tensor(segmentation.planes(seen, true, predicted, spacing, axes=self._axes))
         return {name: values[None].to(image.device) for name, values in rows.items()}
 
     @torch.no_grad()
