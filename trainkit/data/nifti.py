@@ -68,6 +68,7 @@ _DTYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u2", 
 _OTHERS = {
     1: "1-bit", 32: "complex64", 128: "RGB", 1536: "float128", 1792: "complex128", 2048: "complex256", 2304: "RGBA"
 }  # fmt: skip
+_CODES = 5
 _UNITS = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
 
 
@@ -358,7 +359,7 @@ def _header(path: Path, stream: BinaryIO, size: int, compressed: bool) -> Header
     start = stream.read(4)
     order = _byte_order(start)
     if order is None:
-        raise UserError(where, _instead(start, size), "a NIfTI file (.nii or .nii.gz)")
+        raise UserError(where, _instead(start), "a NIfTI file (.nii or .nii.gz)")
     length = struct.unpack(order + "i", start)[0]
     kind, magic, place = _SIZES[length]
     raw = start + stream.read(length - 4)
@@ -393,9 +394,9 @@ def _byte_order(start: bytes) -> str | None:
     return None
 
 
-def _instead(start: bytes, size: int) -> str:
+def _instead(start: bytes) -> str:
     """What a file that is no NIfTI is."""
-    if not size:
+    if not start:
         return "0 bytes"
     known = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"NRRD": "an NRRD file"}
     known |= {
@@ -443,11 +444,9 @@ def _dtype(where: str, code: int, bits: int, order: str) -> np.dtype:
 
 
 def _offset(where: str, value: Any, length: int) -> int:
-    """Voxels begin behind the header and 4 bytes that say whether extensions follow; 0 stands for just there."""
+    """Voxels begin behind the header and 4 bytes more; of a 0 here one program makes 0, others 348 or 352."""
     offset = float(value)
     least = length + 4
-    if offset == 0:
-        return least
     if not (math.isfinite(offset) and offset == int(offset) and least <= offset <= least + _EXTENSIONS):
         raise UserError(where, f"voxels that begin at byte {offset:g}", f"{least} or a little more")
     return int(offset)
@@ -468,6 +467,8 @@ def _affine(where: str, fields: Any, shape: tuple[int, int, int]) -> tuple[np.nd
     if not (np.isfinite(said).all() and said.min() > 0):
         raise UserError(where, f"spacing {_by(said)} mm (pixdim)", "three numbers above 0")
     codes = {"sform": int(fields["sform_code"]), "qform": int(fields["qform_code"])}
+    if wrong := [f"{name}_code {code}" for name, code in codes.items() if not 0 <= code <= _CODES]:
+        raise UserError(where, " and ".join(wrong), f"0 to {_CODES}", "the header is damaged")
     forms: dict[str, np.ndarray] = {}
     if codes["sform"] > 0:
         forms["sform"] = np.asarray(fields.get_sform(), np.float64)
