@@ -1,0 +1,387 @@
+"""Layouts of volumes: which image belongs to which label map, what is left out and said, names, patients, tables."""
+
+import json
+
+import nibabel
+import numpy as np
+import pytest
+
+from trainkit.data.volume_sources import TOM500_NAMES, named_labels, open_volumes
+from trainkit.errors import UserError
+
+
+def volume(path, value=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(np.full((2, 3, 4), value, np.uint8), np.eye(4)), path)
+    return path
+
+
+@pytest.fixture
+def tom500(tmp_path):
+    for split, ids in (("train", (1, 20, 3)), ("val", (7,))):
+        for id in ids:
+            volume(tmp_path / "tom500" / split / "image" / f"{id}.nii.gz")
+            volume(tmp_path / "tom500" / split / "label" / f"{id}.nii.gz")
+    return tmp_path / "tom500"
+
+
+@pytest.fixture
+def decathlon(tmp_path):
+    root = tmp_path / "decathlon"
+    for id in ("liver_10", "liver_2", "liver_7"):
+        volume(root / "imagesTr" / f"{id}.nii.gz")
+        volume(root / "labelsTr" / f"{id}.nii.gz")
+    volume(root / "imagesTs" / "liver_99.nii.gz")
+    return describe(root)
+
+
+def describe(root, **changes):
+    ids = sorted(path.name for path in (root / "imagesTr").iterdir())
+    said = {
+        "labels": {"0": "background", "1": "Liver", "2": "Tumour"},
+        "training": [{"image": f"./imagesTr/{id}", "label": f"./labelsTr/{id}"} for id in ids],
+        "test": ["./imagesTs/liver_99.nii.gz"],
+    } | changes
+    (root / "dataset.json").write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    return root
+
+
+def ids(source):
+    return [case.id for case in source.cases]
+
+
+def refused(*args, **kwargs) -> str:
+    with pytest.raises(UserError) as error:
+        open_volumes(*args, **kwargs)
+    return str(error.value)
+
+
+# TOM500 and plain pairs
+
+
+def test_a_split_of_tom500(tom500):
+    source = open_volumes(f"{tom500}#train")
+    assert ids(source) == ["1", "20", "3"] and [case.patient for case in source.cases] == ["1", "20", "3"]
+    for case in source.cases:
+        assert case.image == tom500 / "train" / "image" / f"{case.id}.nii.gz"
+        assert case.label == tom500 / "train" / "label" / f"{case.id}.nii.gz"
+    assert source.where == f"{tom500}#train" and source.names is None and source.left_out == ()
+    assert sorted(source.files) == sorted(path for path in (tom500 / "train").rglob("*.gz"))
+    assert ids(open_volumes(tom500 / "val")) == ["7"]
+
+
+def test_splits_are_named_where_none_or_another_is_asked_for(tom500):
+    assert f"holds the splits train, val; expected one of them; name {tom500}#train or {tom500}#val" in refused(tom500)
+    assert f"{tom500}#test: no such split; expected one of: #train, #val" in refused(f"{tom500}#test")
+    assert "holds the splits" in refused(tom500, labelled=False)
+    assert "../elsewhere" in refused(f"{tom500}#../elsewhere")
+
+
+@pytest.mark.parametrize("place", ["", "train"])
+def test_names_are_those_of_names_json(tom500, place):
+    file = tom500 / place / "names.json"
+    file.write_text(json.dumps(TOM500_NAMES[1:]))
+    source = open_volumes(f"{tom500}#train")
+    assert source.names == TOM500_NAMES and len(source.names) == 10 and file in source.files
+
+
+@pytest.mark.parametrize("said", ['{"0": "a"}', "[1]", "[]", '["a", "A"]', "nonsense", '["background"]', '["a", " "]'])
+def test_names_that_are_none_are_refused(tom500, said):
+    (tom500 / "names.json").write_text(said)
+    assert "names.json" in refused(f"{tom500}#train")
+
+
+@pytest.mark.parametrize("images", ["image", "images", "imagesTr", "Images"])
+@pytest.mark.parametrize("labels", ["label", "labels", "labelsTr", "mask", "masks"])
+def test_folders_of_common_names_are_a_pair(tmp_path, images, labels):
+    image, label = volume(tmp_path / images / "a.nii"), volume(tmp_path / labels / "a.nii.gz")
+    (case,) = open_volumes(tmp_path).cases
+    assert (case.id, case.image, case.label) == ("a", image, label)
+
+
+def test_two_folders_of_images_are_one_too_many(tmp_path):
+    for folder in ("image", "images", "label"):
+        volume(tmp_path / folder / "a.nii")
+    assert "folders image, images; expected one of them" in refused(tmp_path)
+
+
+def test_what_has_no_partner_and_what_lies_astray_is_named_and_not_used(tom500):
+    root = tom500 / "train"
+    volume(root / "image" / "50.nii.gz")
+    volume(root / "label" / "60.nii.gz")
+    volume(root / "image" / "old" / "1.nii.gz")
+    volume(root / "spare" / "70.nii")
+    volume(root / "80.nii.gz")
+    volume(root / ".hidden" / "90.nii")
+    (root / "image" / "._1.nii.gz").write_bytes(b"\0\5\x16\7")
+    (root / "label" / "notes.txt").write_text("fat not drawn in 3")
+    (root / "image" / "gone.nii.gz").symlink_to(root / "nowhere.nii.gz")
+    source = open_volumes(f"{tom500}#train")
+    assert ids(source) == ["1", "20", "3"]
+    assert set(source.left_out) == {
+        "image/50.nii.gz: an image without a label map",
+        "label/60.nii.gz: a label map without an image",
+        "image/old/1.nii.gz: in a folder below",
+        "spare/70.nii: not in image or label",
+        "80.nii.gz: not in image or label",
+        "image/._1.nii.gz: hidden",
+        "label/notes.txt: not called .nii.gz or .nii",
+        "image/gone.nii.gz: leads nowhere",
+    }
+    assert len(source.left_out) == 8
+    assert "50" in ids(open_volumes(f"{tom500}#train", labelled=False))
+
+
+def test_one_id_twice_is_refused(tmp_path):
+    for folder in ("image", "label"):
+        volume(tmp_path / folder / "a.nii")
+    volume(tmp_path / "image" / "a.nii.gz")
+    assert "two images of the id 'a': a.nii.gz and a.nii" in refused(tmp_path)
+    (tmp_path / "image" / "a.nii.gz").rename(tmp_path / "label" / "a.nii.gz")
+    assert "two label maps of the id 'a'" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "id"),
+    [("a", "a_seg", "a"), ("a_img", "a_label", "a"), ("a-image", "a-mask", "a"), ("case_0000", "case", "case")],
+)
+def test_names_that_differ_by_a_known_ending_are_paired(tmp_path, image, label, id):
+    volume(tmp_path / "images" / f"{image}.nii.gz")
+    volume(tmp_path / "labels" / f"{label}.nii.gz")
+    source = open_volumes(tmp_path)
+    assert ids(source) == [id] and source.cases[0].image.name == f"{image}.nii.gz" and not source.left_out
+
+
+def test_numbers_at_the_end_of_a_name_are_no_channels_where_label_maps_have_them_too(tmp_path):
+    for folder in ("images", "labels"):
+        for number in range(3):
+            volume(tmp_path / folder / f"scan_{number:04}.nii.gz")
+    assert ids(open_volumes(tmp_path)) == ["scan_0000", "scan_0001", "scan_0002"]
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_nothing_to_take_is_said_with_what_was_there(tmp_path, labels):
+    assert "does not exist" in refused(tmp_path / "no")
+    (tmp_path / "image").mkdir()
+    if labels:
+        volume(tmp_path / "label" / "a.nii")
+        assert "no labelled volumes; label/a.nii: a label map without an image" in refused(tmp_path)
+    else:
+        assert "no volumes in a layout that is known" in refused(tmp_path)
+
+
+# To predict
+
+
+def test_without_labels_a_folder_of_files_and_a_file_will_do(tmp_path):
+    file = volume(tmp_path / "new" / "b.nii.gz")
+    volume(tmp_path / "new" / "a.nii")
+    (tmp_path / "new" / "a.txt").touch()
+    volume(tmp_path / "new" / "below" / "c.nii")
+    source = open_volumes(tmp_path / "new", labelled=False)
+    assert ids(source) == ["a", "b"] and all(case.label is None for case in source.cases)
+    assert source.left_out == ("below/c.nii: in a folder below",)
+    assert ids(open_volumes(file, labelled=False)) == ["b"]
+    assert ids(open_volumes(f"{tmp_path}#new", labelled=False)) == ["a", "b"]
+    assert "without a label map" in refused(file)
+    assert "no volumes in a layout" in refused(tmp_path / "new")
+    assert "unknown kind" in refused(tmp_path / "new" / "a.txt", labelled=False)
+
+
+def test_without_labels_those_that_are_there_are_still_known(tom500):
+    (tom500 / "val" / "label" / "7.nii.gz").unlink()
+    assert open_volumes(f"{tom500}#val", labelled=False).cases[0].label is None
+    assert all(case.label for case in open_volumes(f"{tom500}#train", labelled=False).cases)
+    (tom500 / "val" / "label").rmdir()
+    assert ids(open_volumes(tom500 / "val", labelled=False)) == ["7"]
+
+
+# The Decathlon and nnU-Net
+
+
+@pytest.mark.parametrize("place", ["", "#train", "#training", "/dataset.json"])
+def test_the_decathlon_says_its_files_and_names(decathlon, place):
+    source = open_volumes(f"{decathlon}{place}")
+    assert source.kind == "Decathlon" and source.names == ("background", "Liver", "Tumour")
+    assert ids(source) == ["liver_10", "liver_2", "liver_7"] and source.left_out == ()
+    assert decathlon / "dataset.json" in source.files and len(source.files) == 7
+
+
+def test_images_of_the_decathlons_test_have_no_labels(decathlon):
+    assert "its images have no label maps" in refused(f"{decathlon}#test")
+    source = open_volumes(f"{decathlon}#test", labelled=False)
+    assert ids(source) == ["liver_99"] and source.cases[0].label is None and source.left_out == ()
+    assert "no such split; expected one of: #train, #test" in refused(f"{decathlon}#val")
+
+
+def test_what_dataset_json_does_not_list_or_what_is_not_there_is_left_out(decathlon):
+    volume(decathlon / "imagesTr" / "liver_77.nii.gz")
+    volume(decathlon / "dirty" / "liver_78.nii.gz")
+    (decathlon / "imagesTr" / "liver_2.nii.gz").unlink()
+    (decathlon / "labelsTr" / "liver_7.nii.gz").unlink()
+    (decathlon / "imagesTr" / "._liver_10.nii.gz").touch()
+    source = open_volumes(decathlon)
+    assert ids(source) == ["liver_10"]
+    assert set(source.left_out) == {
+        "imagesTr/liver_77.nii.gz: is not listed in dataset.json",
+        "dirty/liver_78.nii.gz: is not listed in dataset.json",
+        "imagesTr/liver_2.nii.gz: is listed in dataset.json and not there",
+        "labelsTr/liver_2.nii.gz: a label map without an image",
+        "imagesTr/liver_7.nii.gz: an image without a label map",
+        "imagesTr/._liver_10.nii.gz: hidden",
+    }
+
+
+ENTRY = {"image": "imagesTr/liver_2.nii.gz", "label": "labelsTr/liver_2.nii.gz"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training": [ENTRY, ENTRY]}, "two images of the id 'liver_2': liver_2.nii.gz twice"),
+        ({"training": [{"image": "../../etc/passwd", "label": "x"}]}, "training 0: '../../etc/passwd'"),
+        ({"training": [{"image": "/etc/passwd", "label": "x"}]}, "a path inside"),
+        ({"training": [{"image": ["a.nii", "b.nii"], "label": "x"}]}, "paths of one image"),
+        ({"training": [7]}, "training 0: 7; expected paths"),
+        ({"training": [{"label": "x"}]}, "expected paths"),
+        ({"training": []}, "no labelled volumes"),
+        ({"labels": {"0": "background", "2": "Liver"}}, "labels 0, 2"),
+        ({"labels": {"0": "background", "1": "Liver", "01": "Tumour"}}, "label 01 twice"),
+        ({"labels": {"background": 0, "whole": [1, 2]}}, "label 'whole'"),
+        ({"labels": ["a"]}, "labels ['a']"),
+        ({"labels": {"0": "background", "1": "x", "2": "X"}}, "names of labels"),
+        ({"labels": {"background": 0, "x": True}}, "label 'x': True"),
+    ],
+)
+def test_a_wrong_dataset_json_is_named(decathlon, changes, said):
+    text = refused(describe(decathlon, **changes))
+    assert said in text and text.startswith(str(decathlon))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '"x"'])
+def test_a_dataset_json_that_is_none_is_named(decathlon, text):
+    (decathlon / "dataset.json").write_text(text)
+    assert f"{decathlon / 'dataset.json'}:" in refused(decathlon)
+
+
+def test_nnunets_layout_of_one_channel(tmp_path):
+    for id in ("a", "b"):
+        volume(tmp_path / "imagesTr" / f"{id}_0000.nii.gz")
+        volume(tmp_path / "labelsTr" / f"{id}.nii.gz")
+    volume(tmp_path / "imagesTs" / "c_0000.nii.gz")
+    describe(tmp_path, labels={"background": 0, "Tumour": 2, "Liver": 1}, training=None, test=None)
+    source = open_volumes(tmp_path)
+    assert source.kind == "nnU-Net" and ids(source) == ["a", "b"] and source.left_out == ()
+    assert source.names == ("background", "Liver", "Tumour")
+    assert ids(open_volumes(f"{tmp_path}#test", labelled=False)) == ["c"]
+    volume(tmp_path / "labelsTs" / "c.nii.gz")
+    assert ids(open_volumes(f"{tmp_path}#test")) == ["c"]
+    volume(tmp_path / "imagesTr" / "a_0001.nii.gz")
+    assert "a_0001.nii.gz: channel 1 of a; expected images of one channel" in refused(tmp_path)
+
+
+# Patients and the clinical table
+
+
+def test_patients_are_found_by_an_expression(tmp_path):
+    for id in ("p1_left", "p1_right", "p2_left"):
+        volume(tmp_path / "image" / f"{id}.nii.gz")
+        volume(tmp_path / "label" / f"{id}.nii.gz")
+    assert [case.patient for case in open_volumes(tmp_path, patient=r"^(p\d+)_").cases] == ["p1", "p1", "p2"]
+    assert "'p1_left' names no patient; expected a match of '^(q)'" in refused(tmp_path, patient="^(q)")
+    for pattern, said in (("p", "0 parts"), ("(a)(b)", "2 parts"), ("(", "no regular"), ("(" + "a" * 300 + ")", "302")):
+        assert said in refused(tmp_path, patient=pattern)
+
+
+TABLE = "Id,Sex,Age,CAS,date\n1,F,47.5,2,2019-03-01\n20,M,,0,\n3,F,1e2,NA, x \n99,M,1,1,1\n"
+
+
+@pytest.mark.parametrize("comma", [",", ";", "\t"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_the_clinical_table_is_joined_by_patient(tom500, comma, mark):
+    file = tom500 / "clinical.csv"
+    file.write_text(mark + TABLE.replace(",", comma).replace("\n", "\r\n"), "utf-8", newline="")
+    source = open_volumes(f"{tom500}#train", clinical=file)
+    assert {case.id: dict(case.clinical) for case in source.cases} == {
+        "1": {"Sex": "F", "Age": 47.5, "CAS": 2.0, "date": "2019-03-01"},
+        "20": {"Sex": "M", "Age": None, "CAS": 0.0, "date": None},
+        "3": {"Sex": "F", "Age": 100.0, "CAS": None, "date": "x"},
+    }
+    assert source.left_out == () and file in source.files
+
+
+def test_the_column_of_patients_may_be_the_first_and_numbers_lose_zeros(tom500):
+    for path in list(tom500.rglob("train/*/1.nii.gz")):
+        path.rename(path.with_name("001.nii.gz"))
+    file = tom500 / "clinical.csv"
+    file.write_text("case,Age\n1,30\n3.0,40\n")
+    source = open_volumes(f"{tom500}#train", clinical=str(file))
+    assert {case.id: case.clinical["Age"] for case in source.cases} == {"001": 30, "20": None, "3": 40}
+    assert source.left_out == ("clinical.csv: no row of 1 patients: 20",)
+
+
+def test_zeros_are_not_ignored_where_two_rows_could_be_meant(tom500):
+    file = tom500 / "clinical.csv"
+    file.write_text("Id,Age\n1,30\n01,31\n020,32\n0020,33\n3,34\n")
+    ages = {case.id: case.clinical["Age"] for case in open_volumes(f"{tom500}#train", clinical=file).cases}
+    assert ages == {"1": 30, "20": None, "3": 34}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Id,Age\n8,1\n9,1\n", "no row of any of the 3 patients (1, 20, 3), but of 8, 9"),
+        ("Id,Age\n1,1\n1,2\n", "line 3: a second row of patient '1'"),
+        ("Id,Age\n1\n", "line 2: 1 columns; expected 2"),
+        ("Id,Age\n,5\n", "line 2: no Id"),
+        ("Id,Age,Age\n1,1,1\n", "line 1: Id,Age,Age"),
+        ("Id,\n1,1\n", "line 1: Id,"),
+        ("Id,Age\n", "no rows"),
+        ("", "line 1: nothing"),
+        ('Id,Age\n1,"a\n', "cannot be read"),
+    ],
+)
+def test_a_wrong_table_is_named_with_its_line(tom500, text, said):
+    file = tom500 / "clinical.csv"
+    file.write_text(text)
+    found = refused(f"{tom500}#train", clinical=file)
+    assert said in found and found.startswith(str(file))
+
+
+def test_tables_of_other_kinds_are_named(tom500):
+    file = tom500 / "clinical.csv"
+    file.write_bytes("Id,Ort\n1,Köln\n".encode("latin-1"))
+    assert "not UTF-8" in refused(f"{tom500}#train", clinical=file)
+    assert "a spreadsheet" in refused(f"{tom500}#train", clinical=file.with_suffix(".xlsx"))
+    assert "No such file" in refused(f"{tom500}#train", clinical=tom500 / "no.csv")
+
+
+def test_names_of_labels_get_their_background():
+    assert named_labels(["SR", "LR"], "x") == ("background", "SR", "LR")
+    assert named_labels(("Background", " SR "), "x") == ("background", "SR")
+
+
+def test_the_real_set_is_found_whole_and_its_dirty_files_are_left_out(shared):
+    source = open_volumes(shared / "mri_hippocampus")
+    assert len(source.cases) == 200 and source.names == ("background", "Anterior", "Posterior")
+    assert sorted(text.split(":")[0] for text in source.left_out) == [
+        "dirty/image_without_label_118.nii.gz",
+        "dirty/label_without_image_hippocampus_010.nii.gz",
+        "dirty/label_without_image_hippocampus_281.nii.gz",
+    ]
+    assert {case.patient for case in source.cases} == {case.id for case in source.cases}
+
+
+def test_dirty_files_among_the_others_are_left_out_too(shared, tmp_path):
+    root = shared / "mri_hippocampus"
+    dirty = {
+        "image": [root / "dirty" / "image_without_label_118.nii.gz"],
+        "label": sorted((root / "dirty").glob("label_*")),
+    }
+    for folder, of in (("image", "imagesTr"), ("label", "labelsTr")):
+        (tmp_path / folder).mkdir()
+        for path in [*sorted((root / of).iterdir())[:3], *dirty[folder]]:
+            (tmp_path / folder / path.name).symlink_to(path)
+    source = open_volumes(tmp_path)
+    assert len(source.cases) == 3 and len(source.left_out) == 3
+    assert "image/image_without_label_118.nii.gz: an image without a label map" in source.left_out
