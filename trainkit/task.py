@@ -43,6 +43,8 @@ class Meta:
     """mm from voxel to voxel along depth, height and width, in the median; empty for pictures."""
     axes: str = ""
     """Which way depth, height and width run in the body: `yzx` for coronal slices; empty for pictures."""
+    resampled: tuple[float, ...] = ()
+    """mm from voxel to voxel to which all volumes were resampled; empty where they are as in their files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,13 @@ class Volumes:
         for name, split in {**scored, "train": train}.items():
             evaluations |= self._kinds(name, split)
         meta = Meta(
-            len(whole.names), (1, *self.patch), train.digest, whole.names, spacing=whole.spacing, axes=whole.axes
+            len(whole.names),
+            (1, *self.patch),
+            train.digest,
+            whole.names,
+            spacing=whole.spacing,
+            axes=whole.axes,
+            resampled=whole.preparation.spacing or (),
         )
         training = self._patches("train", train, Shelf(whole, kept, place), seed)
         return Opened(meta, training, evaluations, (told, *self._notes(training, held)))
