@@ -231,6 +231,31 @@ def projector(run: str, out: Path | None) -> None:
     click.echo(f"open it: tensorboard --logdir {out}")
 
 
+@main.command()
+@click.argument("run")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--mirror", is_flag=True, help="Average over mirror images along all axes: 8 times the time.")
+@_plugins
+def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
+    """Write label maps OUT/NAME.nii.gz of the volumes at SOURCE, by the best weights of RUN.
+
+    SOURCE is a folder of NIfTI files, one file, or a data set, whose split it may name: tom500#val. A file that cannot
+    be read is named and left out; the exit code is then 2.
+    """
+    from trainkit import predicting
+
+    with _bar("predicting", "volume") as on_progress:
+        done = predicting.predict(run, source, out, mirror=mirror, plugins=plugins, on_progress=on_progress)
+    for line in done.notes:
+        click.echo(f"note: {line}")
+    for line in done.damaged:
+        click.echo(f"left out: {line}", err=True)
+    labels = ", ".join(f"{label} {name}" for label, name in enumerate(done.names))
+    click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
+    return EXIT_CODE if done.damaged else 0
+
+
 @main.group()
 def data() -> None:
     """Import data sets once into the fast form, look at them, find damage."""
@@ -250,6 +275,12 @@ def data() -> None:
 @click.option("--size", metavar="HxW", help="Pictures of any kind: height x width, as 32x64, or `own` to keep theirs.")
 @click.option("--fit", type=click.Choice(["crop", "stretch"]), help="With --size: how it is reached.  [default: crop]")
 @click.option("--group", metavar="REGEX", help="With --size: finds person, video ... in a picture's path, in (...).")
+@click.option("--volumes", is_flag=True, help="Volumes (NIfTI) with label maps, prepared for segmentation.")
+@click.option("--spacing", metavar="DxHxW", help="Volumes: mm to resample to, depth x height x width, as 3.85x0.5x0.5.")
+@click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...")
+@click.option("--patient", metavar="REGEX", help="Volumes: finds the patient in a file's name, in (...).")
+@click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
+@click.option("--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: by slices]")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
 def import_(
     source: Path,
@@ -261,12 +292,31 @@ def import_(
     size: str | None,
     fit: str | None,
     group: str | None,
+    volumes: bool,
+    spacing: str | None,
+    names: str | None,
+    patient: str | None,
+    clinical: Path | None,
+    axes: str | None,
     damaged: str,
 ) -> None:
-    """Convert faces, or with --size pictures of any kind, at SOURCE to the packed form at OUT.
+    """Convert faces, with --size pictures of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
 
-    SOURCE may name its split: set.parquet#val, hf://owner/name#test.
+    SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train.
     """
+    for_volumes = {
+        "--spacing": spacing, "--names": names, "--patient": patient, "--clinical": clinical, "--axes": axes
+    }  # fmt: skip
+    if volumes:
+        others = {"--image-size": image_size, "--align": align, "--resize": resize, "--evaluation": evaluation}
+        for flag, value in (others | {"--size": size, "--fit": fit, "--group": group}).items():
+            if value:
+                raise click.UsageError(f"{flag} is not for volumes")
+        _import_volumes(source, out, spacing, names, patient, clinical, axes, damaged)
+        return
+    for flag, value in for_volumes.items():
+        if value is not None:
+            raise click.UsageError(f"{flag} is given with --volumes")
     for_faces = {"--image-size": image_size, "--align": align, "--resize": resize, "--evaluation": evaluation}
     for_pictures = {"--fit": fit, "--group": group}
     for flag, value in (for_faces if size is not None else for_pictures).items():
@@ -295,6 +345,49 @@ def import_(
         click.echo(f"  {note}")
 
 
+def _import_volumes(
+    source: Path,
+    out: Path,
+    spacing: str | None,
+    names: str | None,
+    patient: str | None,
+    clinical: Path | None,
+    axes: str | None,
+    damaged: str,
+) -> None:
+    mm = None if spacing is None else _spacing(spacing)
+    from trainkit.data import volume_import
+
+    with _bar("importing", "case") as on_progress:
+        report = volume_import.import_volumes(
+            source,
+            out,
+            names=_label_names(names),
+            spacing=mm,
+            patient=patient,
+            clinical=clinical,
+            axes=axes,
+            damaged=damaged,
+            on_progress=on_progress,
+        )
+    for line in report.lines():
+        click.echo(line)
+
+
+def _label_names(text: str | None) -> list[str] | None:
+    return None if text is None else text.split(",")
+
+
+def _spacing(text: str) -> tuple[float, float, float]:
+    try:
+        depth, height, width = (float(side) for side in text.split("x"))
+    except ValueError:
+        depth = height = width = 0.0
+    if not all(0.01 <= side <= 100 for side in (depth, height, width)):
+        raise click.UsageError(f"--spacing {text!r} is not DEPTHxHEIGHTxWIDTH in mm, as 3.85x0.5x0.5, each 0.01 to 100")
+    return depth, height, width
+
+
 def _size(text: str) -> tuple[int, int] | None:
     if text == "own":
         return None
@@ -308,22 +401,39 @@ def _size(text: str) -> tuple[int, int] | None:
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
 def info(path: Path) -> None:
-    """Say what the packed set at PATH holds."""
-    from trainkit.data import importing
+    """Say what the packed set at PATH holds; of volumes also a folder of NIfTI files, from their headers."""
+    from trainkit.data import importing, volume_import
 
-    for key, value in importing.info(path).items():
+    volumes = volume_import.holds_volumes(path)
+    for key, value in (volume_import if volumes else importing).info(path).items():
         click.echo(f"{key:14} {value}")
+    for line in volume_import.table(path) if volumes else ():
+        click.echo(line)
 
 
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--against", multiple=True, type=click.Path(path_type=Path), help="Evaluation sets to compare with.")
-def verify(path: Path, against: tuple[Path, ...]) -> int:
-    """Read every byte of the packed set at PATH and name what is damaged or odd; damage is exit code 2."""
-    from trainkit.data import importing
+@click.option("--against", multiple=True, type=click.Path(path_type=Path), help="Other splits to compare with.")
+@click.option("--names", metavar="A,B,...", help="NIfTI files: names of the labels 1, 2, ...; others are damage.")
+@click.option("--patient", metavar="REGEX", help="NIfTI files: finds the patient in a file's name, in (...).")
+def verify(path: Path, against: tuple[Path, ...], names: str | None, patient: str | None) -> int:
+    """Read every byte of the packed set, or of the NIfTI files, at PATH and name what is damaged or odd.
 
-    with _bar("verifying") as on_progress:
-        found = importing.verify(path, against=against, on_progress=on_progress)
+    Damage is exit code 2. Of NIfTI files it is all that keeps a case from being imported.
+    """
+    from trainkit.data import importing, volume_import
+
+    volumes = volume_import.holds_volumes(path)
+    for flag, value in {"--names": names, "--patient": patient}.items():
+        if value is not None and not volumes:
+            raise click.UsageError(f"{flag} is for NIfTI files")
+    with _bar("verifying", "case" if volumes else "picture") as on_progress:
+        if volumes:
+            found = volume_import.verify(
+                path, against=against, names=_label_names(names), patient=patient, on_progress=on_progress
+            )
+        else:
+            found = importing.verify(path, against=against, on_progress=on_progress)
     for line in found:
         click.echo(line)
     problems = sum(not line.startswith("warning: ") for line in found)
@@ -332,10 +442,10 @@ def verify(path: Path, against: tuple[Path, ...]) -> int:
 
 
 @contextlib.contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str, unit: str = "picture") -> Iterator[Callable[[int, int], None]]:
     from tqdm import tqdm
 
-    with tqdm(desc=what, unit="picture", disable=None) as bar:
+    with tqdm(desc=what, unit=unit, disable=None) as bar:
 
         def on_progress(done: int, total: int) -> None:
             bar.total = total

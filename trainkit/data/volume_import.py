@@ -239,7 +239,9 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
 
 
 def table(path: Path | str) -> list[str]:
-    """The table of shapes, intensities and organs of packed volumes, in lines."""
+    """The table of shapes, intensities and organs of packed volumes, in lines; empty for files, which it would read."""
+    if not packed_volumes.is_packed(Path(path)):
+        return []
     data = PackedVolumes(path)
     return describe(data.names, _records(data), data.preparation)
 
@@ -248,6 +250,7 @@ def verify(
     path: Path | str,
     *,
     against: Sequence[Path | str] = (),
+    names: Sequence[str] | None = None,
     patient: str | None = None,
     on_progress: Progress | None = None,
 ) -> list[str]:
@@ -256,7 +259,7 @@ def verify(
     Damage in the packed form: files whose SHA-256 differs, cases that are not what was written. In files: whatever
     keeps a case from being imported (truncated, NaN, label map on another grid, labels out of range ...), by file. What
     is only odd begins with `warning: `, as do patients and volumes that are also in one of the sets `against`, packed
-    or not. `patient` finds the patient in file names, as at import.
+    or not. `names` and `patient` as at import, for files.
     """
     others = [_opened(other, patient, labelled=False) for other in against]
     try:
@@ -273,11 +276,11 @@ def verify(
             on_progress(done, total)
 
     if isinstance(own, PackedVolumes):
-        problems, names, records, odd = *_verify_packed(own, step), []
+        problems, named, records, odd = *_verify_packed(own, step), []
     else:
-        problems, names, records = _verify_files(own, step)
+        problems, named, records = _verify_files(own, _names(own, names), step)
         odd = [f"not used: {text}" for text in own.left_out]
-    odd += oddities(names, records) if records else []
+    odd += oddities(named, records) if records else []
     for other in others:
         odd += _shared(records, other, step)
     return problems + [f"warning: {note}" for note in odd]
@@ -394,36 +397,36 @@ def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
             yield f"places of label {number} that are not of it"
 
 
-def _verify_files(source: VolumeSource, step: Callable[[], None]) -> tuple[list[str], tuple[str, ...], list[Record]]:
-    pairs = list(_ordered(_headers, source.cases, _threads()))
-    good = [pair for pair in pairs if not isinstance(pair, UserError)]
-    problems = [str(pair) for pair in pairs if isinstance(pair, UserError)]
-    for _ in problems:
-        step()
-    if not good:
-        return problems, source.names or (volume_sources.BACKGROUND,), []
-    how = Preparation(order(pair.image for pair in good))
-    classes = None if source.names is None else len(source.names)
+def _verify_files(
+    source: VolumeSource, names: tuple[str, ...] | None, step: Callable[[], None]
+) -> tuple[list[str], tuple[str, ...], list[Record]]:
+    problems, pairs, records = [], [], []
+    for found in _ordered(_headers, source.cases, _threads()):
+        if isinstance(found, UserError):
+            problems.append(str(found))
+            step()
+        else:
+            pairs.append(found)
 
     def look(pair: _Pair) -> Record | UserError:
         try:
-            return _prepared(pair, how, classes).record
+            return _prepared(pair, how, None if names is None else len(names)).record
         except UserError as error:
             return error
 
-    records = []
-    for found in _ordered(look, good, _workers(good, how)):
-        if isinstance(found, UserError):
-            problems.append(str(found))
-        else:
-            records.append(found)
-        step()
-    if not records:
-        return problems, source.names or (volume_sources.BACKGROUND,), []
-    try:
-        names = source.names or _numbered(source, records)
-    except UserError as error:
-        return [*problems, str(error)], (volume_sources.BACKGROUND,), []
+    if pairs:
+        how = Preparation(order(pair.image for pair in pairs))
+        for found in _ordered(look, pairs, _workers(pairs, how)):
+            if isinstance(found, UserError):
+                problems.append(str(found))
+            else:
+                records.append(found)
+            step()
+    if names is None:
+        try:
+            names = _numbered(source, records)
+        except UserError as error:
+            return [*problems, str(error)], (), []
     return problems, names, [_padded(record, len(names)) for record in records]
 
 
@@ -479,7 +482,8 @@ def _numbered(source: VolumeSource, records: Sequence[Record]) -> tuple[str, ...
     if not present:
         raise UserError(source.where, "no voxel is labelled in any case", "label maps with labels above 0")
     if present[-1] > 2 * len(present):
-        found = f"labels {few(map(str, present))}, which nothing names"
+        having = [record.info.id for record in records if len(record.info.volumes_mm3) > present[-1]]
+        found = f"labels {few(map(str, present))}, which nothing names; {present[-1]} is in {few(having)}"
         raise UserError(source.where, found, "labels 1, 2, ... or names for all up to the largest", "number them anew")
     return (volume_sources.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
 
