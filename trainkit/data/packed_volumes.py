@@ -310,6 +310,7 @@ class Writer:
             self.folder.mkdir(parents=True)
             self._files = {name: (self.folder / name).open("wb") for name in names}
         except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from None
         return self
 

@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 _NAMED = 20
 _MEMORY = 2 << 30
 """Bytes that the volumes in flight may take together; one volume is always read."""
+_LOOKED_AT = 5000
 _PER_VOXEL = 24
 """Bytes that preparing takes at its peak."""
 
@@ -185,11 +186,17 @@ def holds_volumes(path: Path | str) -> bool:
         return True
     if not folder.is_dir() or packed.is_packed(folder):
         return nifti.is_nifti(folder) and folder.is_file()
-    for depth in range(4):
-        # The first few entries of each level are enough: folders of volumes hold little else.
-        for entry in sorted(folder.glob("/".join(["*"] * (depth + 1))))[:200]:
-            if nifti.is_nifti(entry) and entry.is_file():
-                return True
+    seen = 0
+    for place, folders, files in os.walk(folder):
+        if any(nifti.is_nifti(file) for file in files):
+            return True
+        # A folder of something else may hold a million files, and the volumes of a set are never that far down.
+        seen += len(files) + len(folders)
+        if seen > _LOOKED_AT:
+            return False
+        folders.sort()
+        if len(Path(place).relative_to(folder).parts) >= 3:
+            folders.clear()
     return False
 
 
@@ -344,11 +351,9 @@ def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
         "type": header.dtype.name,
         "stored": codes(header),
         "tilt": tilt(header),
-        "notes": list(dict.fromkeys([*header.notes, *(f"label map {note}" for note in pair.label.notes)])),
+        "notes": [*header.notes, *(f"label map: {note}" for note in pair.label.notes if note not in header.notes)],
         "organs": seen_organs(truth, label, ready.image),
     }
-    if facts["notes"] == [f"label map {note}" for note in header.notes]:
-        facts["notes"] = list(header.notes)
     info = CaseInfo(
         id=case.id,
         patient=case.patient,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _STRAY = 0.05
 _MARGIN = 4.0
 """How many robust deviations (1.4826 times the median absolute one) from the median are far."""
 _WORLD = {"x": "left to right", "y": "back to front", "z": "feet to head"}
+_NUMBER = re.compile(r"\d[\d.]*(e[+-]?\d+)?")
 _INTENSITIES = {
     "lowest": "lowest intensity",
     "clip_low": "0.5th percentile",
@@ -95,7 +97,10 @@ def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) 
     infos = [record.info for record in records]
     facts = [info.facts for info in infos]
     patients = len({info.patient for info in infos})
-    resampled = "not resampled" if how.spacing is None else f"resampled to {by(how.spacing)} mm"
+    resampled = "not resampled"
+    if how.spacing is not None:
+        middle = np.median([info.shape for info in infos], axis=0)
+        resampled = f"resampled to {by(how.spacing)} mm ({by(middle, '.0f')} voxels in the median)"
     slices = f"{PLANES[how.axes]} slices (axes {how.axes}: depth runs {_WORLD[how.axes[0]]})"
     lines = [f"{cases(len(infos))} of {patients} patient{'s' * (patients != 1)}, {slices}, {resampled}"]
     rows = []
@@ -131,7 +136,31 @@ def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) 
     lines += ["", *_aligned([head, *body])]
     lines.append("share of the voxels, slices and pieces: in the median; cut: cases where it reaches the border of the")
     lines.append("volume; grey: its intensity, in deviations from the mean of the volume, in the median")
+    if clinical := _clinical(infos):
+        lines += ["", *clinical]
     return lines
+
+
+def _clinical(infos: Sequence[CaseInfo]) -> list[str]:
+    """A line for each column of the clinical table, over patients: the range of numbers, the commonest words."""
+    patients = {info.patient: info.clinical for info in infos}
+    rows = []
+    for column in dict.fromkeys(name for row in patients.values() for name in row):
+        values = [row.get(column) for row in patients.values()]
+        known = [value for value in values if value is not None]
+        numbers = [value for value in known if isinstance(value, int | float)]
+        counts = Counter(f"{value:g}" if isinstance(value, int | float) else str(value) for value in known)
+        if numbers and len(numbers) == len(known) and len(counts) > _FEW:
+            least, middle, most = np.percentile(numbers, (0, 50, 100))
+            said = f"{least:g} to {most:g}, {middle:g} in the median"
+        elif len(counts) == len(known) and len(known) > _FEW:
+            said = f"{len(known)} different ones"
+        else:
+            said = few(f"{word} ({count})" for word, count in sorted(counts.items(), key=lambda item: -item[1]))
+        missing = len(values) - len(known)
+        rows.append([column, f"{said or 'nothing'}" + (f"; unknown of {missing}" if missing else "")])
+    width = max((len(column) for column, _ in rows), default=0)
+    return [f"{column.ljust(width)}  {said}" for column, said in rows]
 
 
 def oddities(names: Sequence[str], records: Sequence[Record]) -> list[str]:
@@ -151,8 +180,14 @@ def _odd_cases(records: Sequence[Record]) -> list[str]:
     scans = Counter(info.patient for info in infos)
     if several := [f"{patient} ({count})" for patient, count in scans.items() if count > 1]:
         notes.append(f"{len(several)} patients have more than one case: {few(several)}")
-    for note, ids in _gathered((note, info.id) for info in infos for note in info.facts.get("notes", ())):
-        notes.append(f"{len(ids)} of {cases(len(infos))}: {note} ({few(ids)})")
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for info in infos:
+        for note in info.facts.get("notes", ()):
+            # Sentences that differ in their numbers say the same of many cases.
+            alike.setdefault(_NUMBER.sub("#", note), []).append((note, info.id))
+    for said in alike.values():
+        example = "such as: " if len({note for note, _ in said}) > 1 else ""
+        notes.append(f"{len(said)} of {cases(len(infos))}, {example}{said[0][0]} ({few(id for _, id in said)})")
     return notes
 
 
@@ -271,13 +306,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def _gathered(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    found: dict[str, list[str]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return list(found.items())
 
 
 def by(numbers: Iterable[float], form: str = ".4g") -> str:
