@@ -75,7 +75,7 @@ class SegmentationLoss:
 
     def weights(self, names: Sequence[str]) -> Tensor | None:
         """Weights (C,) of the classes called `names`, None where all are 1. Raises UserError for unknown classes."""
-        return class_weights(self.class_weights, names, "task.loss.class_weights")
+        return class_weights(self.class_weights, names, "task.objective.class_weights")
 
     def checked(self, names: Sequence[str]) -> None:
         """Raises UserError where the classes, called `names`, are not those that the loss speaks of."""

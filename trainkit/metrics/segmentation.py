@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from trainkit import seeding
@@ -26,8 +25,8 @@ SHOWN = 3
 """Cases shown of the worst, and as many of the best."""
 VIEWS = ("axial", "coronal", "sagittal")
 """The planes of `planes`, in their order."""
-_AROUND = 1.25
-"""Side of a picture over the longest side of the box around the organs."""
+_AROUND = 1.2
+"""Side of a picture over the longer side of the box around the organs."""
 _NARROWEST = 32
 """Side of a picture at least, in voxels along the axis of the finest spacing."""
 _AT_ONCE = 1 << 22
@@ -44,7 +43,7 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     cases), invented (the other way round) and cases. An organ that no case has, in truth or prediction, has no metrics
     and is in no mean. Table `per_class`; rows one a case; of `overlays` the pictures of the worst and best cases.
 
-    Of patches `rows` are `intersection`, `predicted` and `actual`, numbers of voxels (N, C-1), see `voxel_counts`.
+    Of patches `rows` are `intersection`, `predicted` and `actual`, numbers of voxels (N, C-1).
     Metrics: dice_mean, iou_mean and dice.ORGAN of all patches taken together.
 
     Raises UserError where no truth has any organ.
@@ -127,20 +126,6 @@ def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: st
     return Scores(metrics, columns, tables=tables)
 
 
-def voxel_counts(prediction: Tensor, mask: Tensor, classes: int) -> dict[str, Tensor]:
-    """Voxels of each class but the background, in each sample of (B, *S): `intersection`, `predicted`, `actual`.
-
-    Float32 (B, C-1), which holds whole numbers up to 16.7 million.
-    """
-    out: dict[str, list[Tensor]] = {"intersection": [], "predicted": [], "actual": []}
-    prediction, mask = prediction.flatten(1), mask.flatten(1)
-    for k in range(1, classes):
-        p, t = prediction == k, mask == k
-        for name, where in (("intersection", p & t), ("predicted", p), ("actual", t)):
-            out[name].append(where.sum(1).float())
-    return {name: torch.stack(columns, 1) for name, columns in out.items()}
-
-
 def mean(values: np.ndarray, axis: int | None = None) -> Any:
     """Mean of what is a number; nan where nothing is."""
     there = values == values
@@ -199,7 +184,7 @@ def planes(
     truth: np.ndarray,
     prediction: np.ndarray,
     spacing: Sequence[float],
-    size: int = 160,
+    size: int = 224,
     axes: str = "zyx",
 ) -> np.ndarray:
     """Three planes through the organs, float32 (3, 3, size, size): axial, coronal, sagittal x image, truth, prediction.
@@ -207,26 +192,29 @@ def planes(
     The arrays are volumes whose axes run as `axes` says, each in the direction of its growing coordinate (RAS+);
     `spacing` (3,) is in mm, of the truth; the image may have another number of voxels over the same extent. Each plane
     is that which cuts the largest shares of the organs, summed over them, so small ones count as much as large ones.
-    All are squares of one side in mm, a quarter wider than the box around the organs. Both choices look at the truth
-    alone where it has an organ, so pictures of two steps can be compared. Superior or anterior is up, right or anterior
-    on the left. Beyond the volume the image is at its lowest.
+    Each is a square, a fifth wider than the organs are in it. Both choices look at the truth alone where it has an
+    organ, so pictures of two steps can be compared. Superior or anterior is up, right or anterior on the left. Beyond
+    the volume the image is at its lowest.
     """
     order = [(axes or "zyx").index(axis) for axis in "zyx"]
     image, truth, prediction = (np.asarray(array).transpose(order) for array in (image, truth, prediction))
     spacing = np.asarray(spacing, dtype=np.float64)[order]
     extent = spacing * truth.shape
-    guide = truth if truth.any() else prediction
-    cut, first, last = _cuts(guide)
-    middle = (first + last) / 2 * spacing
-    side = _AROUND * ((last - first) * spacing).max() if guide.any() else extent.max()
-    side = min(max(side, _NARROWEST * spacing.min()), extent.max())
+    cut, first, last = _cuts(truth if truth.any() else prediction)
+    middle, box = (first + last) / 2 * spacing, (last - first) * spacing
     # Downwards along both axes of the picture: up is superior or anterior, and the right is where readers of medical
     # images look for it, on the left.
-    steps = (0.5 - (np.arange(size) + 0.5) / size) * side
+    steps = 0.5 - (np.arange(size) + 0.5) / size
     out = np.zeros((3, 3, size, size), dtype=np.float32)
     for k in range(3):
         row, column = (axis for axis in range(3) if axis != k)
-        at = {k: (cut[k] + 0.5) * spacing[k], row: middle[row] + steps[:, None], column: middle[column] + steps}
+        side = max(_AROUND * max(box[row], box[column]), _NARROWEST * spacing.min())
+        side = min(side, max(extent[row], extent[column]))
+        at = {
+            k: (cut[k] + 0.5) * spacing[k],
+            row: middle[row] + side * steps[:, None],
+            column: middle[column] + side * steps,
+        }
         for kind, volume in enumerate((image, truth, prediction)):
             index = [np.floor(at[axis] / extent[axis] * volume.shape[axis]).astype(np.int64) for axis in range(3)]
             inside = np.ones((size, size), dtype=bool)

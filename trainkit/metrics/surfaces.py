@@ -29,6 +29,9 @@ PERCENTILE = 95.0
 _ROUNDING = 1e-6
 """Share by which a distance may exceed the tolerance: 3 x 0.1 mm is within 0.3 mm."""
 
+_QUERY = 24
+"""A search in a tree costs as much as so many voxels of a distance transform: 2 to 7 us against 0.25."""
+
 
 def case_scores(
     prediction: np.ndarray, truth: np.ndarray, spacing: Sequence[float], classes: int, tolerance: Sequence[float]
@@ -98,11 +101,30 @@ def surface(mask: np.ndarray) -> np.ndarray:
 
 
 def surface_distances(a: np.ndarray, b: np.ndarray, spacing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each surface voxel of `a` the mm to the nearest of `b`, and the other way round; neither is empty."""
-    from scipy.ndimage import distance_transform_edt
+    """Of each surface voxel of `a` the mm to the nearest of `b`, and the other way round; neither is empty.
 
+    The order within each is not that of the voxels.
+    """
     a, b = surface(a), surface(b)
-    return distance_transform_edt(~b, spacing)[a], distance_transform_edt(~a, spacing)[b]
+    return _nearest(a, b, spacing), _nearest(b, a, spacing)
+
+
+def _nearest(of: np.ndarray, to: np.ndarray, spacing: np.ndarray) -> np.ndarray:
+    """Of each voxel of `of` the mm to the nearest of `to`. Those that are of both are 0 mm away."""
+    apart = of & ~to
+    many = int(apart.sum())
+    out = np.zeros(int(of.sum()))
+    if many * _QUERY < of.size:
+        from scipy.spatial import KDTree
+
+        # On the points of a grid a tree that is neither balanced nor compact is built and searched twice as fast.
+        tree = KDTree(np.argwhere(to) * spacing, leafsize=32, balanced_tree=False, compact_nodes=False)
+        out[:many] = tree.query(np.argwhere(apart) * spacing)[0]
+    else:
+        from scipy.ndimage import distance_transform_edt
+
+        out[:many] = distance_transform_edt(~to, spacing)[apart]
+    return out
 
 
 def _boxes(labels: np.ndarray, classes: int) -> list[tuple[slice, ...] | None]:

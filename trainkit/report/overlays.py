@@ -27,8 +27,12 @@ COLOURS = (
     "#ffffff",
 )
 """Of the organs; bright enough for dark tissue, and after twelve they begin again."""
-_TINT = 0.35
+_TINT = 0.4
+_DIMMED = 0.75
+"""White is shown as so much grey, so that colours stand out."""
 _ENLARGED = 3
+_LINE = 2
+"""Pixels of the enlarged plane."""
 
 
 def overlays(
@@ -53,7 +57,7 @@ def overlays(
     lines = -(-len(present) // 6)
     cell, words, head, foot = WIDTH / 3, 0.25, 0.6, 0.32 + 0.2 * lines
     height = head + max(1, len(planes)) * (cell + words) + foot
-    figure = Figure(figsize=(WIDTH, height), dpi=120, facecolor="white")
+    figure = Figure(figsize=(WIDTH, height), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=12)
     for k, name in enumerate(columns):
@@ -87,14 +91,15 @@ def painted(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray) -> np.
     palette = np.array([(0, 0, 0), *(_rgb(colour) for colour in COLOURS)])
     truth, prediction = (_colour(labels) for labels in (truth, prediction))
     tint = np.where(truth > 0, _TINT, 0.0)[..., None]
-    rgb = _large(grey[..., None] * (1 - tint) + palette[truth] * tint)
+    rgb = _large(_DIMMED * grey[..., None] * (1 - tint) + palette[truth] * tint)
     large = _large(prediction)
     edge = np.zeros(large.shape, dtype=bool)
     for axis in (0, 1):
         along, mark = np.moveaxis(large, axis, 0), np.moveaxis(edge, axis, 0)
-        differs = along[1:] != along[:-1]
-        mark[1:] |= differs
-        mark[:-1] |= differs
+        for far in range(1, _LINE + 1):
+            differs = along[far:] != along[:-far]
+            mark[far:] |= differs
+            mark[:-far] |= differs
     edge &= large > 0
     rgb[edge] = palette[large[edge]]
     return np.rint(255 * rgb).astype(np.uint8)
