@@ -287,6 +287,7 @@ _NUMBERS = st.sampled_from([0, 1, -1, 2, 7, 255, 32767, -32768, 0x7F80, 0x7FC0, 
 @some_of(120)
 @given(patches=_HEADER, dtype=st.sampled_from(["u1", "i2", "f4"]), compressed=st.booleans())
 @example(patches=[(40, b"\x03\x00\xff\x7f\xff\x7f\xff\x7f")], dtype="u1", compressed=True)
+@example(patches=[(88, b"\x00\x00\x81\x7f")], dtype="u1", compressed=False)  # a NaN that NumPy warns of
 @example(patches=[(252, b"\x00\x00\x00\x00")], dtype="i2", compressed=False)
 def test_any_bytes_in_a_header_are_read_as_nibabel_reads_them_or_refused(tmp_path, patches, dtype, compressed):
     data = bytearray(content(RAMP.astype(dtype)))

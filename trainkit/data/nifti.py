@@ -461,6 +461,7 @@ def _scaling(where: str, slope: float, inter: float) -> tuple[float, float]:
     return slope, inter
 
 
+@np.errstate(invalid="ignore", over="ignore")  # NumPy warns of some NaNs before they are found below
 def _affine(where: str, fields: Any, shape: tuple[int, int, int]) -> tuple[np.ndarray, str, tuple[str, ...]]:
     """Voxels to RAS+ mm, where it is from, and what is odd about it."""
     said = np.abs(np.asarray(fields["pixdim"][1:4], np.float64))
@@ -509,8 +510,7 @@ def _check_affine(where: str, affine: np.ndarray, placed: str) -> None:
     name = f"affine ({placed})"
     if not np.isfinite(affine).all():
         raise UserError(where, f"{name} with NaN or infinity: {_rows(affine)}", "finite numbers")
-    with np.errstate(over="ignore"):
-        spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
     low, high = SPACING_LIMITS
     if not (low <= spacing.min() and spacing.max() <= high):
         raise UserError(where, f"{name} with spacing {_by(spacing)} mm: {_rows(affine)}", f"{low:g} to {high:g} mm")
