@@ -45,24 +45,24 @@ def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Lev
     """At most `most` levels for a patch in voxels, with a spacing in mm; without spacing the voxels are cubes.
 
     An axis is halved from one level to the next while its spacing is less than twice that of the finest axis that can
-    be halved, and half its side is still 4 voxels or more. Its kernel is 1 until its spacing is less than twice the
-    finest, then 3; the coarsest level has 3 everywhere.
+    be halved, and half its side is still 4 voxels or more; an axis that would be halved alone needs 12. Its kernel is 1
+    until its spacing is less than twice the finest, then 3; the coarsest level has 3 everywhere.
     """
-    size, mm = list(patch), list(spacing or (1.0,) * len(patch))
+    axes, size, mm = range(len(patch)), list(patch), list(spacing or (1.0,) * len(patch))
     kernel, kernels, strides = [1] * len(size), [], [(1,) * len(size)]
-    while True:
-        near = [mm[a] < 2 * min(mm) for a in range(len(size))]
-        kernel = [3 if size[a] > 1 and (kernel[a] == 3 or near[a]) else 1 for a in range(len(size))]
-        kernels.append(tuple(kernel))
-        possible = [a for a in range(len(size)) if size[a] >= 2 * SMALLEST_SIDE]
-        if len(strides) == most or not possible:
+    while len(strides) < most:
+        possible = [a for a in axes if size[a] >= 2 * SMALLEST_SIDE]
+        halved = [a for a in possible if mm[a] < 2 * min(mm[b] for b in possible)]
+        if not halved or (len(halved) == 1 and size[halved[0]] < 3 * SMALLEST_SIDE):
             break
-        finest = min(mm[a] for a in possible)
-        halved = [a for a in possible if mm[a] < 2 * finest]
-        strides.append(tuple(2 if a in halved else 1 for a in range(len(size))))
+        # What is halved has a kernel of 3, or voxels would be passed over.
+        wide = [a in halved or (size[a] > 1 and mm[a] < 2 * min(mm)) for a in axes]
+        kernel = [3 if wide[a] else kernel[a] for a in axes]
+        kernels.append(tuple(kernel))
+        strides.append(tuple(2 if a in halved else 1 for a in axes))
         for a in halved:
             size[a], mm[a] = -(-size[a] // 2), 2 * mm[a]
-    kernels[-1] = tuple(3 if side > 1 else 1 for side in size)
+    kernels.append(tuple(3 if side > 1 else 1 for side in size))
     return Levels(tuple(kernels), tuple(strides))
 
 
