@@ -12,7 +12,6 @@ import hashlib
 import math
 import re
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -24,6 +23,7 @@ import numpy as np
 from trainkit import config, journal
 from trainkit.errors import UserError
 from trainkit.launch import about, begin
+from trainkit.metrics import segmentation
 from trainkit.order import Order, load
 from trainkit.recipe import Recipe
 from trainkit.report.closing import aligned
@@ -32,8 +32,6 @@ from trainkit.store import RunFolder, Store, run_key
 Train = Callable[[Order, Recipe, str | None], tuple[str, RunFolder | None]]
 """Train a recipe beneath an MLflow run: its status, and its folder where it came to have one."""
 
-RESAMPLES = 2000
-"""Bootstrap samples behind an interval."""
 _SHOWN = 12
 """Scores of an evaluation in the printed table; all are in MLflow."""
 _CSV_ROWS = 10_000
@@ -190,7 +188,7 @@ class Summary:
     tables: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     """Evaluation to the rows of all folds, each sample once, with the column `fold`."""
     pooled: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Scores over the samples of all folds together: value, and the ends of its 95 % interval."""
+    """Means over the samples of all folds together, and the ends of their 95 % intervals (bootstrap over patients)."""
     notes: tuple[str, ...] = ()
 
     def mean(self, name: str) -> float:
@@ -270,29 +268,14 @@ def summarise(
         tables[name] |= {key: _joined([part[key] for part in parts]) for key in shared if key not in ("id", "fold")}
         own = {key.removeprefix(f"{name}/"): v for key, v in values.items() if key.startswith(f"{name}/")}
         for score, columns in _means(own, parts).items():
-            pooled[f"{name}/{score}"] = interval(_matrix(tables[name], columns))
+            value, groups = _mean(tables[name], columns), tables[name].get("patient", ids)
+            pooled[f"{name}/{score}"] = value, *segmentation.interval(_matrix(tables[name], columns), groups)
     return Summary(values, step, tables, pooled, tuple(notes))
 
 
-def interval(matrix: np.ndarray, resamples: int = RESAMPLES) -> tuple[float, float, float]:
-    """Mean over columns of their means over rows, NaN left out, with its 95 % percentile interval over rows.
-
-    `matrix` is (samples, columns). The rows are drawn anew with replacement `resamples` times (Efron 1979), always the
-    same ones for as many rows.
-    """
-    draw, size = np.random.Generator(np.random.PCG64(0)), len(matrix)
-    # How often each row is in each resample: a mean over the rows drawn is then a product of matrices.
-    times = np.stack([np.bincount(draw.integers(0, size, size), minlength=size) for _ in range(resamples)])
-    low, high = np.nanpercentile(_means_of(times.astype(float), matrix), [2.5, 97.5])
-    return float(_means_of(np.ones((1, size)), matrix)[0]), float(low), float(high)
-
-
-def _means_of(times: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Mean over columns of the means over rows, with rows counted so many times: (resamples,)."""
-    there = np.isfinite(matrix)
-    with np.errstate(invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a column that has nothing in a resample does not count in it
-        return np.nanmean(times @ np.where(there, matrix, 0) / (times @ there), 1)
+def _mean(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> float:
+    """Mean over columns of their means over rows, what is no number left out."""
+    return float(segmentation.mean(segmentation.mean(_matrix(part, columns), 0)))
 
 
 def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
@@ -305,10 +288,12 @@ def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, n
     numbers = [key for key in numbers if all(key in part and part[key].dtype.kind in "fiub" for part in parts)]
     found = {}
     for score, values in scores.items():
+        if score.endswith(("_low", "_high")):  # ends of an interval
+            continue
         word, mean, _ = re.sub(r"[^a-z0-9]", "_", score).partition("_mean")
         columns = [key for key in numbers if (key.startswith(f"{word}_") if mean else key == word)]
         if columns:
-            own = [_means_of(np.ones((1, len(part["id"]))), _matrix(part, columns))[0] for part in parts]
+            own = [_mean(part, columns) for part in parts]
             if np.allclose(own, values, rtol=1e-5, atol=1e-7, equal_nan=True):
                 found[score] = columns
     return found
