@@ -1,0 +1,328 @@
+"""The losses of voxels against sums written out by hand, their gradients against differences, and MONAI (slow)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.errors import UserError
+from trainkit.losses.segmentation import SegmentationLoss, deep, nearest, subsets
+
+NAMES = ("background", "front", "back", "stalk")
+
+
+def voxels(seed: int, *shape: int, classes: int = 4, scale: float = 2.0):
+    """Random logits (B, C, *S) in float64, and a mask (B, *S)."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(shape[0], classes, *shape[1:], generator=draw, dtype=torch.float64)
+    return logits, torch.randint(classes, shape, generator=draw, dtype=torch.uint8)
+
+
+def by_hand(loss: SegmentationLoss, logits, mask, weight=None) -> list[float]:
+    """The loss of each sample, voxel by voxel and class by class, in Python's own numbers."""
+    samples, classes = logits.shape[:2]
+    weight = [1.0] * classes if weight is None else weight.tolist()
+    parts = []
+    for b in range(samples):
+        scores = logits[b].reshape(classes, -1).T.tolist()
+        labels = mask[b].flatten().tolist()
+        probability = [[math.exp(s - max(row)) for s in row] for row in scores]
+        probability = [[e / sum(row) for e in row] for row in probability]
+        parts.append((probability, labels))
+    totals = []
+    for probability, labels in parts:
+        own = [p[y] for p, y in zip(probability, labels, strict=True)]
+        norm = sum(weight[y] for y in labels)
+        ce = sum(-weight[y] * math.log(p) for p, y in zip(own, labels, strict=True)) / norm
+        focal = sum(
+            -weight[y] * (1 - p) ** loss.focal_gamma * math.log(p) for p, y in zip(own, labels, strict=True)
+        ) / norm  # fmt: skip
+        pool = parts if loss.whole_batch else [(probability, labels)]
+        dice = tversky = counted = 0.0
+        for c in range(0 if loss.background else 1, classes):
+            hit = sum(p[c] for ps, ys in pool for p, y in zip(ps, ys, strict=True) if y == c)
+            false = sum(p[c] for ps, ys in pool for p, y in zip(ps, ys, strict=True) if y != c)
+            missed = sum(1 - p[c] for ps, ys in pool for p, y in zip(ps, ys, strict=True) if y == c)
+            if loss.empty == "skip" and not any(y == c for _, ys in pool for y in ys):
+                continue
+            s, a, b = loss.smooth, loss.tversky_alpha, loss.tversky_beta
+            dice += weight[c] * (1 - (2 * hit + s) / (2 * hit + false + missed + s))
+            tversky += weight[c] * (1 - (hit + s) / (hit + a * false + b * missed + s))
+            counted += weight[c]
+        dice, tversky = (dice / counted, tversky / counted) if counted else (0.0, 0.0)
+        totals.append(loss.dice * dice + loss.ce * ce + loss.focal * focal + loss.tversky * tversky)
+    return totals
+
+
+weights = st.sampled_from([0.0, 0.3, 1.0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.sampled_from([(1, 3), (2, 2, 3), (3, 2, 2, 2), (2, 1, 1, 1)]),
+    terms=st.tuples(weights, weights, weights, weights).filter(any),
+    gamma=st.sampled_from([0.0, 0.5, 2.0]),
+    alpha=st.sampled_from([0.3, 0.5, 1.2]),
+    empty=st.sampled_from(["skip", "count"]),
+    background=st.booleans(),
+    whole_batch=st.booleans(),
+    weighted=st.booleans(),
+)
+def test_every_term_is_the_sum_written_out(
+    seed, shape, terms, gamma, alpha, empty, background, whole_batch, weighted
+):  # fmt: skip
+    logits, mask = voxels(seed, *shape)
+    loss = SegmentationLoss(
+        **dict(zip(("dice", "ce", "focal", "tversky"), terms, strict=True)),
+        focal_gamma=gamma, tversky_alpha=alpha, smooth=0.01, empty=empty, background=background,
+        whole_batch=whole_batch, class_weights={"front": 3.0, "background": 0.5} if weighted else {},
+    )  # fmt: skip
+    weight = loss.weights(NAMES)
+    found = loss(logits, mask, weight)
+    assert found.shape == (shape[0],) and found.dtype == torch.float64
+    np.testing.assert_allclose(found, by_hand(loss, logits, mask, weight), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("empty", ["skip", "count"])
+@pytest.mark.parametrize("whole_batch", [False, True])
+def test_gradients_are_those_of_small_differences(empty, whole_batch):
+    logits, mask = voxels(3, 2, 2, 3)
+    mask[mask == 2] = 0  # a class that is nowhere
+    loss = SegmentationLoss(dice=1, ce=0.5, focal=0.7, tversky=0.4, empty=empty, whole_batch=whole_batch, smooth=0.1)
+    assert torch.autograd.gradcheck(lambda x: loss(x, mask, torch.tensor([1.0, 2, 3, 4])), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("terms", [{}, {"dice": 0, "ce": 0, "focal": 1}, {"ce": 0, "dice": 0, "tversky": 1}])
+def test_a_sure_and_right_prediction_costs_nothing_and_a_wrong_one_much(terms):
+    _, mask = voxels(0, 2, 4, 4, 4)
+    right = 50 * F.one_hot(mask.long(), 4).movedim(-1, 1).float()
+    wrong = 50 * F.one_hot((mask.long() + 1) % 4, 4).movedim(-1, 1).float()
+    loss = SegmentationLoss(**terms)
+    assert (loss(right, mask) < 1e-5).all() and (loss(wrong, mask) > 0.9).all()
+
+
+def test_descending_the_loss_finds_the_mask():
+    _, mask = voxels(5, 1, 4, 4, 4)
+    logits = torch.zeros(1, 4, 4, 4, 4, requires_grad=True)
+    loss = SegmentationLoss(dice=1, ce=0)  # Dice alone
+    for _ in range(20):
+        (slope,) = torch.autograd.grad(loss(logits, mask).sum(), logits)
+        logits = (logits - 0.3 * slope.sign()).detach().requires_grad_()
+    inside = mask > 0  # background is no class of this loss
+    assert (logits.argmax(1) == mask)[inside].all()
+
+
+def test_a_sample_does_not_depend_on_its_neighbours_unless_asked():
+    logits, mask = voxels(1, 3, 3, 4, 5)
+    loss = SegmentationLoss(focal=1, tversky=1)
+    alone = torch.cat([loss(logits[k : k + 1], mask[k : k + 1]) for k in range(3)])
+    torch.testing.assert_close(loss(logits, mask), alone)
+    pooled = SegmentationLoss(ce=0, whole_batch=True)(logits, mask)
+    assert pooled.unique().numel() == 1
+    apart = SegmentationLoss(ce=0)(logits, mask)
+    assert abs(float(pooled[0] - apart.mean())) > 1e-4
+
+
+def test_a_patch_without_organs_costs_what_the_policy_says():
+    logits, mask = voxels(2, 1, 3, 3, 3)
+    mask[:] = 0
+    logits.requires_grad_()
+    skipped = SegmentationLoss(ce=0)(logits, mask)
+    assert skipped.item() == 0
+    assert torch.autograd.grad(skipped.sum(), logits)[0].abs().max() == 0
+    predicted = logits.detach().softmax(1)[:, 1:].sum((0, 2, 3, 4))
+    counted = SegmentationLoss(ce=0, empty="count", smooth=2.0)(logits, mask)
+    torch.testing.assert_close(counted, (1 - 2 / (predicted + 2)).mean()[None])
+    # Whoever predicts less of a class that is not there, pays less.
+    slope = torch.autograd.grad(counted.sum(), logits)[0]
+    assert (slope[:, 1:].sum() > 0) and (slope[:, 0] < 0).all()
+
+
+def test_an_absent_organ_is_no_organ_in_the_mean():
+    logits, mask = voxels(4, 1, 4, 4, 4)
+    mask[mask == 2] = 0
+    of = SegmentationLoss(ce=0)(logits, mask)
+    p = logits.softmax(1)[0].flatten(1)
+    y = mask.flatten()
+    each = [1 - (2 * p[c][y == c].sum() + 1e-5) / (p[c].sum() + (y == c).sum() + 1e-5) for c in (1, 3)]
+    torch.testing.assert_close(of, torch.stack(each).mean()[None])
+
+
+def test_half_the_price_for_both_mistakes_is_dice():
+    logits, mask = voxels(6, 2, 4, 4)
+    tversky = SegmentationLoss(dice=0, ce=0, tversky=1, tversky_alpha=0.5, tversky_beta=0.5, smooth=0.5)
+    torch.testing.assert_close(tversky(logits, mask), SegmentationLoss(ce=0, smooth=1.0)(logits, mask))
+
+
+def test_missing_a_voxel_costs_more_than_inventing_one():
+    mask = torch.zeros(1, 10, dtype=torch.uint8)
+    mask[0, :4] = 1
+    sure = lambda labels: 40 * F.one_hot(torch.tensor([labels]), 2).movedim(-1, 1).float()  # noqa: E731
+    loss = SegmentationLoss(dice=0, ce=0, tversky=1)
+    missed, invented = loss(sure([1, 1, 1] + 7 * [0]), mask), loss(sure(5 * [1] + 5 * [0]), mask)
+    assert missed.item() == pytest.approx(1 - 3 / 3.7, abs=1e-4)
+    assert invented.item() == pytest.approx(1 - 4 / 4.3, abs=1e-4)
+
+
+def test_cross_entropy_and_focal_are_those_of_torch():
+    logits, mask = voxels(7, 3, 2, 3, 4)
+    ce = F.cross_entropy(logits, mask.long(), reduction="none").flatten(1)
+    torch.testing.assert_close(SegmentationLoss(dice=0)(logits, mask), ce.mean(1))
+    focal = SegmentationLoss(dice=0, ce=0, focal=1, focal_gamma=3)
+    torch.testing.assert_close(focal(logits, mask), ((1 - (-ce).exp()) ** 3 * ce).mean(1))
+    weight = torch.tensor([0.5, 1, 2, 8], dtype=torch.float64)
+    one = SegmentationLoss(dice=0)(logits[:1], mask[:1], weight)
+    torch.testing.assert_close(one[0], F.cross_entropy(logits[:1], mask[:1].long(), weight))
+
+
+def test_equal_weights_change_nothing():
+    logits, mask = voxels(8, 2, 3, 3, 3)
+    loss = SegmentationLoss(focal=1, tversky=1)
+    torch.testing.assert_close(loss(logits, mask), loss(logits, mask, torch.full((4,), 7.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_float32(dtype):
+    logits, mask = voxels(9, 1, 40, 40, 40)
+    loss = SegmentationLoss(focal=1, tversky=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loss(logits.to(dtype), mask)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, loss(logits.to(dtype).double(), mask).float(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+def test_enormous_logits_give_finite_values_and_slopes(gamma):
+    _, mask = voxels(10, 2, 4, 4)
+    for scale in (1e4, -1e4):
+        logits = (scale * F.one_hot(mask.long(), 4).movedim(-1, 1)).float().requires_grad_()
+        total = SegmentationLoss(focal=1, tversky=1, focal_gamma=gamma, smooth=0.0)(logits, mask)
+        total.sum().backward()
+        assert total.isfinite().all() and logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.int64])
+def test_any_integers_are_a_mask(kind):
+    logits, mask = voxels(11, 2, 3, 3)
+    torch.testing.assert_close(SegmentationLoss()(logits, mask.to(kind)), SegmentationLoss()(logits, mask))
+
+
+def test_shapes_that_do_not_belong_together_are_refused():
+    logits, mask = voxels(12, 2, 3, 3, 3)
+    for bad in (mask[:1], mask[:, :2], mask[:, None]):
+        with pytest.raises(ValueError, match="do not belong together"):
+            SegmentationLoss()(logits, bad)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dice": -1.0},
+        {"ce": math.nan},
+        {"dice": 0.0, "ce": 0.0},
+        {"tversky_alpha": 0.0, "tversky_beta": 0.0},
+        {"focal_gamma": math.inf},
+        {"smooth": 0.0, "empty": "count"},
+    ],
+)
+def test_settings_without_meaning_are_refused(settings):
+    with pytest.raises(ValueError):
+        SegmentationLoss(**settings)
+
+
+def test_a_weight_of_no_class_names_the_nearest():
+    SegmentationLoss(class_weights={"front": 2.0}).checked(NAMES)
+    with pytest.raises(UserError, match=r"task.objective.class_weights.*'fornt'.*front"):
+        SegmentationLoss(class_weights={"fornt": 2.0}).checked(NAMES)
+    with pytest.raises(UserError, match="a number above 0"):
+        SegmentationLoss(class_weights={"front": 0.0}).checked(NAMES)
+
+
+def test_deep_supervision_halves_the_share_of_each_coarser_output():
+    logits, mask = voxels(13, 2, 8, 8, 4)
+    outputs = [logits, logits[..., ::2, ::2, :] * 0.5, logits[..., ::4, ::4, ::2] * 3]
+    loss = SegmentationLoss()
+    masks = [mask, mask[:, 1::2, 1::2], mask[:, 2::4, 2::4, 1::2]]
+    parts = [loss(x, m) for x, m in zip(outputs, masks, strict=True)]
+    torch.testing.assert_close(deep(loss, outputs, mask), (4 * parts[0] + 2 * parts[1] + parts[2]) / 7)
+    torch.testing.assert_close(deep(loss, outputs[:1], mask), parts[0])
+    weight = torch.tensor([1.0, 5, 1, 1])
+    torch.testing.assert_close(deep(loss, outputs[:1], mask, weight), loss(logits, mask, weight))
+
+
+@settings(max_examples=30, deadline=None)
+@given(old=st.tuples(*[st.integers(1, 9)] * 3), new=st.tuples(*[st.integers(1, 9)] * 3))
+def test_a_coarser_mask_holds_the_voxels_nearest_to_the_middles(old, new):
+    mask = torch.arange(math.prod(old)).reshape(1, *old)
+    found = nearest(mask, new)
+    assert found.shape == (1, *new)
+    for at in itertools.product(*map(range, new)):
+        place = tuple(math.floor((i + 0.5) * o / n + 1e-9) for i, o, n in zip(at, old, new, strict=True))
+        assert found[0][at] == mask[0][place]
+    if old == new:
+        assert found is mask
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8), (1, 4, 8, 8)])
+def test_subsets_are_all_sums_of_outputs(shape):
+    logits, mask = voxels(14, *shape)
+    mode = "bilinear" if len(shape) == 3 else "trilinear"
+    small = [F.interpolate(logits * k, scale_factor=0.5, mode=mode) for k in (2, -1)]
+    full = [logits, *(F.interpolate(x, shape[1:], mode=mode) for x in small)]
+    loss = SegmentationLoss(dice=0.7, ce=0.3, background=True)
+    a, b, c = full
+    by_name = [a, b, c, a + b, a + c, b + c, a + b + c]
+    expected = torch.stack([loss(x, mask) for x in by_name]).mean(0)
+    torch.testing.assert_close(subsets(loss, [logits, *small], mask), expected)
+
+
+def test_four_outputs_have_fifteen_subsets():
+    seen = []
+
+    def count(logits, mask, weights):
+        seen.append(float(logits.sum()))
+        return logits.flatten(1).sum(1)
+
+    outputs = [torch.full((1, 1, 1, 1), float(2**k)) for k in range(4)]
+    assert subsets(count, outputs, torch.zeros(1, 1, 1)).item() == pytest.approx(8.0)
+    assert sorted(seen) == [float(k) for k in range(1, 16)]
+
+
+# MONAI
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [False, True])
+def test_the_losses_are_monais(background):
+    from monai.losses import DiceLoss, FocalLoss, TverskyLoss
+
+    logits, mask = voxels(20, 3, 6, 5, 4)
+    mask[0][mask[0] == 2] = 0
+    target = mask[:, None]
+    ours = {"background": background, "empty": "count"}
+    theirs = {"include_background": background, "to_onehot_y": True, "softmax": True}
+    smooth = {"smooth_nr": 1e-5, "smooth_dr": 1e-5}
+
+    dice = DiceLoss(**theirs, **smooth, reduction="none")(logits, target).flatten(1).mean(1)
+    torch.testing.assert_close(SegmentationLoss(ce=0, **ours)(logits, mask), dice, check_dtype=False)
+
+    batch = DiceLoss(**theirs, **smooth, batch=True)(logits, target)
+    found = SegmentationLoss(ce=0, whole_batch=True, **ours)(logits, mask)
+    torch.testing.assert_close(found, batch.expand(3), check_dtype=False)
+
+    tversky = TverskyLoss(**theirs, **smooth, alpha=0.3, beta=0.7, reduction="none")(logits, target)
+    found = SegmentationLoss(dice=0, ce=0, tversky=1, **ours)(logits, mask)
+    torch.testing.assert_close(found, tversky.flatten(1).mean(1), check_dtype=False)
+
+    focal = FocalLoss(include_background=True, to_onehot_y=True, use_softmax=True, gamma=2.0, reduction="none")
+    per_voxel = focal(logits, target).sum(1).flatten(1).mean(1)
+    found = SegmentationLoss(dice=0, ce=0, focal=1)(logits, mask)
+    torch.testing.assert_close(found, per_voxel, check_dtype=False)
