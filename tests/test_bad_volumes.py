@@ -121,9 +121,9 @@ def test_a_header_that_claims_256_gb_costs_neither_time_nor_memory(write, suffix
     path = write(content(dim=[3, 4096, 4096, 4096, 1, 1, 1, 1], datatype=16, bitpix=32), f"bad.nii{suffix}")
     read_header(write(content(), "good.nii"))  # imports nibabel
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     said = refused(path)
-    assert time.perf_counter() - begin < 1 and tracemalloc.get_traced_memory()[1] < 4 << 20
+    assert time.process_time() - begin < 1 and tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
     assert "the header claims 4096 x 4096 x 4096 voxels (256.0 GiB)" in said
 

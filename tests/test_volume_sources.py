@@ -1,5 +1,6 @@
 """Layouts of volumes: which image belongs to which label map, what is left out and said, names, patients, tables."""
 
+import gzip
 import json
 
 import nibabel
@@ -9,10 +10,13 @@ import pytest
 from trainkit.data.volume_sources import TOM500_NAMES, named_labels, open_volumes
 from trainkit.errors import UserError
 
+PLAIN = nibabel.Nifti1Image(np.zeros((2, 3, 4), np.uint8), np.eye(4)).to_bytes()
+PACKED = gzip.compress(PLAIN)
 
-def volume(path, value=0):
+
+def volume(path):
     path.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(np.full((2, 3, 4), value, np.uint8), np.eye(4)), path)
+    path.write_bytes(PACKED if path.suffix == ".gz" else PLAIN)
     return path
 
 
