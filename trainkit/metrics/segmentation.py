@@ -141,7 +141,7 @@ def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np
     patient are alike. The draws depend on the number of patients alone, so two networks are compared on the same.
     """
     values = np.asarray(values, dtype=np.float64)
-    of = np.unique(np.asarray(groups), return_inverse=True)[1]
+    of = np.unique(np.asarray(list(groups)), return_inverse=True)[1]
     people = int(of.max()) + 1
     there = values == values
     total, count = np.zeros((2, people, values.shape[1]))
