@@ -265,7 +265,7 @@ def _odd_organs(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
         organs = [(info, organ) for info in has if (organ := _organ(info, label))]
         stray = sorted(((o["stray_voxels"], o["strays"], info.id) for info, o in organs if o["strays"]), reverse=True)
         if stray:
-            which = [f"{id} ({voxels} voxels in {count})" for voxels, count, id in stray]
+            which = [f"{id} ({voxels} voxel{'s' * (voxels != 1)} in {count})" for voxels, count, id in stray]
             said = f"{name}: stray pieces, under {_STRAY:.0%} of the largest"
             notes.append(f"{said}, in {cases(len(stray))}: {few(which)}")
         pieces = Counter(int(organ["pieces"]) for _, organ in organs)
