@@ -130,7 +130,7 @@ def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spac
         elastic=Elastic(p=0.5, every=6.0, shift=2.0),
         reach=0.5,
     )
-    image, mask, numbers, out, labels = applied(augment, spacing)
+    image, mask, _, out, labels = applied(augment, spacing)
     thick = spacing == THICK
     draw = volume_augment._draws(0, 0, np.arange(8))
     mm = np.array(spacing)[:, None]
@@ -146,17 +146,20 @@ def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spac
         turn = Rotation.from_euler("XYZ", [angles[0], -angles[1], angles[2]], degrees=True).as_matrix()
         places = np.indices(PATCH).reshape(3, -1).astype(float)
         offsets = (places - (np.array(PATCH)[:, None] - 1) / 2) * mm
-        source = turn.T @ offsets / (np.array([1 if thick else factor, factor, factor])[:, None])
-        shift = np.zeros((3, places.shape[1]))
         if draw["elastic"][i] < 0.5:
-            points, cell = numbers["elastic"][i].astype(float), 6.0 / np.array(spacing)
+            cell = 6.0 / np.array(spacing[1:] if thick else spacing)
+            size = PATCH[1:] if thick else PATCH
+            points = [math.ceil(length / step) + 3 for length, step in zip(size, cell, strict=True)]
+            draws = volume_augment._uniform(
+                0, "augment-volume-elastic", 0, i, np.arange(len(size) * math.prod(points))
+            ).reshape(len(size), *points)
+            shift = np.stack([spline(4 * each - 2, cell, size) for each in draws])  # up to 2 mm
+            assert 0.1 < np.abs(shift).max() < 2.0
             if thick:
-                assert points.shape == (2, 5, 7)
-                shift[1:] = [np.tile(spline(each, cell[1:], PATCH[1:]).ravel(), PATCH[0]) for each in points]
-            else:
-                shift = np.stack([spline(each, cell, PATCH).ravel() for each in points])
-            assert 0.1 < np.abs(shift * mm).max() < 2.0
-        source = source / mm + shift + (np.array(image[i].shape)[:, None] - 1) / 2
+                shift = np.stack([np.zeros(PATCH), *(np.broadcast_to(each, PATCH) for each in shift)])
+            offsets = offsets + shift.reshape(3, -1)
+        source = turn.T @ offsets / (np.array([1 if thick else factor, factor, factor])[:, None])
+        source = source / mm + (np.array(image[i].shape)[:, None] - 1) / 2
         if draw["rotate"][i] >= 0.7 and draw["scale"][i] >= 0.7 and draw["elastic"][i] >= 0.5:
             assert np.array_equal(out[i], middle(image[i])) and np.array_equal(labels[i], middle(mask[i]))
             continue

@@ -208,7 +208,8 @@ class Brightness:
 
 @dataclass(kw_only=True)
 class VolumeAugment:
-    """What happens to patches while training; nothing where a block is not given.
+    """What happens to patches while training; nothing where a block is not given. `p` of a block is the share of the
+    samples that it changes.
 
     Lengths are in mm and angles are true, whatever the spacing. Where slices are thick (`FLAT`), rotation, scale,
     elastic deformation and low resolution stay within them.
@@ -282,9 +283,8 @@ class VolumeAugment:
         turns = np.stack([each.ravel() for each in np.meshgrid(*ends)], axis=1)
         smallest = min(1.0, self.scale.factor[0]) if self.scale else 1.0
         half = (size - 1) / 2
-        far = (np.abs(_matrices(turns, np.full(len(turns), smallest), mm)) @ half).max(0)
-        if self.elastic:
-            far = far + self.elastic.shift / mm * (np.asarray([not flat, True, True]))
+        shift = self.elastic.shift / mm * [not flat, True, True] if self.elastic else 0.0
+        far = (np.abs(_matrices(turns, np.full(len(turns), smallest), mm)) @ (half + shift)).max(0)
         needed = np.ceil(far - half - 1e-6)
         return tuple(int(n) for n in np.clip(needed, 0, np.floor(self.reach * size)))
 
@@ -375,6 +375,7 @@ class VolumeAugment:
         if block := self.scale:
             chosen = draw["scale"] < block.p
             size, warp = np.exp(_between(draw["factor"], np.log(block.factor)) * chosen), warp | chosen
+        matrix = _matrices(turns, size, mm)[:, axes, axes]
         if block := self.elastic:
             chosen = draw["elastic"] < block.p
             shift = block.shift / mm[axes]
@@ -382,8 +383,9 @@ class VolumeAugment:
                 at, "elastic", chosen, len(shift), patch[axes], block.every / mm[axes]
             )
             points *= shift.reshape(-1, *[1] * len(shift))
-            out["elastic"], warp = points.astype(np.float32), warp | chosen
-        matrix = _matrices(turns, size, mm)[:, axes, axes]
+            # The deformation comes before the matrix, so that no scale can make it fold.
+            out["elastic"] = np.einsum("nij,nj...->ni...", matrix, points).astype(np.float32)
+            warp = warp | chosen
         return out | {"warp": warp, "matrix": matrix.astype(np.float32)}
 
     def apply(
@@ -392,10 +394,10 @@ class VolumeAugment:
         """Augmented patches, float32 (B, 1, D, H, W), and their masks, uint8 (B, D, H, W), of size `patch`.
 
         `image`, float (B, 1, D', H', W'), and `mask`, uint8 (B, D', H', W'), reach beyond it by `margin`; they are
-        not changed. `numbers` are those of `numbers`, whole batches may hold them among others.
+        not changed. `numbers` are those of `numbers`; a whole batch may hold them among others.
         """
         at = {name.removeprefix("augment_"): each for name, each in numbers.items() if name.startswith("augment_")}
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
             shaped = _shaped_by_sample if _by_sample(image) else _shaped
             image, mask = shaped(image, mask, at, tuple(patch))
             return _intensities(image, at), mask
@@ -731,11 +733,14 @@ def _coarse(image: Tensor, at: Mapping[str, Tensor]) -> None:
         place = torch.minimum(((torch.arange(size, device=image.device) + 0.5) / step - 0.5).clamp_(min=0), coarse - 1)
         low = place.floor()
         shape = (len(image), 1, *[size if i == axis else 1 for i in range(3)])
-        ends = [
-            out.gather(axis + 2, ((k + 0.5) * step).floor().long().view(shape).expand(out.shape))
-            for k in (low, torch.minimum(low + 1, coarse - 1))
-        ]
-        out = torch.lerp(*ends, (place - low).view(shape))
+        ends = []
+        for k in (low, torch.minimum(low + 1, coarse - 1)):
+            picked = ((k + 0.5) * step).floor().long()
+            if _by_sample(image) and axis < 2:  # half the time, but for the last axis five times
+                ends.append(out.index_select(axis + 2, picked[0]))
+            else:
+                ends.append(out.gather(axis + 2, picked.view(shape).expand(out.shape)))
+        out = ends[0].lerp_(ends[1], (place - low).view(shape))
     image.copy_(out)
 
 
