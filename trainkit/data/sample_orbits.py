@@ -33,7 +33,7 @@ import numpy as np
 from trainkit.data.sample import drawn_once
 from trainkit.errors import UserError
 
-VERSION = 1
+VERSION = 2
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
 SEED = 20261121
 NAMES = ("background", "SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB")
@@ -108,7 +108,8 @@ def draw(
         patient: any number from 0; the id of a file for those of `patients`.
         shape: voxels along the three axes; None: as the patient's file.
         spacing: mm between voxels along the three axes; None: as the patient's file. The patient is the same person in
-            the same pose at every resolution, and the middle of the volume the same place.
+            the same pose at every resolution, and the middle of the volume the same place; noise and the painter's hand
+            are drawn anew for each.
 
     Raises:
         ValueError: an axis with fewer than 2 voxels, or a spacing that is not above 0.
@@ -259,7 +260,7 @@ class _Patient:
         return _Patient(
             number=number, clinical=table, tone=tone, head=head, orbits=orbits, pose=_turn(*angles), place=place,
             slab=_turn(*tilt), isocentre=rng.standard_normal(3) * (3, 8, 12) + (0, 40, 20),
-            noise=float(rng.uniform(0.03, 0.085)), ghosts=max(0.0, float(rng.uniform(-0.15, 0.10))),
+            noise=float(rng.uniform(0.02, 0.06)), ghosts=max(0.0, float(rng.uniform(-0.15, 0.10))),
             shading=float(rng.uniform(0.08, 0.3)), slope=float(np.float32(429 / 0.72 * scale / 1500)),
         )  # fmt: skip
 
@@ -305,11 +306,11 @@ class _Orbit:
         muscles = []
         # name, angle in degrees, half width and half thickness in mm, first and last of the way, belly, disease's share
         for name, angle, wide, thick, first, last, belly, ill in (
-            ("SR", 86, 4.9, 2.25, 0.06, 1.08, 0.50, 0.75),
-            ("LR", -4, 4.4, 1.55, 0.06, 1.10, 0.55, 0.60),
-            ("MR", 181, 4.3, 1.60, 0.05, 1.10, 0.50, 1.00),
-            ("IR", 268, 4.2, 1.75, 0.05, 1.10, 0.50, 1.05),
-            ("SO", 137, 2.5, 1.25, 0.10, 0.96, 0.60, 0.45),
+            ("SR", 86, 5.2, 2.55, 0.09, 1.08, 0.50, 0.70),
+            ("LR", -4, 4.9, 1.95, 0.09, 1.10, 0.55, 0.55),
+            ("MR", 181, 4.7, 1.80, 0.08, 1.10, 0.50, 0.90),
+            ("IR", 268, 4.5, 1.90, 0.08, 1.10, 0.50, 0.95),
+            ("SO", 137, 2.8, 1.55, 0.12, 0.96, 0.60, 0.45),
         ):
             swollen = severity * ill * float(rng.uniform(0.4, 1.6))
             muscles.append(
@@ -330,8 +331,8 @@ class _Orbit:
             apex=(
                 size * float(rng.normal(15.5, 0.8)), size * float(rng.normal(-39, 1.3)), float(rng.normal(-0.5, 0.8)),
             ),
-            wall=size * float(rng.normal(18.2, 0.6)), septum=float(rng.normal(3.5, 1.0)), muscles=tuple(muscles),
-            nerve=float(rng.normal(2.55, 0.18)), core=float(rng.uniform(0.55, 0.75)),
+            wall=size * float(rng.normal(18.7, 0.6)), septum=float(rng.normal(3.5, 1.0)), muscles=tuple(muscles),
+            nerve=float(rng.normal(2.4, 0.17)), core=float(rng.uniform(0.55, 0.75)),
             bend=(float(rng.normal(0, 1.3)), float(rng.normal(0, 1.3)), float(rng.uniform(0, 0.35))),
             gland=(
                 math.radians(float(rng.normal(48, 6))), size * float(rng.normal(16.8, 0.7)),
@@ -349,6 +350,14 @@ class _Orbit:
             self.apex[0] + (self.globe[0] - self.apex[0]) * t,
             self.apex[2] + (self.globe[2] - self.apex[2]) * t,
         )
+
+    def near(self, u: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Which points may be touched by anything of this orbit: about a third of the box that holds it."""
+        t, cu, cz = self.along(y)
+        reach = np.where(t < -0.2, 0.0, 9.0 + (self.wall - 4.2) * np.clip(t, 0, 1.15) ** 0.72)
+        gu, gy, gz = u - self.globe[0], y - self.globe[1], z - self.globe[2]
+        front = (gy > -14) & (gu * gu + gz * gz < 27.0**2) & (gu * gu + gy * gy + gz * gz < 30.0**2)
+        return (np.maximum(np.abs(u - cu), np.abs(z - cz)) < reach) | front
 
     def distances(self, u: np.ndarray, y: np.ndarray, z: np.ndarray) -> dict[str, np.ndarray]:
         """About how many mm each point lies outside each organ (negative: inside), and outside things near them."""
@@ -370,9 +379,10 @@ class _Orbit:
             x = (t - muscle.first) / (muscle.last - muscle.first)
             bump = _bump(np.clip(x, 0, 1), muscle.belly)
             thick = 0.45 + (muscle.thick - 0.45) * bump
-            wide = (
-                1.6 + (muscle.wide - 1.6) * np.sqrt(bump) if muscle.name != "SO" else muscle.wide * (0.5 + 0.5 * bump)
-            )
+            if muscle.name == "SO":
+                wide = muscle.wide * (0.5 + 0.5 * bump)
+            else:
+                wide = 1.6 + (muscle.wide - 1.6) * np.sqrt(bump)
             rho = 2.6 + (self.radius + 0.8 + (1.5 if muscle.name == "SO" else 0) - 2.6) * inside**0.66 * muscle.out
             rho = np.where(gy > 0, np.minimum(rho, at_globe + 0.8 + (2.5 if muscle.name == "SO" else 0)), rho)
             c, s = math.cos(muscle.angle), math.sin(muscle.angle)
@@ -416,6 +426,14 @@ def _ellipsoid(p: np.ndarray, q: np.ndarray, r: np.ndarray, a: float, b: float, 
     return f * (f - 1) / np.maximum(slope, 1e-6)
 
 
+def _egg(p: np.ndarray, q: np.ndarray, r: np.ndarray, a: float, b: float, c: float) -> np.ndarray:
+    """First-order distance to an ellipsoid with flatter sides (exponent 3), as heads have."""
+    p, q, r = np.abs(p), np.abs(q), np.abs(r)
+    f = np.cbrt((p / a) ** 3 + (q / b) ** 3 + (r / c) ** 3)
+    slope = np.sqrt((p * p / a**3) ** 2 + (q * q / b**3) ** 2 + (r * r / c**3) ** 2)
+    return (f - 1) * f * f / np.maximum(slope, 1e-6)
+
+
 def _rounded(p: np.ndarray, q: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """About the distance to a section between an ellipse and a rectangle, which is what a bony orbit has."""
     f = ((p / a) ** 2) ** 1.3 + ((q / b) ** 2) ** 1.3
@@ -428,6 +446,17 @@ def _bump(x: np.ndarray, peak: float) -> np.ndarray:
     return 1 - away * away
 
 
+class _Canvas:
+    """Voxels that things are laid over, from the back to the front."""
+
+    def __init__(self, picture: np.ndarray, blur: float):
+        self.picture, self.blur = picture, blur
+
+    def lay(self, distance: np.ndarray, value: np.ndarray | float) -> None:
+        """Cover with `value` what is inside (`distance` in mm is negative), with a border `blur` mm wide."""
+        self.picture = self.picture + np.clip(0.5 - distance / self.blur, 0, 1) * (value - self.picture)
+
+
 # ---- a scan: voxels from the left, from below and from the back ----
 
 
@@ -437,7 +466,7 @@ class _Scan:
     def __init__(self, who: _Patient, shape: tuple[int, int, int], spacing: tuple[float, float, float]):
         self.who, self.shape, self.spacing = who, shape, spacing
         self.x, self.z, self.y = ((np.arange(n) - (n - 1) / 2) * s for n, s in zip(shape, spacing, strict=True))
-        self.x = -self.x
+        self.x = -self.x  # the first axis runs to the left
 
     def inside(self, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points of the volume's frame in the head's."""
@@ -448,7 +477,7 @@ class _Scan:
     def box(self, side: int) -> tuple[slice, slice, slice]:
         """The part of the grid that can hold an orbit: right (0) or left (1)."""
         corners = np.array(
-            [(x * (1, -1)[side], y, z) for x in (1.0, 62.0) for y in (-50.0, 24.0) for z in (-27.0, 27.0)]
+            [(x * (1, -1)[side], y, z) for x in (8.0, 55.0) for y in (-46.0, 24.0) for z in (-22.0, 22.0)]
         )
         corners = corners @ self.who.pose.T + self.who.place
         low, high = corners.min(0), corners.max(0)
@@ -461,7 +490,11 @@ class _Scan:
     def image(self) -> np.ndarray:
         """What the scanner stores: float32 in steps of the patient's slope."""
         who, blur = self.who, max(self.spacing[0], self.spacing[1], 0.8)
-        picture = self.head(blur)
+        rng = _rng(7, who.number)
+        self.coarse, self.fine, self.cells = self.field(rng, 22.0), self.field(rng, 6.0), self.field(rng, 4.5)
+        few = max(1, 2**16 // (self.shape[0] * self.shape[1]))  # slices that stay in a processor's cache
+        parts = [slice(k, k + few) for k in range(0, self.shape[2], few)]
+        picture = np.concatenate([self.head(blur, part) for part in parts], axis=2)
         for side in (0, 1):
             box = self.box(side)
             if min(part.stop - part.start for part in box) == 0:
@@ -486,70 +519,63 @@ class _Scan:
 
     def field(self, rng: np.random.Generator, size: float) -> np.ndarray:
         """A smooth random field with deviation 1 whose features are about `size` mm, the same at every resolution."""
-        lines, axes = [], (self.x, self.z, self.y)
-        for line in axes:
-            lines.append(_weights((np.clip(line, -110, 110) + 110) / size))
         n = math.ceil(220 / size) + 4
         knots = rng.standard_normal((n, n, n))
-        for weights in lines:  # each turn replaces the first axis and puts it last
-            knots = np.tensordot(knots, weights[:, :n], axes=(0, 1))
+        for line in (self.x, self.z, self.y):  # each turn replaces the first axis and puts it last
+            knots = np.tensordot(knots, _weights(line, size, n), axes=(0, 1))
         return knots
 
-    def head(self, blur: float) -> np.ndarray:
-        """Everything but the orbits, one layer a slice."""
+    def head(self, blur: float, part: slice) -> np.ndarray:
+        """Everything but the orbits, in a few slices."""
         who, tone, head = self.who, self.who.tone, self.who.head
-        x, y, z = self.inside(self.x[:, None, None], self.y[None, None, :], self.z[None, :, None])
-        rng = _rng(7, who.number)
-        coarse, fine, cells = self.field(rng, 22.0), self.field(rng, 6.0), self.field(rng, 4.5)
-        skin = _ellipsoid(x, y + 78, z - 12, head["wide"], 98.0, head["high"]) + 1.5 * coarse
-        picture = np.full(self.shape, 0.0)
-
-        def lay(distance: np.ndarray, value: np.ndarray | float) -> None:
-            nonlocal picture
-            picture = picture + np.clip(0.5 - distance / blur, 0, 1) * (value - picture)
-
-        side, front = np.abs(x), -y
+        x, y, z = self.inside(self.x[:, None, None], self.y[None, None, part], self.z[None, :, None])
+        coarse, fine, cells = self.coarse[:, :, part], self.fine[:, :, part], self.cells[:, :, part]
+        skin = _egg(x, y + 78, z - 6, head["wide"], 92.0, head["high"]) + 1.2 * coarse
+        skin = np.minimum(skin, _ellipsoid(x, y - 12, z + 22, 15.0, 22.0, 30.0))  # the nose
+        for one, to in zip(who.orbits, (1, -1), strict=True):
+            u, front, height = one.globe
+            lids = np.sqrt((x * to - u) ** 2 + (y - front) ** 2 + (z - height) ** 2) - one.radius - 3.0
+            skin = np.minimum(skin, lids)
+        canvas = _Canvas(np.zeros(x.shape), blur)
+        lay, side = canvas.lay, np.abs(x)
         lay(skin, tone["fat"] * (0.92 + 0.08 * fine))
         lay(skin + head["skin"] + 1.5 * fine, tone["soft"] * (1 + 0.12 * fine))
         temple = np.maximum(np.maximum(skin + head["skin"] + head["temple"], side * -1 + 46), y + 12)
         lay(temple, np.where(fine > 0.7, tone["fat"], tone["muscle"]))
         cheek = np.maximum(np.maximum(z - head["cheek"] + 2.0 * coarse, 16 - side), -10 - y)
         lay(np.maximum(cheek, skin + 1.5), np.where(coarse + 0.6 * fine > -0.3, tone["fat"] * 0.95, tone["soft"]))
-        roof = head["roof"] + 0.10 * front - 0.004 * (side - 31) ** 2
+        roof = head["roof"] - 0.10 * y - 0.004 * (side - 31) ** 2
         vault = np.maximum(skin + head["skin"] + 1.5, roof - z)
         lay(vault, tone["bone"] + 0.15 * np.clip(fine - 1.0, 0, 1))
         brain = np.maximum(skin + head["skin"] + head["skull"] + 1.5, roof + 2.0 - z)
         lay(brain, tone["fluid"])
         folds = np.abs(cells + 0.5 * coarse)
         lay(brain + 2.0, np.where(folds < 0.22, tone["fluid"] * 0.9, tone["brain"] * (1 + 0.1 * fine)))
-        fossa = np.maximum(np.maximum(y + 30 + 0.5 * (side - 40), 22 - side), np.maximum(-16 - z, skin + 14))
-        lay(fossa, tone["bone"])
-        lay(fossa + 2.5, np.where(folds < 0.2, tone["fluid"] * 0.9, tone["brain"] * (1 + 0.1 * fine)))
-        nose = np.maximum(np.maximum(side - 15, z + 9), -42 - z)
+        fossa = _ellipsoid(side - 45, y + 64, z - 4, 21.0, 37.0, 23.0) + 0.8 * coarse
+        lay(fossa - 2.0, tone["bone"])
+        lay(fossa + 0.5, np.where(folds < 0.2, tone["fluid"] * 0.9, tone["brain"] * (1 + 0.1 * fine)))
+        nose = np.maximum(np.maximum(side - 15, z + 9), -42 - z) + 1.2 * coarse
         lay(np.maximum(nose, skin + 3), np.where(fine + 0.4 * cells > 0.2, tone["mucosa"] * 0.8, 0.02))
-        ethmoid = np.maximum(np.maximum(side - head["ethmoid"], z - 12), np.maximum(-11 - z, y - 2))
+        ethmoid = np.maximum(np.maximum(side - head["ethmoid"], z - 12), np.maximum(-11 - z, y - 2)) + coarse
         lay(ethmoid, np.where(cells > 0.75, tone["mucosa"], 0.03))
         for name, one in (("sinus_right", 1.0), ("sinus_left", -1.0)):
             sinus = _ellipsoid(x * one - 30, y + 14, z + 37, 13.0, 17.0, 14.0) + 0.8 * coarse
             lay(sinus - 1.5, tone["bone"])
             lay(sinus, tone["mucosa"] if head[name] > 0.45 else 0.02)
             lay(sinus + 1.0 + 9.0 * max(0.0, head[name] - 0.6), tone["mucosa"] if head[name] > 0.9 else 0.02)
-        self.fine, self.cells = fine, cells
-        return picture
+        return canvas.picture
 
     def orbit(self, side: int, box: tuple[slice, ...], y: np.ndarray, below: np.ndarray, blur: float) -> np.ndarray:
         """One layer of an orbit laid over what is `below`."""
         who, tone = self.who, self.who.tone
         one = who.orbits[side]
         x, y, z = self.inside(self.x[box[0]][:, None, None], y[None, None, :], self.z[box[1]][None, :, None])
-        far = one.distances(x * (1, -1)[side], y, z)
-        fine, cells = self.fine[box], self.cells[box]
-        picture = below
-
-        def lay(distance: np.ndarray, value: np.ndarray | float) -> None:
-            nonlocal picture
-            picture = picture + np.clip(0.5 - distance / blur, 0, 1) * (value - picture)
-
+        u = x * (1, -1)[side]
+        near = one.near(u, y, z)
+        u, y, z = u[near], y[near], z[near]
+        far = one.distances(u, y, z)
+        fine, cells, canvas = self.fine[box][near], self.cells[box][near], _Canvas(below[near], blur)
+        lay = canvas.lay
         lay(np.maximum(far["orbit"] - 1.6, y - one.septum), tone["bone"])
         lay(far["FAT"], tone["fat"] * (1 + 0.07 * fine) - 2.2 * tone["septa"] * (np.abs(cells) < 0.16))
         lay(far["vein"], tone["vessel"])
@@ -562,19 +588,21 @@ class _Scan:
         lay(far["EB"], tone["sclera"])
         lay(far["EB"] + 1.0, tone["vitreous"])
         lay(far["lens"], tone["lens"])
-        return picture
+        whole = below.copy()
+        whole[near] = canvas.picture
+        return whole
 
     def labels(self, wander: float = 1.0) -> np.ndarray:
         """What was painted: uint8. `wander` 0 is where the organs are at the middle of each slice."""
         who = self.who
         painted = np.zeros(self.shape, dtype=np.uint8)
         rng = _rng(8, who.number, self.shape[2])
-        depth = wander * 0.28 * self.spacing[2] * np.clip(rng.standard_normal(self.shape[2]), -2, 2)
+        depth = wander * 0.6 * min(1.0, self.spacing[2] / 3.85) * np.clip(rng.standard_normal(self.shape[2]), -2, 2)
         knots = rng.standard_normal((2, self.shape[2], 40, 40))
-        across = [_weights((np.clip(line, -110, 110) + 110) / 7.0)[:, :40] for line in (self.x, self.z)]
-        moved = wander * 0.62 * np.einsum("ai,bj,mkij->mabk", *across, knots, optimize=True)
-        taste = wander * rng.normal(0, 0.22, (2, len(NAMES), self.shape[2])) + wander * rng.normal(
-            0, 0.15, (1, len(NAMES), 1)
+        across = [_weights(line, 7.0, 40) for line in (self.x, self.z)]
+        moved = wander * 0.33 * np.einsum("ai,bj,mkij->mabk", *across, knots, optimize=True)
+        taste = wander * rng.normal(0, 0.12, (2, len(NAMES), self.shape[2])) + wander * rng.normal(
+            0, 0.10, (1, len(NAMES), 1)
         )
         for side in (0, 1):
             box = self.box(side)
@@ -585,22 +613,26 @@ class _Scan:
             z = self.z[box[1]][None, :, None] + moved[1][box]
             y = (self.y + depth)[box[2]][None, None, :]
             x, y, z = self.inside(x, y, z)
-            far = who.orbits[side].distances(x * (1, -1)[side], y, z)
-            grown = taste[side][:, box[2]]
+            u = x * (1, -1)[side]
+            near = who.orbits[side].near(u, y, z)
+            far = who.orbits[side].distances(u[near], y[near], z[near])
+            grown = taste[side][:, box[2]][:, np.nonzero(near)[2]]
+            found = np.zeros(grown.shape[1], dtype=np.uint8)
             for name in ("FAT", "oblique", "LG", "SR", "LR", "MR", "IR", "SO", "ON", "EB"):
-                label = NAMES.index(name) if name in NAMES else 0
-                limit = grown[label] if label else 0.0
-                part[far[name] < limit] = label
+                label = NAMES.index(name) if name in NAMES else 0  # the inferior oblique has no label
+                found[far[name] < (grown[label] if label else 0.0)] = label
+            part[near] = found
         return painted
 
 
-def _weights(at: np.ndarray) -> np.ndarray:
-    """Weights of a uniform cubic B-spline whose knots lie at whole numbers: (len(at), knots), scaled to deviation 1."""
+def _weights(line: np.ndarray, size: float, knots: int) -> np.ndarray:
+    """Weights of cubic B-splines every `size` mm from -110 on, at each place of `line`, scaled so that random knots of
+    deviation 1 give a field of deviation 1: (len(line), knots)."""
+    at = (np.clip(line, -110, 110) + 110) / size
     whole = np.floor(at).astype(np.int64)
     f = at - whole
     parts = ((1 - f) ** 3 / 6, (3 * f**3 - 6 * f**2 + 4) / 6, (-3 * f**3 + 3 * f**2 + 3 * f + 1) / 6, f**3 / 6)
-    answer = np.zeros((len(at), int(whole.max()) + 8 if len(at) else 8))
+    answer = np.zeros((len(at), knots))
     for i, weight in enumerate(parts):
         answer[np.arange(len(at)), whole + i] = weight
-    answer /= math.sqrt(0.4794)  # the mean of the sum of their squares
-    return np.pad(answer, ((0, 0), (0, 64)))
+    return answer / math.sqrt(151 / 315)  # the mean of the sum of squares of the four weights
