@@ -88,7 +88,7 @@ def train(tmp_path) -> Path:
     return pack(tmp_path / "train", [*people(8), ("p7_2", (14, 30, 24))])
 
 
-def block(path: Path, **more) -> Volumes:
+def block(path: Path | str, **more) -> Volumes:
     return Volumes(**({"train": str(path), "patch": (8, 16, 16), "cache": "disk"} | more))
 
 
@@ -116,6 +116,95 @@ def test_an_imported_set_opens_as_what_it_holds(train):
     kinds = ["train", "train.few", "train.mirrored", "train.overlays", "train.patches"]
     assert list(opened.evaluations) == kinds and [split.name for split in opened.evaluations.values()] == kinds
     assert any("cache disk" in note for note in opened.notes)
+
+
+def orbit(root: Path, part: str, patients: list[str], seed: int) -> None:
+    """TOM500's layout: coronal slices of 0.5 x 0.75 mm, 4 mm apart, stored to the left, up and to the front."""
+    nibabel = pytest.importorskip("nibabel")
+    rng = np.random.default_rng(seed)
+    for kind in ("image", "label"):
+        (root / part / kind).mkdir(parents=True, exist_ok=True)
+    for patient in patients:
+        image = rng.normal(100, 20, (20, 18, 7)).astype(np.float32)
+        label = np.zeros(image.shape, np.uint8)
+        label[3:8, 5:9, 2:4], label[12:17, 5:9, 3:5] = 1, 2
+        affine = np.array([[-0.5, 0, 0, 5], [0, 0, 4, -9], [0, 0.75, 0, 3], [0, 0, 0, 1.0]])
+        for kind, array in (("image", image), ("label", label)):
+            nibabel.save(nibabel.Nifti1Image(array, affine), root / part / kind / f"{patient}.nii.gz")
+
+
+def test_files_are_imported_once_and_read_in_stored_order(tmp_path):
+    import nibabel
+
+    root = tmp_path / "orbits"
+    orbit(root, "train", ["7", "12", "33"], 0)
+    orbit(root, "val", ["8", "21"], 1)
+    (tmp_path / "clinical.csv").write_text("Id,Age\n7,40\n8,50\n12,60\n21,\n33,70\n")
+    data = block(
+        f"{root}#train",
+        evaluate={"val": f"{root}#val"},
+        names=["nerve", "gland"],
+        patch=(4, 8, 8),
+        clinical=str(tmp_path / "clinical.csv"),
+    )
+    assert not data.missing()
+    opened = data.open(0)
+    meta = opened.meta
+    assert meta.class_names == ("background", "nerve", "gland") and meta.axes == "yzx" and meta.resampled == ()
+    assert np.allclose(meta.spacing, (4.0, 0.75, 0.5))
+    split = opened.evaluations["val"]
+    assert split.protocol.ids == ("21", "8") and split.protocol.clinical == {"Age": (None, 50.0)}
+    batch = split.fetch(np.array([1]), 0)
+    label = np.asarray(nibabel.load(root / "val/label/8.nii.gz").dataobj)
+    # From (left, up, front) to (front, up, right).
+    assert (batch["mask"][0].numpy() == label.transpose(2, 1, 0)[:, :, ::-1]).all()
+    assert np.allclose(batch["spacing"], [[4.0, 0.75, 0.5]])
+    values = np.asarray(nibabel.load(root / "val/image/8.nii.gz").dataobj).transpose(2, 1, 0)[:, :, ::-1]
+    assert np.corrcoef(values.ravel(), batch["image"].numpy().astype(float).ravel())[0, 1] > 0.99
+    cached = sorted((tmp_path / "cache").glob("volumes-*/manifest.json"))
+    times = [file.stat().st_mtime_ns for file in cached]
+    again = data.open(1)
+    assert len(cached) == 2 and times == [file.stat().st_mtime_ns for file in cached]
+    assert again.meta == meta
+    finer = block(f"{root}#train", names=["nerve", "gland"], patch=(4, 8, 8), spacing=(4.0, 1.0, 1.0)).open(0)
+    assert finer.meta.resampled == (4.0, 1.0, 1.0) and finer.meta.digest != meta.digest
+    whole = finer.evaluations["train"].fetch(np.array([0]), 0)
+    assert whole["image"].shape[2:] == (7, 14, 10) and whole["mask"].shape[1:] == (7, 18, 20)
+
+
+def test_a_path_that_leads_nowhere_is_told_before_anything_is_imported(tmp_path):
+    orbit(tmp_path / "orbits", "train", ["7", "12"], 0)
+    with pytest.raises(UserError, match=r"nowhere.* does not exist"):
+        block(f"{tmp_path}/orbits#train", evaluate={"val": f"{tmp_path}/nowhere"}).open(0)
+    assert not list((tmp_path / "cache").glob("volumes-*"))
+
+
+def test_the_built_in_set_opens_by_its_name(tmp_path, monkeypatch):
+    from trainkit.data import sample_orbits
+
+    orbit(tmp_path, "train", ["7", "12"], 0)
+    orbit(tmp_path, "val", ["8"], 1)
+    (tmp_path / "clinical.csv").write_text("Id,Age\n7,40\n8,50\n12,60\n")
+    monkeypatch.setattr(sample_orbits, "folder", lambda: tmp_path)
+    opened = block("sample:orbits", evaluate={"val": "sample:orbits"}, patch=(4, 8, 8)).open(0)
+    assert opened.meta.class_names == sample_orbits.NAMES and opened.meta.axes == "yzx"
+    assert opened.evaluations["train"].protocol.ids == ("12", "7")
+    assert opened.evaluations["val"].protocol.clinical == {"Age": (50.0,)}
+    assert any("no voxel of MR, IR, ON, FAT, LG, SO, EB in any case" in note for note in opened.notes)
+
+
+@pytest.mark.slow
+def test_real_volumes_are_divided_into_folds(shared):
+    held = []
+    for fold in range(5):
+        opened = Volumes(train=str(shared / "mri_hippocampus"), patch=(16, 16, 16), fold=fold).open(0)
+        held += opened.evaluations["held_out"].protocol.patients
+        assert len(opened.evaluations["held_out"].cases) == 40
+    assert len(set(held)) == len(held) == 200
+    batch = opened.train.on_device(opened.train.fetch(opened.train.order(0, 64)[0], 0))
+    assert batch["image"].isfinite().all() and batch["mask"].max() == 2
+    # Half of the patches are centred on an organ where that is 8 voxels from the border.
+    assert (batch["mask"][:, 8, 8, 8] > 0).float().mean() > 0.35
 
 
 def test_missing_files_are_named(tmp_path, train):
@@ -387,7 +476,7 @@ def test_a_split_travels_to_a_spawned_worker(train, place):
     rows = np.array([3, 20])
     here = split.on_device(split.fetch(rows, 0))
     packet = pickle.dumps(split)
-    assert len(packet) < 60_000  # the volumes stay here
+    assert len(packet) < 10_000  # the volumes, of 300 kB, stay here
     there = pickle.loads(packet)
     assert there.shelf.place == ("disk" if place == "ram" else place)
     again = there.on_device(there.fetch(rows, 0))

@@ -397,6 +397,9 @@ class PatchSplit:
     kind: Literal["train", "patches"] = "train"
     """To train on, other ones in each epoch; or to be scored, always the same."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_kept_draws"}
+
     @property
     def at_once(self) -> None:
         """Patches are read in batches of any size."""
@@ -453,23 +456,23 @@ class PatchSplit:
 
         A patch lies inside its volume; along axes where the volume is the smaller, all of it lies inside the patch.
         """
-        if self.kind == "patches":
-            epoch = 0
         cases = rows // self.patches
-        draws = (seeding.words(self.seed, "patch", epoch, rows[:, None], np.arange(6)) >> np.uint64(11)) / (1 << 53)
+        draws = self._draws(0 if self.kind == "patches" else epoch)[rows]
         free = self.shelf.shapes[cases] - self.patch
         lowest, highest = np.minimum(free, 0), np.maximum(free, 0)
         starts = lowest + (draws[:, 3:] * (highest - lowest + 1)).astype(np.int64)
-        counts = self.counts[cases]
         chosen = draws[:, 0] < self.foreground if self.kind == "train" else rows % 2 == 0
-        for place in np.flatnonzero(chosen & counts.any(1)).tolist():
-            present = np.flatnonzero(counts[place])
-            organ = present[int(draws[place, 1] * len(present))]
-            voxels = self.packed.foreground(int(self.cases[cases[place]]), int(organ) + 1)
-            rest, x = divmod(int(voxels[int(draws[place, 2] * len(voxels))]), int(self.shelf.shapes[cases[place], 2]))
-            z, y = divmod(rest, int(self.shelf.shapes[cases[place], 1]))
-            starts[place] = z, y, x
-            starts[place] -= np.asarray(self.patch) // 2
+        for place in np.flatnonzero(chosen).tolist():
+            case = int(cases[place])
+            present = self._present[case]
+            if len(present) == 0:
+                continue
+            organ = int(present[int(draws[place, 1] * len(present))])
+            voxels = self.packed.foreground(int(self.cases[case]), organ)
+            _, height, width = self.shelf.shapes[case].tolist()
+            rest, x = divmod(int(voxels[int(draws[place, 2] * len(voxels))]), width)
+            z, y = divmod(rest, height)
+            starts[place] = [at - side // 2 for at, side in zip((z, y, x), self.patch, strict=True)]
         return np.clip(starts, lowest, highest)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
@@ -484,7 +487,7 @@ class PatchSplit:
             batch["start"] = torch.from_numpy(starts)
         else:
             batch["image"], batch["mask"] = self.shelf.patches(indices // self.patches, starts, self._region)
-        if self.kind == "train":
+        if self._augmented:
             where = (self.patch, self.packed.spacing, self.packed.axes, self.packed.names)
             numbers = self.augment.numbers(self.seed, epoch, indices, *where)
             batch |= {key: torch.from_numpy(value) for key, value in numbers.items()}
@@ -506,6 +509,26 @@ class PatchSplit:
     @functools.cached_property
     def _region(self) -> tuple[int, int, int]:
         return tuple(p + 2 * m for p, m in zip(self.patch, self.margin, strict=True))
+
+    @functools.cached_property
+    def _augmented(self) -> bool:
+        return self.augment != VolumeAugment()
+
+    @functools.cached_property
+    def _present(self) -> list[np.ndarray]:
+        """The organs of each case."""
+        return [np.flatnonzero(known) + 1 for known in self.counts]
+
+    def _draws(self, epoch: int) -> np.ndarray:
+        """Six numbers in [0, 1) for each row: whether on an organ, which, which of its voxels, and where else.
+
+        Those of an epoch are kept: hashing takes 0.15 ms, for one patch as for a hundred.
+        """
+        kept = self.__dict__.get("_kept_draws")
+        if kept is None or kept[0] != epoch:
+            words = seeding.words(self.seed, "patch", epoch, np.arange(self.size)[:, None], np.arange(6))
+            kept = self.__dict__["_kept_draws"] = epoch, (words >> np.uint64(11)) * (1.0 / (1 << 53))
+        return kept[1]
 
 
 def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:
