@@ -22,7 +22,7 @@ from trainkit.data.nifti import Header
 from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer
 from trainkit.data.sources import split_of
 from trainkit.data.volume_prepare import PLANES, Preparation
-from trainkit.data.volume_report import Record, by, cases, codes, describe, few, oddities, seen_organs, tilt
+from trainkit.data.volume_report import Record, by, codes, describe, few, many, oddities, seen_organs, tilt
 from trainkit.data.volume_sources import Case, VolumeSource
 from trainkit.errors import UserError
 
@@ -63,8 +63,8 @@ class VolumeReport:
 
     def lines(self) -> list[str]:
         """The report in lines: what was made, the table of shapes, intensities and organs, and what is odd."""
-        organs = f"{self.classes - 1} organ{'s' * (self.classes != 2)}"
-        made = f"{self.out}: {cases(self.cases)}, {organs}, {_megabytes(self.bytes)}, from {self.kind}"
+        held = f"{many(self.cases, 'case')}, {many(self.classes - 1, 'organ')}, {_megabytes(self.bytes)}"
+        made = f"{self.out}: {held}, from {self.kind}"
         odd = ["to look at:", *(f"  {note}" for note in self.notes)] if self.notes else []
         return [made, "", *self.table, *([""] if odd else []), *odd]
 
@@ -98,7 +98,7 @@ def import_volumes(
         source = volume_sources.open_volumes(source, patient=patient, clinical=clinical)
     known = _names(source, names)
     if unlabelled := [case.id for case in source.cases if case.label is None]:
-        found = f"{len(unlabelled)} images without a label map: {few(unlabelled)}"
+        found = f"{many(len(unlabelled), 'image')} without a label map: {few(unlabelled)}"
         raise UserError(source.where, found, "a label map for each", "predict for them with trainkit predict")
     bad: list[str] = []
     pairs = []
@@ -455,10 +455,10 @@ def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step
             step()
     notes = []
     if both := sorted({record.info.patient for record in records} & patients):
-        notes.append(f"{len(both)} patients are also in {where}: {few(both)}")
+        notes.append(f"{many(len(both), 'patient')} also in {where}: {few(both)}")
     same = [f"{r.info.id} = {prints[r.fingerprint]}" for r in records if r.fingerprint in prints]
     if same:
-        notes.append(f"{len(same)} volumes are also in {where}: {few(same)}")
+        notes.append(f"{many(len(same), 'volume')} also in {where}: {few(same)}")
     return notes
 
 

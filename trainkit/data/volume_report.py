@@ -102,7 +102,7 @@ def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) 
         middle = np.median([info.shape for info in infos], axis=0)
         resampled = f"resampled to {by(how.spacing)} mm ({by(middle, '.0f')} voxels in the median)"
     slices = f"{PLANES[how.axes]} slices (axes {how.axes}: depth runs {_WORLD[how.axes[0]]})"
-    lines = [f"{cases(len(infos))} of {patients} patient{'s' * (patients != 1)}, {slices}, {resampled}"]
+    lines = [f"{many(len(infos), 'case')} of {many(patients, 'patient')}, {slices}, {resampled}"]
     rows = []
     for axis, side in enumerate(("depth", "height", "width")):
         rows.append((f"{side} ({how.axes[axis]}), voxels", [info.original_shape[axis] for info in infos], "{:.0f}"))
@@ -176,10 +176,10 @@ def _odd_cases(records: Sequence[Record]) -> list[str]:
     for record in records:
         by_print.setdefault(record.fingerprint, []).append(record.info.id)
     if same := [ids for ids in by_print.values() if len(ids) > 1]:
-        notes.append(f"{len(same)} volumes stand under two or more ids: {few(' = '.join(ids) for ids in same)}")
+        notes.append(f"{many(len(same), 'volume')} under two or more ids: {few(' = '.join(ids) for ids in same)}")
     scans = Counter(info.patient for info in infos)
     if several := [f"{patient} ({count})" for patient, count in scans.items() if count > 1]:
-        notes.append(f"{len(several)} patients have more than one case: {few(several)}")
+        notes.append(f"{many(len(several), 'patient')} with more than one case: {few(several)}")
     alike: dict[str, list[tuple[str, str]]] = {}
     for info in infos:
         for note in info.facts.get("notes", ()):
@@ -187,7 +187,7 @@ def _odd_cases(records: Sequence[Record]) -> list[str]:
             alike.setdefault(_NUMBER.sub("#", note), []).append((note, info.id))
     for said in alike.values():
         example = "such as: " if len({note for note, _ in said}) > 1 else ""
-        notes.append(f"{len(said)} of {cases(len(infos))}, {example}{said[0][0]} ({few(id for _, id in said)})")
+        notes.append(f"{len(said)} of {many(len(infos), 'case')}, {example}{said[0][0]} ({few(id for _, id in said)})")
     return notes
 
 
@@ -197,14 +197,15 @@ def _odd_grids(infos: Sequence[CaseInfo]) -> list[str]:
     middle = np.median(spacing, axis=0)
     if (far := (np.abs(spacing / middle - 1) > 0.1).any(1)).any():
         which = [f"{infos[i].id} ({by(spacing[i])})" for i in np.flatnonzero(far)]
-        notes.append(f"{cases(len(which))} with a spacing over 10 % off the median of {by(middle)} mm: {few(which)}")
+        notes.append(
+            f"{many(len(which), 'case')} with a spacing over 10 % off the median of {by(middle)} mm: {few(which)}"
+        )
     extent = spacing * np.asarray([info.original_shape for info in infos])
     usual = np.median(extent, axis=0)
     if (far := ((extent > 1.5 * usual) | (extent < usual / 1.5)).any(1)).any():
         which = [f"{infos[i].id} ({by(extent[i], '.3g')})" for i in np.flatnonzero(far)]
-        notes.append(
-            f"{cases(len(which))} covering much more or less than the median of {by(usual, '.3g')} mm: {few(which)}"
-        )
+        median = f"the median of {by(usual, '.3g')} mm"
+        notes.append(f"{many(len(which), 'case')} covering much more or less than {median}: {few(which)}")
     stored = Counter(info.facts["stored"] for info in infos)
     if len(stored) > 1:
         said = ", ".join(f"{codes} {count}" for codes, count in stored.most_common())
@@ -212,7 +213,7 @@ def _odd_grids(infos: Sequence[CaseInfo]) -> list[str]:
     tilted = [(info.facts["tilt"], info.id) for info in infos if info.facts["tilt"] > 5]
     if tilted:
         which = [f"{id} ({angle:.0f} degrees)" for angle, id in sorted(tilted, reverse=True)]
-        notes.append(f"{cases(len(which))} tilted by over 5 degrees, which keep their own axes: {few(which)}")
+        notes.append(f"{many(len(which), 'case')} tilted by over 5 degrees, which keep their own axes: {few(which)}")
     return notes
 
 
@@ -220,7 +221,7 @@ def _odd_intensities(infos: Sequence[CaseInfo]) -> list[str]:
     notes = []
     facts = [info.facts for info in infos]
     if flat := [info.id for info in infos if info.facts["std"] == 0]:
-        notes.append(f"{len(flat)} images have no contrast between their percentiles: {few(flat)}")
+        notes.append(f"{many(len(flat), 'image')} without contrast between its percentiles: {few(flat)}")
     width = np.asarray([fact["clip_high"] - fact["clip_low"] for fact in facts])
     if (seen := width[width > 0]).size and seen.max() > 10 * seen.min():
         middle = np.median(seen)
@@ -235,7 +236,7 @@ def _odd_intensities(infos: Sequence[CaseInfo]) -> list[str]:
         cut = [f"{id} ({share:.1%})" for share, id in sorted(top, reverse=True) if share > 0.01]
         if cut:
             notes.append(
-                f"{len(cut)} images with over 1 % of their voxels at the highest value (saturated): {few(cut)}"
+                f"{many(len(cut), 'image')} with over 1 % of their voxels at the highest value (saturated): {few(cut)}"
             )
     types = Counter(fact["type"] for fact in facts)
     if len(types) > 1:
@@ -247,7 +248,7 @@ def _odd_organs(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
     notes = []
     blank = [info.id for info in infos if not any(info.volumes_mm3[1:])]
     if blank:
-        notes.append(f"{cases(len(blank))} without any organ: {few(blank)}")
+        notes.append(f"{many(len(blank), 'case')} without any organ: {few(blank)}")
     for label in range(1, len(names)):
         name = f"{label} {names[label]}"
         has = [info for info in infos if info.volumes_mm3[label] > 0]
@@ -256,7 +257,7 @@ def _odd_organs(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
             notes.append(f"{name}: in no case")
             continue
         if without:
-            notes.append(f"{name}: not in {len(without)} of {cases(len(infos))}: {few(without)}")
+            notes.append(f"{name}: not in {len(without)} of {many(len(infos), 'case')}: {few(without)}")
         volumes = np.asarray([info.volumes_mm3[label] for info in has])
         middle, far = _far(np.log(volumes), least=math.log(1.5))
         if len(far):
@@ -265,13 +266,13 @@ def _odd_organs(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
         organs = [(info, organ) for info in has if (organ := _organ(info, label))]
         stray = sorted(((o["stray_voxels"], o["strays"], info.id) for info, o in organs if o["strays"]), reverse=True)
         if stray:
-            which = [f"{id} ({voxels} voxel{'s' * (voxels != 1)} in {count})" for voxels, count, id in stray]
+            which = [f"{id} ({many(voxels, 'voxel')} in {count})" for voxels, count, id in stray]
             said = f"{name}: stray pieces, under {_STRAY:.0%} of the largest"
-            notes.append(f"{said}, in {cases(len(stray))}: {few(which)}")
+            notes.append(f"{said}, in {many(len(stray), 'case')}: {few(which)}")
         pieces = Counter(int(organ["pieces"]) for _, organ in organs)
         usual = pieces.most_common(1)[0][0]
         if more := [f"{info.id} ({organ['pieces']})" for info, organ in organs if organ["pieces"] > usual]:
-            notes.append(f"{name}: in more than the usual {usual} in {cases(len(more))}: {few(more)}")
+            notes.append(f"{name}: in more than the usual {usual} in {many(len(more), 'case')}: {few(more)}")
         grey = np.asarray([organ["grey"] for _, organ in organs])
         middle, far = _far(grey, least=0.5)
         if len(far):
@@ -319,6 +320,6 @@ def few(names: Iterable[str]) -> str:
     return ", ".join(listed[:_FEW]) + (f" and {len(listed) - _FEW} more" if len(listed) > _FEW else "")
 
 
-def cases(count: int) -> str:
+def many(count: int, noun: str) -> str:
     """`1 case`, `2 cases`."""
-    return f"{count} case{'s' * (count != 1)}"
+    return f"{count} {noun}{'s' * (count != 1)}"
