@@ -178,6 +178,7 @@ def test_what_is_odd_is_said(tmp_path):
             labels[labels == 2] = 0
         elif number == 4:
             labels[1:3, :, :] = 1
+            labels[9, 9, 5] = 1
         elif number == 5:
             array[:] = 3
         elif number == 6:
@@ -201,8 +202,9 @@ def test_what_is_odd_is_said(tmp_path):
         "at the highest value (saturated): c7",
         "1 case without any organ: c8",
         "2 label 2: not in 1 of 9 cases: c3",
-        "1 label 1: 1 far from the median of 108 mm3: c4 (720)",
-        "stray pieces, under 5% of the largest, in 1 case",
+        "1 label 1: 1 far from the median of 108 mm3: c4 (726)",
+        "1 label 1: stray pieces, under 5% of the largest, in 1 case: c4 (1 voxel in 1)",
+        "1 label 1: in more pieces than the usual 1 in 1 case: c7 (2)",
     ):
         assert text in notes, (text, notes)
 

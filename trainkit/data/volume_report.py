@@ -272,7 +272,7 @@ def _odd_organs(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
         pieces = Counter(int(organ["pieces"]) for _, organ in organs)
         usual = pieces.most_common(1)[0][0]
         if more := [f"{info.id} ({organ['pieces']})" for info, organ in organs if organ["pieces"] > usual]:
-            notes.append(f"{name}: in more than the usual {usual} in {many(len(more), 'case')}: {few(more)}")
+            notes.append(f"{name}: in more pieces than the usual {usual} in {many(len(more), 'case')}: {few(more)}")
         grey = np.asarray([organ["grey"] for _, organ in organs])
         middle, far = _far(grey, least=0.5)
         if len(far):
