@@ -137,6 +137,13 @@ def test_a_small_file_cannot_claim_what_deflate_cannot_gain(write):
     tracemalloc.stop()
 
 
+def test_a_volume_beyond_the_limit_is_refused_though_it_is_all_there(write):
+    path = write(content(RAMP.astype("u1"), dim=[3, 1024, 1024, 513, 1, 1, 1, 1]))
+    with path.open("r+b") as file:
+        file.truncate(VOXELS + 1024 * 1024 * 513)  # a hole, which takes no room
+    assert "1024 x 1024 x 513 voxels (513.0 MiB), the file has 513.0 MiB; expected at most 536,870,912" in refused(path)
+
+
 def test_a_bomb_behind_a_small_volume_is_not_unpacked(write):
     path = write(content() + bytes(40 << 20), "bomb.nii.gz")
     tracemalloc.start()
@@ -176,8 +183,8 @@ def test_a_header_of_an_intact_gzip_file_without_its_voxels_is_truncated(write):
 def test_voxels_that_are_no_numbers_are_counted_and_the_first_is_named(write, dtype, value, monkeypatch):
     monkeypatch.setattr(nifti, "_CHUNK", 50)
     array = RAMP.astype(dtype)
-    array[3, 1, 2] = array[0, 2, 4] = array[2, 2, 5] = value
-    text = f"{value:g} in 3 of 120 voxels, the first at (3, 1, 2); expected finite intensities"
+    array[3, 3, 2] = array[0, 2, 4] = array[2, 2, 5] = value
+    text = f"{value:g} in 3 of 120 voxels, the first at (3, 3, 2); expected finite intensities"
     assert text in refused(write(content(array)))
 
 

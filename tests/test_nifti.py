@@ -357,7 +357,25 @@ def test_the_same_labels_give_the_same_bytes_and_nothing_else_is_left(tmp_path):
     for name in ("x.nii.gz", "y.nii.gz", "x.nii.gz"):
         nifti.write_labels(tmp_path / name, ramp("u1"), header)
     assert (tmp_path / "x.nii.gz").read_bytes() == (tmp_path / "y.nii.gz").read_bytes()
+    assert (tmp_path / "x.nii.gz").read_bytes()[3:8] == bytes(5), "gzip's header names a time or a file"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nii", "x.nii.gz", "y.nii.gz"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    header = nifti.read_header(save(tmp_path / "a.nii", ramp()))
+    nifti.write_labels(tmp_path / "b.nii", ramp("u1"), header)
+    (tmp_path / "opened.nii").hardlink_to(tmp_path / "b.nii")
+    nifti.write_labels(tmp_path / "b.nii", ramp("u1") + 1, header)
+    assert np.array_equal(nifti.read_labels(tmp_path / "opened.nii")[0], ramp())
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(nifti.os, "fsync", full)
+    with pytest.raises(UserError, match=r"b\.nii: cannot be written \(No space left on device\)"):
+        nifti.write_labels(tmp_path / "b.nii", ramp("u1") * 0, header)
+    assert np.array_equal(nifti.read_labels(tmp_path / "b.nii")[0], ramp() + 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nii", "b.nii", "opened.nii"]
 
 
 def test_labels_of_another_type_shape_or_name_are_refused(tmp_path):
