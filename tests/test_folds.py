@@ -94,8 +94,10 @@ def test_every_fold_is_a_run_beneath_one_that_holds_their_scores(store, tmp_path
     # The fixed set is scored in every fold: put together, each of its samples would count three times.
     assert "pooled/val/accuracy" not in found and "val: no table of all folds" in printed
     numbers = "  ".join(f"{value:.4f}" for value in (*scores, np.mean(scores), np.std(scores, ddof=1)))
-    assert re.search(rf"^accuracy +{numbers}$", printed, re.MULTILINE), printed
-    assert "all 66 samples, each once: accuracy" in printed
+    assert re.search(rf"^accuracy +{numbers}  {np.mean(rows['hit']):.4f} +0\.\d+ to 0\.\d+$", printed, re.MULTILINE), (
+        printed
+    )
+    assert "all: the 66 samples of all folds, each once" in printed
 
 
 @pytest.mark.slow
@@ -197,7 +199,7 @@ def test_on_two_processes_too(store):
     done = spawn(2, *words, "task.signal_at=2", "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     (parent,) = parents()
-    assert parent.info().status == "FINISHED" and done.stdout.count("all 66 samples, each once") == 1
+    assert parent.info().status == "FINISHED" and done.stdout.count("the 66 samples of all folds, each once") == 1
     scores = [final(r)["final/held_out/accuracy"] for r in children()]
     assert final(parent)["final/held_out/accuracy"] == pytest.approx(np.mean(scores))
 
@@ -273,6 +275,8 @@ def test_rows_that_cannot_stand_together_are_said():
     assert folds.summarise({}, 0, {"v": [one, two]}).notes == (
         "v: no table of all folds; the same samples are scored in several",
     )
+    patches = [{**part, "id": np.array([part["id"][0]] * 3)} for part in (rows(0, 3, 0), rows(1, 3, 3))]
+    assert len(folds.summarise({}, 0, {"v": patches}).tables["v"]["fold"]) == 6
     assert "not every run kept its rows" in folds.summarise({}, 0, {"v": [one, None]}).notes[0]
     assert "have no `id`" in folds.summarise({}, 0, {"v": [one, {"x": np.ones(2)}]}).notes[0]
     text = {**rows(1, 3, 3), "age": np.array(["old", None, "young"], object)}

@@ -93,6 +93,8 @@ def validate(order: Order, folds: Sequence[Fold], machine: Any, store: Store, tr
             else:
                 _say(machine, f"fold {fold.number} of {len(folds)}: to be trained")
                 status, folder = train(fold.order, fold.recipe, parent)
+                # The GPU is asked again how much it has free for the volumes of the next fold.
+                machine.accelerator.free_memory()
                 if status != "FINISHED" or folder is None:
                     tracker.finish("KILLED")
                     return "KILLED"
@@ -158,6 +160,7 @@ def _parent(
         parent = machine.lead(start)
         yield tracker, parent
         tracker.finish("FINISHED")
+        machine.wait()  # a launcher ends the other processes when one leaves with a code, as after a stop
     except UserError as error:
         tracker.finish("FAILED", str(error))
         raise
@@ -247,8 +250,7 @@ def summarise(
 ) -> Summary:
     """Put the folds together: their scores, and for each evaluation their rows.
 
-    Rows are put together where the column `id` names no sample in two folds: sets that are the same in each fold
-    would count every sample several times.
+    Rows are put together where no `id` is in two folds: a set that is the same in each would count several times.
     """
     tables, pooled, notes = {}, {}, []
     for name, parts in rows.items():
@@ -259,7 +261,8 @@ def summarise(
             notes.append(f"{name}: no table of all folds; its rows have no `id`")
             continue
         ids = np.concatenate([part["id"] for part in parts])
-        if len(set(ids.tolist())) < len(ids):
+        # Within a fold rows may share an id: patches of one case.
+        if sum(len(set(part["id"].tolist())) for part in parts) > len(set(ids.tolist())):
             notes.append(f"{name}: no table of all folds; the same samples are scored in several")
             continue
         shared = [key for key in parts[0] if all(key in part for part in parts)]
@@ -347,19 +350,19 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
         own = [name for name in found.values if name.startswith(f"{evaluation}/")]
         if not own:
             continue
-        head = [evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std"]
-        table = [[name.removeprefix(f"{evaluation}/"), *(_short(value) for value in found.values[name]),
-                  _short(found.mean(name)), _short(found.std(name))] for name in own[:_SHOWN]]  # fmt: skip
-        lines += aligned([head, *table])
+        table = [[evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std", "all", "95 %"]]
+        for name in own[:_SHOWN]:
+            numbers = (*found.values[name], found.mean(name), found.std(name))
+            value, low, high = found.pooled.get(name, (math.nan, math.nan, math.nan))
+            span = "-" if math.isnan(low) else f"{_short(low)} to {_short(high)}"
+            table.append([name.removeprefix(f"{evaluation}/"), *map(_short, numbers), _short(value), span])
+        if evaluation not in found.tables:
+            table = [row[:-2] for row in table]
+        lines += aligned(table)
         if len(own) > _SHOWN:
             lines.append(f"and {len(own) - _SHOWN} more in MLflow")
         if evaluation in found.tables:
-            samples = len(found.tables[evaluation]["fold"])
-            pooled = [(name, found.pooled[name]) for name in own[:_SHOWN] if name in found.pooled][:1]
-            said = "".join(
-                f": {n.removeprefix(f'{evaluation}/')} {v:.4f} (95 % {a:.4f} to {b:.4f})" for n, (v, a, b) in pooled
-            )
-            lines.append(f"all {samples} samples, each once{said}")
+            lines.append(f"all: the {len(found.tables[evaluation]['fold'])} samples of all folds, each once")
         lines.append("")
     lines += found.notes
     lines += [f"fold {k}  {run.name}" for k, run in enumerate(runs)]

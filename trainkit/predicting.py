@@ -119,7 +119,7 @@ def read_meta(folder: RunFolder) -> Meta:
         known = {field.name for field in fields(Meta)}
         return Meta(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known})
     except FileNotFoundError:
-        remedy = "it is written since this version; resuming or repeating the run writes it"
+        remedy = "name a run that trained; of a cross-validation one of its folds"
         raise UserError(str(file), "is missing", remedy=remedy) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
