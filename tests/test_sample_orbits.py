@@ -110,9 +110,12 @@ def test_anatomy_lies_where_it_should_in_the_world(patient):
     labels = orbits._Scan(orbits._Patient.of(patient), shape, spacing).labels()
     at = {name: world(patient, labels, name, shape, spacing) for name in orbits.NAMES[1:]}
     middle = (at["EB"][:, 0].min() + at["EB"][:, 0].max()) / 2
-    for side in (1, -1):  # right, then left
+    who = orbits._Patient.of(patient)
+    for side, orbit in zip((1, -1), who.orbits, strict=True):  # right, then left
         part = {name: points[(points[:, 0] - middle) * side > 0].mean(0) for name, points in at.items()}
         assert 20 < (part["EB"][0] - middle) * side < 42
+        globe = who.pose @ (np.array(orbit.globe) * (side, 1, 1)) + who.place
+        assert np.abs(part["EB"] - (who.slab @ globe + who.isocentre)).max() < 1.2
         assert part["SR"][2] > part["ON"][2] > part["IR"][2]  # up
         assert (part["LR"][0] - part["ON"][0]) * side > 0 > (part["MR"][0] - part["ON"][0]) * side
         assert part["SO"][2] > part["MR"][2]
