@@ -2,10 +2,13 @@
 
 import gzip
 import json
+import os
 
 import nibabel
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trainkit.data.volume_sources import TOM500_NAMES, named_labels, open_volumes
 from trainkit.errors import UserError
@@ -246,6 +249,10 @@ ENTRY = {"image": "imagesTr/liver_2.nii.gz", "label": "labelsTr/liver_2.nii.gz"}
         ({"training": [{"image": "../../etc/passwd", "label": "x"}]}, "training 0: '../../etc/passwd'"),
         ({"training": [{"image": "/etc/passwd", "label": "x"}]}, "a path inside"),
         ({"training": [{"image": ["a.nii", "b.nii"], "label": "x"}]}, "paths of one image"),
+        ({"training": [{"image": "x" * 5000 + ".nii", "label": "x"}]}, "cannot be read (File name too long)"),
+        ({"training": [{"image": "a\0.nii", "label": "x"}]}, "'a\\x00.nii'; expected a path inside"),
+        ({"training": [{"image": "\ud800.nii", "label": "x"}]}, "a path inside"),
+        ({"labels": {"0": "background", "1": "\ud800"}}, "names of labels"),
         ({"training": [7]}, "training 0: 7; expected paths"),
         ({"training": [{"label": "x"}]}, "expected paths"),
         ({"training": []}, "no labelled volumes"),
@@ -282,6 +289,56 @@ def test_nnunets_layout_of_one_channel(tmp_path):
     assert ids(open_volumes(f"{tmp_path}#test")) == ["c"]
     volume(tmp_path / "imagesTr" / "a_0001.nii.gz")
     assert "a_0001.nii.gz: channel 1 of a; expected images of one channel" in refused(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(labels=JSON, training=JSON, entry=st.fixed_dictionaries({"image": JSON, "label": JSON}), split=st.booleans())
+def test_any_json_is_a_source_or_refused(tmp_path, labels, training, entry, split):
+    volume(tmp_path / "imagesTr" / "a.nii")
+    for said in ({"labels": labels, "training": training}, {"labels": labels, "training": [entry]}, training):
+        (tmp_path / "dataset.json").write_text(json.dumps(said))
+        for labelled in (True, False):
+            try:
+                source = open_volumes(f"{tmp_path}#test" if split else tmp_path, labelled=labelled)
+            except UserError as error:
+                str(error).encode()
+            else:
+                assert source.cases and all(case.image.is_file() for case in source.cases)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(alphabet=st.sampled_from('Id1,;\t"\n\r\0 .e\u2028x'), max_size=40))
+def test_any_text_is_a_table_or_refused(tmp_path, text):
+    volume(tmp_path / "image" / "1.nii")
+    volume(tmp_path / "label" / "1.nii")
+    file = tmp_path / "clinical.csv"
+    file.write_text("Id,x\n1," + text, newline="")
+    try:
+        (case,) = open_volumes(tmp_path, clinical=file).cases
+    except UserError as error:
+        assert error.where.startswith(str(file))
+    else:
+        assert list(case.clinical) == ["x"]
+
+
+def test_a_cell_of_several_lines_is_one_cell(tom500):
+    file = tom500 / "clinical.csv"
+    file.write_text('Id,note\n1,"a\nb"\n20,"c\u2028d"\n3,e\n', "utf-8")
+    notes = {case.id: case.clinical["note"] for case in open_volumes(f"{tom500}#train", clinical=file).cases}
+    assert notes == {"1": "a\nb", "20": "c\u2028d", "3": "e"}
+
+
+def test_names_of_files_that_are_not_utf8_can_be_printed(tom500):
+    volume(tom500 / "train" / "image" / os.fsdecode(b"\xff.nii"))
+    (text,) = open_volumes(f"{tom500}#train").left_out
+    assert text.encode() == b"image/\\udcff.nii: an image without a label map"
 
 
 # Patients and the clinical table

@@ -17,6 +17,7 @@ otherwise is a case less, and nobody would notice.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -102,15 +103,18 @@ def open_volumes(
 
     Raises UserError when there is nothing, no such split, two files of one id, a damaged table or `dataset.json`.
     """
-    path, split = split_of(path)
-    where = f"{path}#{split}" if split else str(path)
-    if not path.exists():
-        raise UserError(str(path), "does not exist", "a folder of volumes")
     find = _patients(patient)
-    if path.is_file() and path.name != "dataset.json":
-        found = _single(path, split, labelled)
-    else:
-        found = _layout(path.parent if path.is_file() else path, split, labelled, where)
+    try:
+        path, split = split_of(path)
+        where = f"{path}#{split}" if split else str(path)
+        if not path.exists():
+            raise UserError(str(path), "does not exist", "a folder of volumes")
+        if path.is_file() and path.name != "dataset.json":
+            found = _single(path, split, labelled)
+        else:
+            found = _layout(path.parent if path.is_file() else path, split, labelled, where)
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise UserError(str(path)[:300], f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
     if not found.pairs:
         said = f"; {_few(found.left_out, 3)}" if found.left_out else ""
         wanted = "images with label maps of the same names" if labelled else _FILES
@@ -136,7 +140,7 @@ def named_labels(names: Iterable[str], where: str) -> tuple[str, ...]:
         listed = [BACKGROUND, *listed]
     listed[0] = BACKGROUND
     lower = [name.lower() for name in listed]
-    if len(listed) < 2 or not all(listed) or len(set(lower)) < len(lower):
+    if len(listed) < 2 or not all(name and name.isprintable() for name in listed) or len(set(lower)) < len(lower):
         found = ", ".join(repr(name) for name in listed)[:200]
         raise UserError(where, f"names of labels {found}", "different names of labels 1, 2, ...")
     return tuple(listed)
@@ -318,7 +322,7 @@ def _listed(root: Path, entry: Any, where: str) -> tuple[Path, Path | None]:
     places = []
     for name in both:
         pure = PurePosixPath(name or ".")
-        if name is not None and (not name or pure.is_absolute() or ".." in pure.parts or "\0" in name):
+        if name is not None and (not name or pure.is_absolute() or ".." in pure.parts or not name.isprintable()):
             raise UserError(where, repr(name)[:200], f"a path inside {root}")
         places.append(None if name is None else root / pure)
     return places[0], places[1]
@@ -334,7 +338,7 @@ def _label_names(labels: Any, where: str) -> tuple[str, ...] | None:
     numbered: dict[int, str] = {}
     for key, value in labels.items():
         number, name = (value, key) if isinstance(value, int) else (key, value)
-        if isinstance(number, bool) or not isinstance(name, str) or not re.fullmatch(r"\d{1,3}", str(number)):
+        if isinstance(number, bool) or not isinstance(name, str) or not re.fullmatch(r"[0-9]{1,3}", str(number)):
             raise UserError(where, f"label {key!r}: {value!r}"[:200], wanted)
         if int(number) in numbered:
             raise UserError(where, f"label {number} twice", wanted)
@@ -492,7 +496,7 @@ def _table(file: Path) -> tuple[list[str], dict[str, dict[str, Value]]]:
     comma = max(",;\t", key=first.count)
     rows: dict[str, dict[str, Value]] = {}
     try:
-        lines = csv.reader(text.splitlines(), delimiter=comma, strict=True)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
         header = [name.strip() for name in next(lines, [])]
         if not any(header) or len(set(header)) < len(header) or not all(header):
             raise UserError(f"{file}, line 1", ",".join(header)[:200] or "nothing", "different names of columns")
@@ -530,7 +534,8 @@ def _value(cell: str) -> Value:
 
 
 def _below(root: Path, file: Path) -> str:
-    return file.relative_to(root).as_posix()
+    # A name that is not UTF-8 could not be printed.
+    return file.relative_to(root).as_posix().encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _few(names: Iterable[str], most: int = _NAMED) -> str:
