@@ -172,6 +172,17 @@ def test_files_are_imported_once_and_read_in_stored_order(tmp_path):
     assert whole["image"].shape[2:] == (7, 14, 10) and whole["mask"].shape[1:] == (7, 18, 20)
 
 
+def test_files_to_be_scored_are_prepared_as_the_training_set_was(tmp_path):
+    names, grid = ("background", "nerve", "gland"), (4.0, 2.0, 1.5)
+    train = pack(tmp_path / "train", people(2), names=names, spacing=grid, organs=2, axes="zyx")
+    orbit(tmp_path / "orbits", "val", ["8", "21"], 1)
+    split = block(train, evaluate={"val": f"{tmp_path}/orbits#val"}).open(0).evaluations["val"]
+    assert split.packed.names == names and split.packed.axes == "zyx" and split.packed.preparation.spacing == grid
+    (tmp_path / "orbits/val/names.json").write_text('["background", "gland", "nerve"]')
+    with pytest.raises(UserError, match=r"labels gland, nerve; expected those of data\.train: nerve, gland"):
+        block(train, evaluate={"val": f"{tmp_path}/orbits#val"}).open(0)
+
+
 def test_a_path_that_leads_nowhere_is_told_before_anything_is_imported(tmp_path):
     orbit(tmp_path / "orbits", "train", ["7", "12"], 0)
     with pytest.raises(UserError, match=r"nowhere.* does not exist"):

@@ -57,9 +57,8 @@ def decide(asked: Literal["auto", "disk", "ram", "device"], voxels: int) -> tupl
 def cut(volume: np.ndarray, start: Sequence[int], out: np.ndarray, fill: float) -> None:
     """Copy the window of `volume` (D, H, W) that begins at `start` into `out`; what lies outside becomes `fill`.
 
-    Both are of one dtype and have rows without gaps. A row is copied as one element: numpy moves it by memcpy, and a
-    96^3 patch of float16 and uint8 takes 0.6 ms where element by element it takes 1.0 (volumes outside the processor's
-    cache).
+    Both are of one dtype and have rows without gaps. A row is copied as one element, by memcpy: of volumes outside the
+    processor's cache that takes a tenth less than element by element.
     """
     (z, y, x), (d, h, w), (depth, height, width) = start, out.shape, volume.shape
     if not (0 <= z <= depth - d and 0 <= y <= height - h and 0 <= x <= width - w):

@@ -66,7 +66,7 @@ class Volumes:
     """Depth, height and width of a training patch, and of a window in evaluations, in voxels. Depth is the axis
     across slices: the one with the largest spacing."""
     patches: int = 4
-    """Patches of each case in an epoch."""
+    """Patches of each case in an epoch, and in NAME.patches, half of which are centred on organs in any case."""
     foreground: float = 0.5
     """Share of the patches that are centred on a voxel of an organ, each organ of a case as likely as another."""
     augment: VolumeAugment = field(default_factory=VolumeAugment)
@@ -84,7 +84,8 @@ class Volumes:
     few: int = 4
     """Cases of NAME.few and NAME.overlays, spread over the sizes."""
     cache: Literal["auto", "disk", "ram", "device"] = "auto"
-    """Where volumes are while training: memory-mapped, in memory, or on the GPU. `auto`: the fastest that they fit."""
+    """Where volumes are while training: memory-mapped, in memory, or on the GPU, all with the same patches. `auto`: the
+    fastest for which there is room, by what is free when the run begins."""
     name: Literal["volumes"] = "volumes"
 
     def __post_init__(self) -> None:
@@ -130,8 +131,8 @@ class Volumes:
         # All are found before the first is imported: a misspelt path should not show after half an hour.
         found = {"train": self._found(self.train, "train")}
         found |= {name: self._found(place, "val") for name, place in places.items() if place != HELD_OUT}
-        whole = self._packed(found.pop("train"), None)
-        sets = {name: self._packed(one, whole.axes) for name, one in found.items()}
+        whole = self._packed(found.pop("train"))
+        sets = {name: self._packed(one, like=whole) for name, one in found.items()}
         kept, held = self._divided(whole)
         train = CaseSplit("train", whole, kept)
         scored: dict[str, CaseSplit] = {}
@@ -177,14 +178,18 @@ class Volumes:
                 return PackedVolumes(path)
         return volume_sources.open_volumes(path, patient=self.patient, clinical=clinical), names
 
-    def _packed(self, found: PackedVolumes | tuple[VolumeSource, list[str] | None], axes: str | None) -> PackedVolumes:
+    def _packed(
+        self, found: PackedVolumes | tuple[VolumeSource, list[str] | None], like: PackedVolumes | None = None
+    ) -> PackedVolumes:
+        """The imported form; of files to be scored as that of the training set, whose `like` it must be."""
         if not isinstance(found, PackedVolumes):
-            source, names = found
-            return volume_import.pack_volumes_once(source, names=names, spacing=self.spacing, axes=axes)
-        where, again = (
-            str(found.path),
-            "import the files again with what the recipe says, or name the files in the recipe",
-        )
+            (source, names), axes, spacing = found, None, self.spacing
+            if like is not None:
+                axes, spacing = like.axes, like.preparation.spacing
+                names = names or (list(like.names) if source.names is None else None)
+            return volume_import.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
+        where = str(found.path)
+        again = "import the files again with what the recipe says, or name the files in the recipe"
         if self.names is not None and volume_sources.named_labels(self.names, "data.names") != found.names:
             raise UserError(where, f"labels {_few(found.names[1:], 20)}", f"{_few(self.names, 20)} (data.names)", again)
         asked = found.preparation.spacing
@@ -214,10 +219,12 @@ class Volumes:
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def _check_fit(self, where: str, train: PackedVolumes, other: PackedVolumes) -> None:
-        place = f"{where} ({other.path})"
+        place = f"{where} ({other.manifest['made_from'] or other.path})"
         if other.names != train.names:
-            found, expected = (f"labels {_few(one.names[1:], 20)}" for one in (other, train))
-            raise UserError(place, found, f"those of data.train: {expected}", "data.names gives both sets the same")
+            found, expected = (_few(one.names[1:], 20) for one in (other, train))
+            raise UserError(
+                place, f"labels {found}", f"those of data.train: {expected}", "data.names gives both sets the same"
+            )
         if other.axes != train.axes:
             words = {"x": "right", "y": "front", "z": "top"}
             found, expected = (
@@ -473,7 +480,7 @@ class PatchSplit:
             rest, x = divmod(int(voxels[int(draws[place, 2] * len(voxels))]), width)
             z, y = divmod(rest, height)
             starts[place] = [at - side // 2 for at, side in zip((z, y, x), self.patch, strict=True)]
-        return np.clip(starts, lowest, highest)
+        return np.minimum(np.maximum(starts, lowest), highest)  # np.clip takes 10 us
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """The patches at `indices`, in training with the numbers for their augmentation.
