@@ -418,3 +418,19 @@ def test_the_hippocampus_set_is_imported_with_its_strays_left_out(shared, tmp_pa
         count = np.bincount(np.asarray(image.dataobj).astype(np.int64).ravel(), minlength=3)
         assert data.case(number).volumes_mm3 == pytest.approx(count * abs(np.linalg.det(image.affine[:3, :3])))
     assert not [line for line in volume_import.verify(report.out) if not line.startswith("warning: ")]
+
+
+def test_memory_is_that_of_a_volume_whatever_their_number(tmp_path, monkeypatch):
+    import tracemalloc
+
+    monkeypatch.setattr(volume_import, "_threads", lambda: 1)
+    shape, peaks = (60, 60, 30), []
+    for count in (2, 10):
+        root = put_set(tmp_path / f"scans{count}", count, shape=shape)
+        tracemalloc.start()
+        volume_import.import_volumes(root, tmp_path / f"set{count}", spacing=(3.0, 1.4, 1.0))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0]
+    # One being prepared and one that waits for being written.
+    assert peaks[1] < 3 * volume_import._PER_VOXEL * 60 * 60 * 40

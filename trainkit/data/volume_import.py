@@ -22,7 +22,7 @@ from trainkit.data.nifti import Header
 from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer
 from trainkit.data.sources import split_of
 from trainkit.data.volume_prepare import PLANES, Preparation
-from trainkit.data.volume_report import Record, by, codes, describe, few, many, oddities, seen_organs, tilt
+from trainkit.data.volume_report import Record, by, codes, counted, describe, few, many, oddities, seen_organs, tilt
 from trainkit.data.volume_sources import Case, VolumeSource
 from trainkit.errors import UserError
 
@@ -344,7 +344,7 @@ def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
     truth = np.ascontiguousarray(ready.orientation.apply(labels))
     label = truth if how.spacing is None else volume_prepare.prepare_labels(labels, header, how)
     volume = math.prod(ready.original_spacing)
-    counts = np.bincount(truth.ravel())
+    counts = np.trim_zeros(counted(truth), "b")
     facts = {
         **ready.facts,
         "at_highest": at_top,
