@@ -18,6 +18,10 @@ def rgb(k: int) -> np.ndarray:
     return np.array([int(COLOURS[(k - 1) % len(COLOURS)][i : i + 2], 16) for i in (1, 3, 5)])
 
 
+def line_of(k: int) -> np.ndarray:
+    return np.rint(0.6 * rgb(k) + 0.4 * 255).astype(int)
+
+
 def plane(size: int = 20) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A grey ramp, the truth of organ 1 on the left and the prediction of organ 2 on the right."""
     image = np.linspace(-3, 3, size * size).reshape(size, size).astype(np.float32)
@@ -34,8 +38,8 @@ def test_truth_is_a_tint_and_prediction_a_line():
     grey = painted(image, truth * 0, prediction * 0).astype(int)
     assert (grey[..., 0] == grey[..., 1]).all() and (np.diff(grey[:, 0, 0]) >= 0).all()
     on_truth = np.kron(truth, np.ones((LARGER, LARGER))) > 0
-    np.testing.assert_allclose(found[on_truth], 0.6 * grey[on_truth] + 0.4 * rgb(1), atol=1.01)
-    line = (found == rgb(2)).all(-1)
+    np.testing.assert_allclose(found[on_truth], 0.65 * grey[on_truth] + 0.35 * rgb(1), atol=1.01)
+    line = (found == line_of(2)).all(-1)
     large = np.kron(prediction, np.ones((LARGER, LARGER))) > 0
     inner = large.copy()
     for axis in (0, 1):
@@ -50,7 +54,7 @@ def test_neighbouring_organs_each_have_their_line():
     prediction[4:14, 4:11] = 5
     found = painted(image, truth, prediction)
     for k in (2, 5):
-        assert (found == rgb(k)).all(-1).any()
+        assert (found == line_of(k)).all(-1).any()
 
 
 def test_organs_beyond_the_colours_begin_again():

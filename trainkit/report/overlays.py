@@ -27,7 +27,9 @@ COLOURS = (
     "#ffffff",
 )
 """Of the organs; bright enough for dark tissue, and after twelve they begin again."""
-_TINT = 0.4
+_TINT = 0.35
+_LIGHTER = 0.4
+"""Share of white in a line, without which it is lost on the tint of its own colour."""
 _DIMMED = 0.75
 """White is shown as so much grey, so that colours stand out."""
 _ENLARGED = 3
@@ -101,7 +103,7 @@ def painted(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray) -> np.
             mark[far:] |= differs
             mark[:-far] |= differs
     edge &= large > 0
-    rgb[edge] = palette[large[edge]]
+    rgb[edge] = palette[large[edge]] * (1 - _LIGHTER) + _LIGHTER
     return np.rint(255 * rgb).astype(np.uint8)
 
 
