@@ -283,6 +283,21 @@ def test_verify_finds_patients_and_volumes_of_another_split(files, packed, tmp_p
     assert len(volume_import.verify(packed.out, against=[other])) == 2
 
 
+def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
+    put_set(tmp_path / "tom" / "train", 3)
+    put_set(tmp_path / "tom" / "val", 2)
+    put(tmp_path / "tom" / "val" / "image" / "lost.nii.gz", volume(8)[0])
+    (tmp_path / "tom" / "train" / "label" / "p02.nii.gz").write_bytes(b"no")
+    seen = []
+    found = volume_import.verify(tmp_path / "tom", on_progress=lambda *progress: seen.append(progress))
+    where = f"{tmp_path / 'tom'}#val"
+    assert [line for line in found if not line.startswith("warning: ")] == found[:1] and "p02.nii.gz" in found[0]
+    assert f"warning: train: 2 patients also in {where}: p00, p01" in found
+    assert f"warning: train: 2 volumes also in {where}: p00 = p00, p01 = p01" in found
+    assert "warning: val: not used: image/lost.nii.gz: an image without a label map" in found
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1)) and seen[-1][0] == seen[-1][1]
+
+
 def test_verify_names_what_was_changed_after_the_import(packed, tmp_path, monkeypatch):
     copy = shutil.copytree(packed.out, tmp_path / "set")
     content = bytearray((copy / "labels.bin").read_bytes())

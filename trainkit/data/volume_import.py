@@ -266,8 +266,48 @@ def verify(
     Damage in the packed form: files whose SHA-256 differs, cases that are not what was written. In files: whatever
     keeps a case from being imported (truncated, NaN, label map on another grid, labels out of range ...), by file. What
     is only odd begins with `warning: `, as do patients and volumes that are also in one of the sets `against`, packed
-    or not. `names` and `patient` as at import, for files.
+    or not. `names` and `patient` as at import, for files. Of a folder of splits (TOM500's) every one is read, and
+    compared with the others.
     """
+    path = Path(path)
+    splits = volume_sources.splits_below(path) if path.is_dir() and not _is_one(path, patient) else []
+    if not splits:
+        return _verify(path, against, names, patient, on_progress)
+    found: list[str] = []
+    places, before, last = [f"{path}#{split}" for split in splits], 0, 0
+
+    def shifted(done: int, total: int) -> None:
+        nonlocal last
+        last = total
+        if on_progress:
+            on_progress(before + done, before + total)
+
+    for number, place in enumerate(places):
+        for line in _verify(place, [*places[number + 1 :], *against], names, patient, shifted):
+            warns, note = line.startswith("warning: "), line.removeprefix("warning: ")
+            found.append(f"warning: {splits[number]}: {note}" if warns else line)
+        before += last
+    return found
+
+
+def _is_one(path: Path, patient: str | None) -> bool:
+    """Whether a folder is a set of volumes itself, not one of several splits."""
+    if packed_volumes.is_packed(path):
+        return True
+    try:
+        volume_sources.open_volumes(path, patient=patient)
+    except UserError:
+        return False
+    return True
+
+
+def _verify(
+    path: Path | str,
+    against: Sequence[Path | str],
+    names: Sequence[str] | None,
+    patient: str | None,
+    on_progress: Progress | None,
+) -> list[str]:
     others = [_opened(other, patient, labelled=False) for other in against]
     try:
         own = _opened(path, patient, labelled=True)

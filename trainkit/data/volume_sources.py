@@ -170,7 +170,7 @@ def _layout(root: Path, split: str | None, labelled: bool, where: str) -> _Found
     if split is not None:
         folder = root / split
         if not folder.is_dir():
-            splits = ", ".join(f"#{name}" for name in _splits(root))
+            splits = ", ".join(f"#{name}" for name in splits_below(root))
             raise UserError(where, "no such split", f"one of: {splits}" if splits else f"the folder {folder}")
     if (pair := _pair(folder, labelled)) is not None:
         images, labels = pair
@@ -183,15 +183,15 @@ def _layout(root: Path, split: str | None, labelled: bool, where: str) -> _Found
         for file in files:
             _put(found, stem(file), file, None, str(folder))
         return found
-    if splits := _splits(root) if split is None else []:
+    if splits := splits_below(root) if split is None else []:
         either = " or ".join(f"{root}#{name}" for name in splits)
         raise UserError(str(root), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
     wanted = "a folder `image` and a folder `label`, or dataset.json"
     raise UserError(where, "no volumes in a layout that is known", wanted if labelled else f"{wanted}, or {_FILES}")
 
 
-def _splits(root: Path) -> list[str]:
-    """Folders of a folder that are sets of volumes themselves."""
+def splits_below(root: Path) -> list[str]:
+    """Names of the folders in a folder that are sets of volumes themselves: `train` and `val` of TOM500."""
     return [entry.name for entry in _folders(root) if _pair(entry, labelled=True) is not None]
 
 
