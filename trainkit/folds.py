@@ -222,6 +222,8 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: St
     columns: dict[str, Any] = {"score": names}
     columns |= {f"fold_{k}": [found.values[name][k] for name in names] for k in range(len(runs))}
     columns |= {"mean": [found.mean(name) for name in names], "std": [found.std(name) for name in names]}
+    together = [found.pooled.get(name, (None, None, None)) for name in names]
+    columns |= {key: [ends[k] for ends in together] for k, key in enumerate(("all", "all_low", "all_high"))}
     tracker.table("tables/folds.csv", columns)
     for name, table in found.tables.items():
         tracker.table(f"rows/{name}_folds.parquet", table)
@@ -348,6 +350,8 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
     lines = ["", f"{recipe.name} in {len(runs)} folds", ""]
     for evaluation in recipe.evaluations:
         own = [name for name in found.values if name.startswith(f"{evaluation}/")]
+        # The ends of a fold's own interval say nothing beside those of other folds.
+        own = [name for name in own if not name.endswith(("_low", "_high"))]
         if not own:
             continue
         table = [[evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std", "all", "95 %"]]
