@@ -164,6 +164,17 @@ def test_numbers_at_the_end_of_a_name_are_no_channels_where_label_maps_have_them
         for number in range(3):
             volume(tmp_path / folder / f"scan_{number:04}.nii.gz")
     assert ids(open_volumes(tmp_path)) == ["scan_0000", "scan_0001", "scan_0002"]
+    (tmp_path / "labels" / "scan_0002.nii.gz").unlink()
+    source = open_volumes(tmp_path)
+    assert ids(source) == ["scan_0000", "scan_0001"]
+    assert source.left_out == ("images/scan_0002.nii.gz: an image without a label map",)
+
+
+def test_where_names_are_alike_their_endings_are_part_of_them(tmp_path):
+    for folder in ("images", "labels"):
+        for id in ("a", "a_seg", "b_mask"):
+            volume(tmp_path / folder / f"{id}.nii.gz")
+    assert ids(open_volumes(tmp_path)) == ["a", "a_seg", "b_mask"]
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -341,6 +352,18 @@ def test_names_of_files_that_are_not_utf8_can_be_printed(tom500):
     assert text.encode() == b"image/\\udcff.nii: an image without a label map"
 
 
+def test_label_0_is_the_background_whatever_it_is_called(decathlon):
+    source = open_volumes(describe(decathlon, labels={"1": "Liver", "0": "unlabelled"}))
+    assert source.names == ("background", "Liver")
+
+
+def test_the_source_is_made_of_its_files(decathlon, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("Id,x\nliver_2,1\n")
+    files = {*decathlon.rglob("*Tr/*.gz"), decathlon / "dataset.json", table}
+    assert set(open_volumes(decathlon, clinical=table).files) == files
+
+
 # Patients and the clinical table
 
 
@@ -354,7 +377,7 @@ def test_patients_are_found_by_an_expression(tmp_path):
         assert said in refused(tmp_path, patient=pattern)
 
 
-TABLE = "Id,Sex,Age,CAS,date\n1,F,47.5,2,2019-03-01\n20,M,,0,\n3,F,1e2,NA, x \n99,M,1,1,1\n"
+TABLE = "Sex,Id,Age,CAS,date\nF,1,47.5,2,2019-03-01\nM,20,,0,\nF,3,1e2,NA, x \nM,99,1,1,1\n"
 
 
 @pytest.mark.parametrize("comma", [",", ";", "\t"])
