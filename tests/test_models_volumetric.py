@@ -389,6 +389,12 @@ def test_kernels_and_strides_are_in_the_network_as_the_note_says():
 
 
 @pytest.mark.slow
+def test_levels_for_which_there_is_no_room_are_left_out_and_said():
+    _, notes = volumetric.build(UNetSpec(name="unet", filters=[4, 4, 4, 4, 4]), CUBE, {})
+    assert "unet: 3 of 5 levels, for the patch has room for no more, kernels 3x3x3 3x3x3 3x3x3, strides" in notes[0]
+
+
+@pytest.mark.slow
 def test_the_u_net_is_monais():
     from monai.networks.nets import UNet
 

@@ -32,7 +32,7 @@ class SlicesSpec:
     """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
-    """How its maps become a picture again; there, the names of the papers are said."""
+    """How its maps become a picture again."""
     filters: list[int] | None = None
     """Channels of the decoder's levels, coarsest first, 3 to 5 of them, which is also how often the encoder halves its
     picture; for `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""

@@ -170,11 +170,13 @@ def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
         dropout=spec.dropout,
     )
     # A plain module: the class of this function could not be pickled.
-    return Whole(net.model), _about(levels)
+    return Whole(net.model), _about(levels, len(spec.filters))
 
 
-def _about(levels: Levels) -> str:
-    return f"{levels}, sides of a patch multiples of {by(levels.multiple)}"
+def _about(levels: Levels, wanted: int) -> str:
+    count = len(levels.kernels)
+    fewer = f"{count} of {wanted} levels, for the patch has room for no more, " if count < wanted else ""
+    return f"{fewer}{levels}, sides of a patch multiples of {by(levels.multiple)}"
 
 
 class Whole(nn.Module):
@@ -208,7 +210,9 @@ def _dynunet(spec: DynUNetSpec, meta: Meta) -> tuple[nn.Module, str]:
         deep_supervision=spec.deep_supervision,
         deep_supr_num=count - 2,
     )
-    return Dynamic(net), f"{_about(levels)}, {count - 1 if spec.deep_supervision else 1} outputs in training"
+    return Dynamic(
+        net
+    ), f"{_about(levels, len(spec.filters))}, {count - 1 if spec.deep_supervision else 1} outputs in training"
 
 
 class Dynamic(nn.Module):
@@ -245,7 +249,7 @@ def _segresnet(spec: SegResNetSpec, meta: Meta) -> tuple[nn.Module, str]:
     net = SegResNet(
         meta.shape[0], meta.classes, spec.filters, spec.blocks[: len(levels.kernels)], levels, spec.deep_supervision
     )
-    return net, f"{_about(levels)}, {net.outputs} outputs in training"
+    return net, f"{_about(levels, len(spec.blocks))}, {net.outputs} outputs in training"
 
 
 class SegResNet(nn.Module):
