@@ -91,7 +91,7 @@ def test_views_are_of_the_file_and_cannot_be_written(made):
         image[0, 0, 0] = 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 40))
 def test_places_are_an_even_selection_of_each_organ(seed, cap):
     labels = np.random.default_rng(seed).integers(0, 4, (3, 5, 7)).astype(np.uint8)
@@ -224,7 +224,7 @@ def test_cases_that_do_not_fit_the_files_are_refused_even_when_hashed_anew(copie
         PackedVolumes(copied)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["cases", "names", "axes", "spacing", "resampled", "files", "version", "digest", "format"]),

@@ -9,6 +9,8 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scans import affine, put, put_case, put_set, volume
 
 from trainkit import cli
@@ -435,12 +437,38 @@ def test_the_hippocampus_set_is_imported_with_its_strays_left_out(shared, tmp_pa
     assert not [line for line in volume_import.verify(report.out) if not line.startswith("warning: ")]
 
 
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("any")
+    labelled = 0
+    for number in range(data.draw(st.integers(1, 3))):
+        shape = data.draw(st.tuples(*[st.integers(1, 6)] * 3))
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        labels = rng.integers(0, data.draw(st.integers(1, 4)), shape).astype(np.uint8)
+        image = rng.integers(0, data.draw(st.integers(1, 9)), shape).astype(np.int16)
+        spacing = data.draw(st.tuples(*[st.sampled_from([0.5, 1.0, 4.0])] * 3))
+        order, flip = data.draw(st.permutations(range(3))), data.draw(st.tuples(*[st.booleans()] * 3))
+        put_case(root / "scans", f"c{number}", image, labels, affine(spacing, order, flip))
+        labelled += int(labels.any())
+    asked = data.draw(st.none() | st.tuples(*[st.sampled_from([0.7, 2.0, 9.0])] * 3))
+    report = volume_import.import_volumes(root / "scans", root / "set", names=["a", "b", "c"], spacing=asked)
+    packed = PackedVolumes(report.out)
+    assert report.lines() and volume_import.info(root / "scans") and volume_import.info(root / "set")
+    assert not [line for line in volume_import.verify(report.out) if not line.startswith("warning: ")]
+    assert sum(any(packed.case(i).volumes_mm3[1:]) for i in range(len(packed))) == labelled
+    for i in range(len(packed)):
+        assert np.isfinite(packed.image(i)).all() and packed.label(i).shape == packed.case(i).shape
+        present = [label for label in range(1, 4) if (packed.label(i) == label).any()]
+        assert packed.present(i).tolist() == present
+
+
 def test_memory_is_that_of_a_volume_whatever_their_number(tmp_path, monkeypatch):
     import tracemalloc
 
     monkeypatch.setattr(volume_import, "_threads", lambda: 1)
-    shape, peaks = (60, 60, 30), []
-    for count in (2, 10):
+    shape, peaks = (40, 40, 30), []
+    for count in (2, 8):
         root = put_set(tmp_path / f"scans{count}", count, shape=shape)
         tracemalloc.start()
         volume_import.import_volumes(root, tmp_path / f"set{count}", spacing=(3.0, 1.4, 1.0))
@@ -448,4 +476,4 @@ def test_memory_is_that_of_a_volume_whatever_their_number(tmp_path, monkeypatch)
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0]
     # One being prepared and one that waits for being written.
-    assert peaks[1] < 3 * volume_import._PER_VOXEL * 60 * 60 * 40
+    assert peaks[1] < 3 * volume_import._PER_VOXEL * 40 * 40 * 40

@@ -419,8 +419,8 @@ def info(path: Path) -> None:
 def verify(path: Path, against: tuple[Path, ...], names: str | None, patient: str | None) -> int:
     """Read every byte of the packed set, or of the NIfTI files, at PATH and name what is damaged or odd.
 
-    Damage is exit code 2. Of NIfTI files it is all that keeps a case from being imported. Of a folder of splits, such as
-    train and val, each is read and compared with the others.
+    Damage is exit code 2. Of NIfTI files it is all that keeps a case from being imported. Of a folder of splits, such
+    as train and val, each is read and compared with the others.
     """
     from trainkit.data import importing, volume_import
 
