@@ -210,9 +210,8 @@ def _dynunet(spec: DynUNetSpec, meta: Meta) -> tuple[nn.Module, str]:
         deep_supervision=spec.deep_supervision,
         deep_supr_num=count - 2,
     )
-    return Dynamic(
-        net
-    ), f"{_about(levels, len(spec.filters))}, {count - 1 if spec.deep_supervision else 1} outputs in training"
+    outputs = count - 1 if spec.deep_supervision else 1
+    return Dynamic(net), f"{_about(levels, len(spec.filters))}, {outputs} outputs in training"
 
 
 class Dynamic(nn.Module):
