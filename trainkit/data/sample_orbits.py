@@ -10,8 +10,12 @@ wander by half a millimetre and their first and last slices are a matter of opin
 Left and right organs share a label, the muscles look alike and differ by where they are, and other things are as bright
 as each organ. One file in six has two of its axes the other way round.
 
-What it shows: that the code runs, and that methods order as they should. What it does not show: that anything works on
-patients. No number from it belongs beside a published one.
+What it shows: that the code runs, and that a network beats the place where organs usually are. Mean Dice of the nine
+organs on `val`: mean label map 0.11 (0.26 with the best threshold for each organ), a 3-D U-Net of 120 K parameters 0.69
+after 600 updates of two patches of 12 x 64 x 64, still learning (eyeball 0.88, fat 0.80, superior oblique 0.56, optic
+nerve 0.46). Unwandered borders score 0.88 against the painted ones (20 patients of `train`), which is about the most
+that there is to reach. What it does not show: that large networks beat small ones (one level more, 493 K parameters:
+0.69 as well, one seed each), or that anything works on patients. No number from it belongs beside a published one.
 
 The drawing depends on nothing but a seed: numpy's PCG64 seeded per patient, organs as distances in millimetres to
 ellipses along a line, in float64, so that a patient is the same person at every resolution.
@@ -46,7 +50,7 @@ _THICK = 3  # layers drawn of each slice, whose mean is what the scanner sees
 
 
 def folder() -> Path:
-    """The sample set as a folder, drawn when first asked for (about 15 s on one core, 20 MB).
+    """The sample set as a folder, drawn when first asked for (about 20 s on one core, 22 MB).
 
     Holds `train/image/<id>.nii.gz`, `train/label/<id>.nii.gz`, the same for `val`, `clinical.csv` (a row a patient) and
     `sample.json`, which says how it was made. Images are int16 with a slope, about 128 x 128 x 16..20 voxels of
