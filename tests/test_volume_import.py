@@ -390,6 +390,7 @@ def test_the_verbs_know_volumes(files, tmp_path):
     said = ask("data", "import", root, tmp_path / "b", "--volumes", "--damaged", "skip")
     assert "3 cases" in said and "left out: " in said
     assert "labels 2 in" in ask("data", "verify", files, "--names", "one", code=2)
+    assert "import them with --volumes" in ask("data", "import", files, tmp_path / "c", code=2)
 
 
 @pytest.mark.parametrize(

@@ -323,8 +323,10 @@ def import_(
         if value:
             raise click.UsageError(f"{flag} is {'for faces, not with' if size is not None else 'given with'} --size")
     shape = None if size is None else _size(size)
-    from trainkit.data import importing
+    from trainkit.data import importing, volume_import
 
+    if volume_import.holds_volumes(source):
+        raise UserError(str(source), "holds volumes (NIfTI)", "pictures", "import them with --volumes")
     image_size, resize = 112 if image_size is None else image_size, resize or "no"
     with _bar("importing") as on_progress:
         if size is not None:
