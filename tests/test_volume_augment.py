@@ -459,6 +459,9 @@ def test_numbers_depend_on_seed_epoch_and_row_and_on_no_other_setting():
     alone = drawn(VolumeAugment(noise=Noise(p=0.6), gamma=Gamma(p=0.6)), 50)
     assert set(alone) < set(one) and all(np.array_equal(alone[name], one[name]) for name in alone)
     assert drawn(VolumeAugment()) == {}
+    fields = drawn(VolumeAugment(elastic=Elastic(p=1, every=6.0, shift=2.0), bias_field=BiasField(p=1, every=6.0)), 9)
+    related = np.corrcoef(fields["augment_elastic"][:, 0].ravel(), fields["augment_bias"].ravel())
+    assert abs(related[0, 1]) < 0.1
 
 
 def test_every_kind_of_change_happens_to_its_share():
