@@ -464,7 +464,7 @@ class PatchSplit:
         A patch lies inside its volume; along axes where the volume is the smaller, all of it lies inside the patch.
         """
         # Those of an epoch are found at once, 5 us each: after megabytes of voxels have gone through the processor's
-        # cache, the code that finds one takes 0.1 ms, a fifth of what copying a patch takes.
+        # cache, the code that finds a single one takes 0.1 ms.
         epoch = 0 if self.kind == "patches" else epoch
         kept = self.__dict__.get("_kept_starts")
         if kept is None or kept[0] != epoch:
