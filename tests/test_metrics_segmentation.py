@@ -219,6 +219,10 @@ def test_it_is_patients_who_are_drawn_not_their_cases():
     assert once == pytest.approx(thrice)
     apart = interval(values.repeat(3, 0), [str(k) for k in range(24)])
     assert apart[1] - apart[0] < 0.8 * (once[1] - once[0])
+    found = rows(6)
+    scores = score_segmentation(found, protocol(6, patients="aabbcc")).metrics
+    assert (scores["dice_mean_low"], scores["dice_mean_high"]) == interval(found["dice"], "aabbcc")
+    assert (scores["dice_mean_low"], scores["dice_mean_high"]) != interval(found["dice"], "abcdef")
 
 
 def test_draws_do_not_depend_on_scores_or_on_how_many_are_made_at_once(monkeypatch):
