@@ -166,8 +166,12 @@ def pack_volumes_once(
             if not packed_volumes.is_packed(folder):
                 _log.info("preparing %s into %s, once", source.where, folder)
                 report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes)
-                for note in report.notes:
+                strays = _capped("left out", source.left_out)
+                for note in strays:
                     _log.warning("%s: %s", source.where, note)
+                if odd := len(report.notes) - len(strays):
+                    said = f"{many(odd, 'thing')} to look at"
+                    _log.warning("%s: %s: `trainkit data verify %s`", source.where, said, source.where)
     except OSError as error:
         remedy = "set TRAINKIT_CACHE to a folder that can be written"
         raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
