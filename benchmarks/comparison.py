@@ -12,7 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +58,18 @@ def need_data() -> None:
     os.environ.setdefault("TRAINKIT_DATA", str(DATA))
 
 
-def finished(row: Row, seed: int, experiment: str) -> Any:
-    """The finished run of a row and seed, or None."""
+def finished(row: Row, seed: int, experiment: str, fits: Callable[[Any], bool] = lambda _: True) -> Any:
+    """The newest finished run of a row and seed whose folder `fits`, or None."""
     from trainkit import checkpoint, config
     from trainkit.store import Store
 
-    digest = config.digest(config.load(_recipe(row), _changes(row, seed, experiment)))
+    digest = config.digest(config.load(recipe(row), _changes(row, seed, experiment)))
     processes = 2 if row.config == "cpu_2proc" else 1
     for folder in reversed(Store.locate().runs()):
         if (folder.info().recipe_hash, folder.info().status) == (digest, "FINISHED"):
             newest, _ = checkpoint.newest_valid(folder.checkpoints)
-            if json.loads((newest / checkpoint.STATE).read_text())["identity"]["processes"] == processes:
+            state = json.loads((newest / checkpoint.STATE).read_text())
+            if state["identity"]["processes"] == processes and fits(folder):
                 return folder
     return None
 
@@ -107,16 +108,17 @@ def command(row: Row, seed: int, experiment: str) -> list[str]:
     if row.config is not None:
         words += ["-m", "accelerate.commands.launch", "--config_file"]
         words += [str(ROOT / "accelerate_configs" / f"{row.config}.yaml")]
-    return [*words, str(ROOT / "trainkit" / "run.py"), str(_recipe(row)), *_changes(row, seed, experiment)]
+    return [*words, str(ROOT / "trainkit" / "run.py"), str(recipe(row)), *_changes(row, seed, experiment)]
+
+
+def recipe(row: Row) -> Path:
+    """The file of a row's recipe."""
+    return ROOT / "recipes" / f"{row.recipe}.yaml"
 
 
 def _train(row: Row, seed: int, experiment: str) -> None:
     print(f"== {row.title}, seed {seed}", flush=True)
     subprocess.run(command(row, seed, experiment), check=True)
-
-
-def _recipe(row: Row) -> Path:
-    return ROOT / "recipes" / f"{row.recipe}.yaml"
 
 
 def _changes(row: Row, seed: int, experiment: str) -> list[str]:

@@ -19,19 +19,16 @@ at most, on a CPU the peak resident set of the whole process: libraries, data, e
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import timeit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import comparison
+import speeds
 from comparison import Row
+from speeds import Measured, refuse_unequal, spread
 
 NETS = {"ConvNeXt": "eye_convnext", "baseline": "eye_baseline"}
 SCORES = {"F1": "val/ema/f1", "KS": "separation/ema/ks", "Fisher": "separation/ema/fisher"}
@@ -51,100 +48,9 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t, 97.5 %, for 1 to 9 degrees of freedom."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one run did and how fast."""
-
-    updates: int
-    batch: int
-    per_epoch: int
-    """Updates of an epoch."""
-    step_s: float
-    """Mean seconds of an update in the run's own clock, the first log window left out: it warms up."""
-    step_p50_s: float
-    """Median over log windows of their median."""
-    step_least_s: float
-    """Least of those medians: the pace while no other process was in the way."""
-    wall_s: float
-    """Seconds of wall-clock for an update, log lines and checkpoints included: between log lines without evaluation."""
-    memory_gb: float
-    scored: Mapping[str, int]
-    """Samples that each evaluation scored, each once."""
-    note: Mapping[str, Any]
-    """What the journal does not say: digest of the data, machine, memory of the process, load."""
-    scores: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def rate(self) -> float:
-        """Samples per second."""
-        return self.batch / self.step_s
-
-    @property
-    def epoch_s(self) -> float:
-        """Seconds for the samples of an epoch at that rate."""
-        return self.batch * self.per_epoch / self.rate
-
-    @property
-    def wall_epoch_s(self) -> float:
-        """Seconds of wall-clock for an epoch, evaluations left out."""
-        return self.per_epoch * self.wall_s
-
-    @property
-    def work(self) -> dict[str, Any]:
-        """What must be the same in every run of a table."""
-        machine = {key: value for key, value in self.note["machine"].items() if key != "precision"}
-        counted = {"updates": self.updates, "samples": self.updates * self.batch, "per epoch": self.per_epoch}
-        return {**counted, "data": self.note["data"], "scored": dict(self.scored), **machine, **self.note["versions"]}
-
-
 def measure(history: Any, note: Mapping[str, Any]) -> Measured:
-    """Read a run's journal. Raises ValueError when it has too few log lines or none free of evaluations."""
-    steps, rates = history.series("speed/samples_per_s")
-    if len(steps) < 3:
-        raise ValueError(f"{len(steps)} log lines; 3 or more are needed")
-    batch = round(rates[-1] / history.series("speed/steps_per_s")[1][-1])
-    per_epoch = round(steps[-1] / history.series("train/epoch")[1][-1])
-    held = {step for name in history.metrics if name.startswith("eval/") for step in history.series(name)[0]}
-    at = [point.t / 1e3 for point in history.metrics["speed/samples_per_s"]]
-    # A line is written before the evaluations of its step, so these lie in the window that the line begins.
-    windows = range(1, len(steps))
-    free = [i for i in windows if not any(steps[i - 1] <= step < steps[i] for step in held)]
-    if not free:
-        raise ValueError("an evaluation between every two log lines; log more often")
-    done = {i: steps[i] - steps[i - 1] for i in windows}
-    medians = history.series("speed/step_ms_p50")[1][1:]
-    memory = history.series("speed/peak_memory_gb")[1]
-    return Measured(
-        updates=steps[-1],
-        batch=batch,
-        per_epoch=per_epoch,
-        step_s=sum(done[i] * batch / rates[i] for i in windows) / sum(done.values()),
-        step_p50_s=statistics.median(medians) / 1e3,
-        step_least_s=min(medians) / 1e3,
-        wall_s=sum(at[i] - at[i - 1] for i in free) / sum(done[i] for i in free),
-        memory_gb=memory[-1] if memory else note["peak_resident_gb"],
-        scored={
-            name.split("/")[1]: round(history.series(name)[1][-1])
-            for name in history.metrics
-            if name.startswith("eval/") and name.endswith("/unique_samples")
-        },
-        note=note,
-        scores={title: history.series(name)[1][-1] for title, name in SCORES.items() if name in history.metrics},
-    )
-
-
-def refuse_unequal(runs: Mapping[tuple[str, int], Measured], besides: Sequence[str] = ()) -> dict[str, Any]:
-    """The work that all runs, by (title, seed), have in common. Raises ValueError naming what differs, and where."""
-    (first, run), *others = runs.items()
-    work = {key: value for key, value in run.work.items() if key not in besides}
-    for who, other in others:
-        for key, value in work.items():
-            if other.work.get(key) != value:
-                raise ValueError(
-                    f"unequal work: {key} is {value!r} for {first[0]}, seed {first[1]}, "
-                    f"and {other.work.get(key)!r} for {who[0]}, seed {who[1]}"
-                )
-    return work
+    """What a run did, with its scores. Raises ValueError when its journal says too little."""
+    return speeds.measure(history, note, SCORES)
 
 
 def table(runs: Mapping[tuple[str, int], Measured], shown: Sequence[str] = tuple(SCORES)) -> str:
@@ -221,12 +127,6 @@ def gate_table(runs: Mapping[tuple[str, int], Measured], asking_ns: Mapping[str,
     return "\n".join([*lines, "", f"{found} {describe(list(runs.values()), work)}"])
 
 
-def spread(values: Sequence[float], form: str) -> str:
-    """Median and range; a single value as it is."""
-    middle = form.format(statistics.median(values))
-    return middle if len(values) < 2 else f"{middle} ({form.format(min(values))}-{form.format(max(values))})"
-
-
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Mean and half the width of its 95 % interval by Student's t. Raises ValueError for fewer than 2 or over 10."""
     if not 2 <= len(differences) <= len(T_95) + 1:
@@ -237,21 +137,13 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 def describe(runs: Sequence[Measured], work: Mapping[str, Any]) -> str:
     """What was done alike, and on what, in a few sentences."""
-    notes = sorted((run.note for run in runs), key=lambda note: note["began"])
-    loads = [load for note in notes for load in note["load"]]
     repeats = len(runs) // max(1, len({run.note["title"] for run in runs}))
     scored = ", ".join(f"{name} {count}" for name, count in work["scored"].items())
-    where = work["gpu"] or (
-        f"{work['cpu']} ({notes[0].get('instructions', 'instructions unknown')}), {work['cpu_cores']} cores, "
-        f"threads {work['threads']}"
-    )
-    commits = ", ".join(sorted({note["commit"] for note in notes}))
     how = "One run" if repeats == 1 else f"Median and range of {repeats} runs"
     return (
         f"{how} a row; each made {work['updates']} updates of {work['samples']} samples in all, {work['per epoch']} "
-        f"updates an epoch, data {work['data'][:12]}, and scored each sample once: {scored}. {where}; "
-        f"torch {work['torch']}; load average {loads[0]:.1f} at the start, {loads[-1]:.1f} at the end, "
-        f"{min(loads):.1f} to {max(loads):.1f} between; commit {commits}."
+        f"updates an epoch, data {work['data'][:12]}, and scored each sample once: {scored}. "
+        f"{speeds.circumstances(runs, work)}"
     )
 
 
@@ -266,69 +158,6 @@ def asking(evaluations: Sequence[str]) -> float:
     return min(asked) / 100_000 * 1e9
 
 
-def train(row: Row, seed: int, experiment: str) -> None:
-    """Train a row unless it has been measured, and leave beside its journal what that does not say."""
-    if _measured(row, seed, experiment) is not None:
-        return
-    print(f"== {row.title}, seed {seed}", flush=True)
-    from torch.backends.cpu import get_cpu_capability
-
-    before = os.getloadavg()[0]
-    process = subprocess.Popen(comparison.command(row, seed, experiment))
-    # Of this child alone; RUSAGE_CHILDREN would be the greatest of all so far.
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"{row.title}, seed {seed}: exit code {process.returncode}")
-    folder = comparison.finished(row, seed, experiment)
-    note = {
-        "title": row.title,
-        "began": folder.info().started,
-        "load": [before, os.getloadavg()[0]],
-        "peak_resident_gb": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9,
-        "commit": _commit(),
-        # AVX2 has no products of bf16, so that AMP is emulated; AVX512 may have them.
-        "instructions": get_cpu_capability(),
-    }
-    (folder.path / NOTE).write_text(json.dumps(note), encoding="utf-8")
-
-
-def _measured(row: Row, seed: int, experiment: str) -> Any:
-    """The finished run of a row and seed that this benchmark made, or None."""
-    folder = comparison.finished(row, seed, experiment)
-    return folder if folder is not None and (folder.path / NOTE).is_file() else None
-
-
-def _read(folder: Any, row: Row) -> Measured:
-    from trainkit import checkpoint, journal
-
-    newest, _ = checkpoint.newest_valid(folder.checkpoints)
-    state = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
-    note = json.loads((folder.path / NOTE).read_text(encoding="utf-8"))
-    asked = next(change.partition("=")[2] for change in row.changes if change.startswith("train.precision="))
-    if state["machine"]["precision"] != asked:
-        raise ValueError(f"{folder.name} ran in {state['machine']['precision']}, not in {asked}")
-    versions = {"torch": state["versions"]["torch"]}
-    return measure(
-        journal.read(folder.journal),
-        {
-            **note,
-            "run": folder.name,
-            "data": state["identity"]["data"],
-            "machine": state["machine"],
-            "versions": versions,
-        },
-    )
-
-
-def _commit() -> str:
-    """The commit of the code that was run; `+` where code or recipes are not as committed."""
-    git = ["git", "-C", str(comparison.ROOT)]
-    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "trainkit", "recipes"], check=False).returncode
-    return f"{found.stdout.strip()}{'+' if changed else ''}" if found.returncode == 0 else "unknown"
-
-
 def rows(precisions: Sequence[str], channels: int | None, changes: Sequence[str] = ()) -> list[Row]:
     """Each network in float32 (`no`) and in each of the other precisions."""
     width = () if channels is None else (f"task.net.base_channels={channels}",)
@@ -339,15 +168,6 @@ def rows(precisions: Sequence[str], channels: int | None, changes: Sequence[str]
             name = "FP32" if precision == "no" else f"AMP {precision}"
             found.append(Row(f"{title}, {name}", "eye_state", words))
     return found
-
-
-def available() -> list[str]:
-    """Precisions of this machine, float32 first."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return ["no", "bf16"]
-    return ["no", "fp16", *(["bf16"] if torch.cuda.is_bf16_supported(including_emulation=False) else [])]
 
 
 def main() -> None:
@@ -367,15 +187,16 @@ def main() -> None:
             Row("with it, not due", "eye_state", (*listed[0].changes[:-1], NOT_DUE)),
         ]
     else:
-        listed = rows(asked.precisions or available(), asked.channels, SHORT if asked.quick else ())
+        listed = rows(asked.precisions or speeds.available(), asked.channels, SHORT if asked.quick else ())
     repeats = asked.repeats or (5 if asked.gates else 3 if asked.quick else 1)
     experiment = "eye-speed"
     if not asked.table:
         for seed in range(repeats):
             for row in listed if seed % 2 == 0 else reversed(listed):
-                train(row, seed, experiment)
-    there = {(row.title, s): (_measured(row, s, experiment), row) for row in listed for s in range(repeats)}
-    runs = {who: _read(folder, row) for who, (folder, row) in there.items() if folder is not None}
+                if problem := speeds.train(row, seed, experiment, NOTE):
+                    sys.exit(problem)
+    there = {(row.title, s): (speeds.found(row, s, experiment, NOTE), row) for row in listed for s in range(repeats)}
+    runs = {who: speeds.read(folder, row, NOTE, SCORES) for who, (folder, row) in there.items() if folder is not None}
     if not runs:
         sys.exit("nothing has been measured")
     if asked.gates:

@@ -1,31 +1,41 @@
-"""The speed benchmark's tables: figures are those of the journals, and unequal work is refused."""
+"""The tables of speed benchmarks: figures are those of the journals, and unequal work is refused."""
 
-import importlib.util
+import importlib
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from trainkit import config
 from trainkit.journal import Journal, read
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def bench():
+def modules():
+    """The benchmarks eye_speed and volume_switches."""
+    names = ("eye_speed", "volume_switches")
     sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("eye_speed", BENCHMARKS / "eye_speed.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["eye_speed"] = module
-    spec.loader.exec_module(module)
-    yield module
-    for name in ("eye_speed", "comparison"):
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name in (*names, "speeds", "comparison"):
         sys.modules.pop(name)
     sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def bench(modules):
+    return modules.eye_speed
+
+
+@pytest.fixture(scope="module")
+def switches(modules):
+    return modules.volume_switches
 
 
 def note(title="ConvNeXt, FP32", **changes):
@@ -65,7 +75,8 @@ def written(path, monkeypatch, step_s=(0.9, 0.2, 0.2, 0.4), between=0.05, scored
         journal.append(10 * i, line)
         if i in (2, 4):
             now += 100
-            journal.append(10 * i, {"val/ema/f1": 0.1 * i, "eval/val/unique_samples": scored})
+            counted = {"eval/val/unique_samples": scored, "time/eval_val_s": 25.0 * i}
+            journal.append(10 * i, {"val/ema/f1": 0.1 * i, **counted})
     journal.close()
     return read(path)
 
@@ -209,15 +220,157 @@ def test_asking_whether_something_is_due_takes_no_longer_with_more_gates(bench):
 
 
 def test_every_row_is_a_recipe_that_loads(bench):
-    from trainkit import config
-
     digests = set()
     for changes in ((), bench.SHORT, bench.GATED, (*bench.GATED[:-1], bench.NOT_DUE)):
         for row in bench.rows(["no", "bf16"], 64, changes):
-            loaded = config.load(bench.comparison.ROOT / "recipes" / f"{row.recipe}.yaml", row.changes)
+            loaded = config.load(bench.speeds.comparison.recipe(row), row.changes)
             assert loaded.task.net.base_channels == 64 and loaded.task.net.name in row.changes[0]
             digests.add(config.digest(loaded))
     assert len(digests) == 4 * 4
+
+
+# ---- benchmarks/volume_switches.py
+
+CPU, GPU = ["no", "bf16"], ["no", "fp16", "bf16"]
+
+
+def test_an_evaluation_is_spread_over_the_samples_and_readiness_is_from_the_start_of_the_run(run):
+    measured = run(noted=note(began=990.0))
+    assert measured.held_s == {"val": (50.0, 100.0)}
+    assert measured.sample_s == pytest.approx((measured.wall_s + 150 / 40) / 64)
+    assert measured.ready_s == pytest.approx(10 + 10 * 0.9 + 0.05)
+
+
+@pytest.mark.parametrize("precisions", [CPU, GPU, ["no", "fp16"]])
+def test_every_switch_is_another_recipe_that_loads_and_takes_as_many_samples(switches, precisions):
+    seen = []
+    for switch in switches.switches(128, precisions):
+        row = switches.row(switch, 128)
+        loaded = config.load(switches.speeds.comparison.recipe(row), row.changes)
+        assert loaded.train.length.steps(160, loaded.train.batch_size) * loaded.train.batch_size == 128
+        assert (switch.title == switches.SHIPPED) == (not switch.changes) == (not switch.promised)
+        what = config.digest(loaded), loaded.loader
+        assert what not in seen
+        seen.append(what)
+    assert len(seen) > 15
+
+
+@pytest.mark.parametrize("samples", [64, 1280])
+def test_evaluations_are_held_as_often_as_a_row_says_and_lines_between_them_are_left(switches, samples):
+    from trainkit.schedule import Gate
+
+    for switch in switches.switches(samples, GPU):
+        row = switches.row(switch, samples)
+        loaded = config.load(switches.speeds.comparison.recipe(row), row.changes)
+        batch = loaded.train.batch_size
+        cut = (320 // batch, batch)
+        held, lines = (_steps(gate, samples // batch) for gate in (_gate(loaded, cut), Gate(loaded.log.every, *cut)))
+        assert len(held) == switch.held, switch.title
+        assert len(lines) == 8
+        free = [i for i in range(1, 8) if not any(lines[i - 1] <= step < lines[i] for step in held)]
+        assert len(free) >= 3
+
+
+def _gate(recipe, cut):
+    from trainkit.schedule import Gate
+
+    return Gate(recipe.evaluations["val"].every if recipe.evaluations else None, *cut)
+
+
+def _steps(gate, last):
+    found = []
+    for step in range(1, last + 1):
+        if step >= gate.due:
+            found.append(step)
+            gate.due = gate.after(step)
+    return found
+
+
+def test_rows_that_act_on_a_gpu_alone_are_marked(switches):
+    gpu = {switch.title for switch in switches.switches(64, GPU) if switch.gpu}
+    assert gpu == {
+        "mixed precision, fp16",
+        "compiled, reduce-overhead",
+        "without mixed precision and TF32",
+        "without cudnn.benchmark",
+        "without expandable segments",
+    }
+    titles = [switch.title for switch in switches.switches(64, CPU)]
+    assert "mixed precision, bf16" in titles and "without mixed precision (float32)" not in titles
+    assert "without mixed precision (float32)" in [switch.title for switch in switches.switches(64, GPU)]
+
+
+@pytest.mark.parametrize("samples", [0, 32, 96, 100])
+def test_samples_that_do_not_fill_the_lines_of_the_largest_batch_are_refused(switches, samples):
+    with pytest.raises(ValueError, match="multiple of 64"):
+        switches.switches(samples, CPU)
+
+
+@pytest.fixture
+def volumes(run):
+    """A run of 40 updates of 2 samples at so many seconds a sample, an evaluation of 1 s for each of `held`."""
+
+    def make(title, seed, sample_s, held=2, batch=2, **changes):
+        noted = note(title, run=f"tom500-s{seed}", began=1000.0 + seed)
+        scored = {"val": 1} if held else {}
+        plain = run(f"{title}{seed}", noted)
+        same = {"batch": batch, "updates": 80 // batch, "per_epoch": 320 // batch, "scored": scored}
+        steps = {"step_s": batch * sample_s, "wall_s": batch * (sample_s + 0.01)}
+        return replace(plain, **same, **steps, held_s={"val": (1.0,) * held} if held else {}, **changes)
+
+    return make
+
+
+def test_switches_are_compared_in_pairs_by_samples_and_by_wall_clock(switches, volumes):
+    listed, runs = switches.switches(64, CPU), {}
+    for seed, slow in enumerate((1, 2)):
+        runs["as shipped", seed] = volumes("as shipped", seed, 0.1 * slow)
+        runs["batches of 8", seed] = volumes("batches of 8", seed, 0.05 * slow, batch=8)
+        runs["no evaluation", seed] = volumes("no evaluation", seed, 0.1 * slow, held=0)
+    table = switches.table(runs, listed)
+    plain, batches, without = (cells(table, title) for title in ("as shipped", "batches of 8", "no evaluation"))
+    assert plain[:2] == ["7.5 (5-10)", "1.00 (1.00-1.00)"]
+    assert batches[:2] == ["15 (10-20)", "2.00 (2.00-2.00)"]
+    assert without[:2] == plain[:2]
+    # 200 samples at 0.1 s and 0.01 s outside steps, and two evaluations of a second for every 80 samples.
+    assert float(plain[2].split("(")[1].split("-")[0]) == pytest.approx(200 * (0.11 + 2 / 80))
+    assert float(without[2].split("(")[1].split("-")[0]) == pytest.approx(200 * 0.11)
+    assert without[3].endswith(f"-{(0.11 + 2 / 80) / 0.11:.2f})")
+    assert without[6] == switches.HOLDING and plain[-1] == "s0 s1"
+    assert "80 samples" in table and "an evaluation of 1 case took 1 (1-1) s" in table and "means float32" in table
+
+
+def test_switches_with_other_evaluations_samples_or_seeds_are_refused(switches, volumes):
+    listed, plain = switches.switches(64, CPU), {("as shipped", 0): volumes("as shipped", 0, 0.1)}
+    for title, changes, named in (
+        ("compiled", {"held": 1}, r"1 evaluations of .* for compiled, seed 0; 2 of 1"),
+        ("evaluation never due", {"held": 2}, "for evaluation never due, seed 0; 0 of 1"),
+        ("batches of 4", {"batch": 4}, None),
+        ("batches of 4", {"updates": 41}, "samples is 80 .* and 82 for batches of 4"),
+    ):
+        given = dict(changes)
+        made = volumes(title, 0, 0.1, **{key: given.pop(key) for key in ("held", "batch") if key in given})
+        runs = {**plain, (title, 0): replace(made, **given)}
+        if named is None:
+            assert title in switches.table(runs, listed)
+        else:
+            with pytest.raises(ValueError, match=named):
+                switches.table(runs, listed)
+    with pytest.raises(ValueError, match="compiled, seed 1: the recipe as shipped was not run"):
+        switches.table({**plain, ("compiled", 1): volumes("compiled", 1, 0.1)}, listed)
+
+
+def test_a_run_is_found_again_by_its_loader_too(switches, tmp_path):
+    speeds, listed = switches.speeds, {switch.title: switch for switch in switches.switches(64, CPU)}
+    plain, workers = (switches.row(listed[title], 64) for title in ("as shipped", "1 worker, 2 batches ahead"))
+    loaded = config.load(speeds.comparison.recipe(workers), workers.changes)
+    assert config.digest(loaded) == config.digest(config.load(speeds.comparison.recipe(plain), plain.changes))
+    folder = SimpleNamespace(path=tmp_path, recipe=tmp_path / "recipe.yaml")
+    folder.recipe.write_text(config.dump(loaded), encoding="utf-8")
+    assert speeds.alike(workers)(folder) and not speeds.alike(plain)(folder)
+    assert not speeds.alike(workers, "note.json")(folder)
+    (tmp_path / "note.json").write_text("{}", encoding="utf-8")
+    assert speeds.alike(workers, "note.json")(folder)
 
 
 @pytest.mark.slow
@@ -234,3 +387,19 @@ def test_the_command_trains_its_rows_and_finds_them_again(tmp_path):
         # Wall-clock has the steps in it, and little else.
         assert 0.95 * float(row[0]) < float(row[1]) < 2 * float(row[0])
     assert re.search(r"load average [\d.]+ at the start", again.stdout)
+
+
+@pytest.mark.slow
+def test_switches_are_trained_and_found_again(tmp_path):
+    words = [sys.executable, str(BENCHMARKS / "volume_switches.py"), "--repeats", "1", "--samples", "64"]
+    words += ["--only", "disk"]
+    env = {**os.environ, "TRAINKIT_STORE": str(tmp_path / "store"), "ACCELERATE_USE_CPU": "true"}
+    first = subprocess.run(words, capture_output=True, text=True, env=env, timeout=280)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("== ") == 2
+    again = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
+    assert "== " not in again.stdout and again.stdout.strip() in first.stdout
+    plain, disk = cells(again.stdout, "as shipped"), cells(again.stdout, "cache disk")
+    assert plain[1] == plain[3] == "1.00" and 0.2 < float(disk[1]) < 5
+    # Wall-clock has the steps in it, and of two short evaluations not much.
+    assert 0.95 * 200 / float(plain[0]) < float(plain[2]) < 3 * 200 / float(plain[0])
