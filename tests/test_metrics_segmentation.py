@@ -139,6 +139,25 @@ def test_each_case_has_its_row_beside_what_the_clinic_knows(tmp_path: Path):
     assert csv.read_csv(tmp_path / "per_class.csv").column("class").to_pylist() == list(NAMES[1:])
 
 
+def test_the_table_of_cases_shows_overlap_and_distance_of_each_organ(tmp_path: Path):
+    found = rows(4)
+    table = score_segmentation(found, protocol(4, age=(50, None, 61, 40))).tables["per_case"]
+    _write_table(tmp_path / "cases.csv", table)
+    read = csv.read_csv(tmp_path / "cases.csv").to_pydict()
+    assert read["id"] == [f"case{k}" for k in range(4)] and read["age"][1] in (None, "") and read["age"][2] == 61
+    assert {name for name in read if name[:4] in ("dice", "hd95")} == {"dice"} | {
+        f"{score}_{organ}" for score in ("dice", "hd95_mm") for organ in words(NAMES[1:])
+    }
+    assert read["dice_sr"][0] == pytest.approx(float(found["dice"][0, 0])) and read["dice_sr"][2] in (None, "")
+
+
+def test_an_evaluation_for_pictures_gives_few_metrics():
+    found = rows(4) | {"planes": torch.zeros(4, 3, 3, 8, 8)}
+    whole, shown = (score_segmentation(found, protocol(4, kind)) for kind in ("whole", "overlays"))
+    assert set(shown.metrics) == {"dice_mean", "missed", "invented", "cases"} and "overlays" in shown.pictures
+    assert all(whole.metrics[name] == value for name, value in shown.metrics.items())
+
+
 def test_patches_are_scored_all_together():
     draw = np.random.default_rng(0)
     predicted, actual = draw.integers(0, 4, (2, 5, 60))

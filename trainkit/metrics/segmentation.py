@@ -41,7 +41,8 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     dice_mean_high, between which lie 95 % of the bootstrap's; dice.ORGAN, iou.ORGAN, nsd.ORGAN, hd95_mm.ORGAN,
     asd_mm.ORGAN and volume_error_mm3.ORGAN; missed (organs that are there and of which no voxel is predicted, over all
     cases), invented (the other way round) and cases. An organ that no case has, in truth or prediction, has no metrics
-    and is in no mean. Table `per_class`; rows one a case; of `overlays` the pictures of the worst and best cases.
+    and is in no mean. Tables `per_class` and `per_case`; rows one a case; of
+    `overlays` the pictures of the worst and best cases, and no metrics but dice_mean, missed, invented and cases.
 
     Of patches `rows` are `intersection`, `predicted` and `actual`, numbers of voxels (N, C-1).
     Metrics: dice_mean, iou_mean and dice.ORGAN of all patches taken together.
@@ -103,10 +104,13 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     for name, column in protocol.clinical.items():
         cases[f"clinical_{name}" if name in {**cases, **scored} else name] = _one_kind(column)
     tables = {"per_class": {name: _or_none(np.asarray(c)) for name, c in table.items()}}
-    scores = Scores(metrics, cases | scored, tables=tables)
     if protocol.kind == "overlays":
-        scores.pictures = {"overlays": _overlays(as_array(rows["planes"]), columns["dice"], case, protocol)}
-    return scores
+        pictures = {"overlays": _overlays(as_array(rows["planes"]), columns["dice"], case, protocol)}
+        # For looking at: what its few cases score organ by organ would only repeat what other evaluations say better.
+        metrics = {name: metrics[name] for name in ("dice_mean", "missed", "invented", "cases")}
+        return Scores(metrics, cases | scored, tables=tables, pictures=pictures)
+    shown = {name: _or_none(c) for name, c in scored.items() if name.startswith(("dice", "hd95"))}
+    return Scores(metrics, cases | scored, tables=tables | {"per_case": cases | shown})
 
 
 def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: str) -> Scores:
