@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import packed
+from trainkit.data import hashed
 from trainkit.data.images import Images
 from trainkit.errors import UserError
 
@@ -97,7 +97,7 @@ def test_damaged_and_empty_files_are_named_all_at_once(root):
 
 def test_a_row_that_was_damaged_after_packing_is_named(root, monkeypatch):
     split = opened(root).train
-    monkeypatch.setattr(packed, "_HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
     images = split.packed.path / "images.npy"
     content = bytearray(images.read_bytes())
     content[128 + 4 * 3 * SIZE * SIZE + 9] ^= 1

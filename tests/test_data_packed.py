@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import importing, packed, pictures
+from trainkit.data import hashed, importing, packed, pictures
 from trainkit.data.packed import Packed, Writer
 from trainkit.errors import UserError
 
@@ -115,7 +115,7 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
 
 
 def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "_HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
     importing.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
     file = tmp_path / "set" / "images.bin"
     content = bytearray(file.read_bytes())
@@ -167,7 +167,7 @@ def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
             np.save(folder / name, content)
             manifest["files"][name] = {
                 "bytes": (folder / name).stat().st_size,
-                "sha256": packed.sha256(folder / name),
+                "sha256": hashed.sha256(folder / name),
             }
     manifest["digest"] = packed.digest_of(manifest["files"], (12, 3, SIZE))
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -244,7 +244,7 @@ def _refuses(folder: Path) -> bool:
 
 
 def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
-    monkeypatch.setattr(packed, "_HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
     data = Packed(folder)
     begin = 128 + 7 * 3 * SIZE * SIZE if data.store == "decoded" else int(data._offsets[7])
     content = bytearray(images(folder).read_bytes())
@@ -301,7 +301,7 @@ def test_a_label_out_of_range_is_named_by_its_row(folder):
     np.save(folder / "labels.npy", labels)
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text())
-    manifest["files"]["labels.npy"]["sha256"] = packed.sha256(folder / "labels.npy")
+    manifest["files"]["labels.npy"]["sha256"] = hashed.sha256(folder / "labels.npy")
     manifest["digest"] = packed.digest_of(manifest["files"], (12, 3, SIZE))
     file.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"row 9 .*label 3"):

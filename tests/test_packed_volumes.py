@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import packed_volumes
+from trainkit.data import hashed, packed_volumes
 from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer, digest_of
 from trainkit.data.volume_prepare import Preparation
 from trainkit.errors import UserError
@@ -140,7 +140,7 @@ def test_a_flipped_bit_is_noticed_at_open_and_named_by_case(copied, name, monkey
     if name == "cases.json":
         return
     # Large files are not hashed at every start; then the case says so.
-    monkeypatch.setattr(packed_volumes, "_HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
     opened = PackedVolumes(copied)
     bad = []
     for number in range(len(opened)):
@@ -216,7 +216,7 @@ def test_cases_that_do_not_fit_the_files_are_refused_even_when_hashed_anew(copie
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["files"]["cases.json"] = {
         "bytes": (copied / "cases.json").stat().st_size,
-        "sha256": packed_volumes.sha256(copied / "cases.json"),
+        "sha256": hashed.sha256(copied / "cases.json"),
     }
     manifest["digest"] = digest_of(manifest)
     (copied / "manifest.json").write_text(json.dumps(manifest))

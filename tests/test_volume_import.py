@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scans import affine, put, put_case, put_set, volume
 
 from trainkit import cli
-from trainkit.data import nifti, packed_volumes, volume_import, volume_prepare, volume_report, volume_sources
+from trainkit.data import hashed, nifti, packed_volumes, volume_import, volume_prepare, volume_report, volume_sources
 from trainkit.data.packed_volumes import PackedVolumes
 from trainkit.data.volume_prepare import Preparation
 from trainkit.errors import UserError
@@ -308,7 +308,7 @@ def test_verify_names_what_was_changed_after_the_import(packed, tmp_path, monkey
     assert volume_import.verify(copy) == [
         f"{copy / 'labels.bin'}: is not what was written (SHA-256 differs); remove the folder and import the set again"
     ]
-    monkeypatch.setattr(packed_volumes, "_HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
     found = volume_import.verify(copy)
     assert len(found) == 2 and "labels.bin: is not what" in found[0] and "case 1 (p01)" in found[1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import urllib.request
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import config, pretrained
+from trainkit.data.hashed import sha256
 from trainkit.errors import UserError
 from trainkit.recipe import Download
 
@@ -75,7 +75,7 @@ def _file(download: Download) -> str:
 
     to = locate(download.to)
     if to.exists():
-        if to.is_file() and _sha256(to) == download.sha256:
+        if to.is_file() and sha256(to) == download.sha256:
             return f"{to}: already there"
         raise UserError(str(to), "is there with another content", f"SHA-256 {download.sha256}", "move it away")
     aside = to.with_name(f".{to.name}.part")
@@ -84,7 +84,7 @@ def _file(download: Download) -> str:
         with _opener().open(download.url, timeout=_SECONDS) as answer, open(aside, "wb") as out:
             while chunk := answer.read(_CHUNK):
                 out.write(chunk)
-        found = _sha256(aside)
+        found = sha256(aside)
         if found != download.sha256:
             raise UserError(download.url, f"SHA-256 {found}", download.sha256, "the file is not kept")
         os.replace(aside, to)
@@ -110,8 +110,3 @@ class _Secure(urllib.request.HTTPRedirectHandler):
 
 def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_Secure)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

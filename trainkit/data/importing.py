@@ -300,7 +300,7 @@ def info(path: Path | str) -> dict[str, Any]:
         "classes": data.classes,
         "image_size": data.size[0] if data.size and data.size[0] == data.size[1] else packed.describe(data.size),
         "store": data.store,
-        "bytes": sum(entry["bytes"] for entry in data.manifest["files"].values()),
+        "bytes": data.bytes,
         "digest": data.digest,
     }
     if data.classes:
@@ -327,12 +327,7 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
         data = Packed(path)
     except UserError as error:
         return [str(error)]
-    files = data.manifest["files"]
-    problems = [
-        f"{data.path / name}: is not what was written (SHA-256 differs)"
-        for name, entry in files.items()
-        if packed.sha256(data.path / name) != entry["sha256"]
-    ]
+    problems = data.changed()
 
     def read(first: int) -> list[str]:
         rows = range(first, min(first + _CHUNK, len(data)))

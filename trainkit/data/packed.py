@@ -26,18 +26,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from trainkit.data import pictures
+from trainkit.data import hashed, pictures
+from trainkit.data.hashed import REBUILD
 from trainkit.data.protocols import Identification, Pairs, Protocol, Templates
 from trainkit.errors import UserError
 
@@ -49,19 +46,11 @@ DECODED_LIMIT = 2 << 30
 Store = Literal["decoded", "encoded"]
 
 _PROTOCOLS = {"Pairs": Pairs, "Templates": Templates, "Identification": Identification}
-_HASHED_AT_OPEN = 64 << 20
-_REBUILD = "remove the folder and import the set again"
 
 
 def is_packed(path: Path) -> bool:
     """Whether `path` is a folder with the manifest of a packed set."""
     return (path / "manifest.json").is_file()
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content(pixels: np.ndarray) -> int:
@@ -75,23 +64,13 @@ def digest_of(files: Mapping[str, Mapping[str, Any]], shape: Sequence[int]) -> s
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-class Packed:
-    """A packed set opened for reading. Pickles as its path, so spawned workers map the files themselves."""
+class Packed(hashed.Hashed):
+    """A packed set opened for reading."""
 
     def __init__(self, path: Path | str):
         """Open and check: sizes of all files, hashes of the small ones, shapes, labels. Raises UserError."""
-        self.path = Path(path)
-        self.manifest = _read_manifest(self.path)
-        self._check_files()
-        self._map()
+        super().__init__(Path(path), _read_manifest(Path(path)))
         self._check_arrays()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "manifest": self.manifest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self.manifest = state["path"], state["manifest"]
-        self._map()
 
     def __len__(self) -> int:
         return self.manifest["rows"]
@@ -117,11 +96,6 @@ class Packed:
         if self.size is None or self.size[0] != self.size[1]:
             raise ValueError(f"{self.path} holds pictures of {describe(self.size)}, not squares of one size")
         return self.size[0]
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the whole."""
-        return self.manifest["digest"]
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -154,7 +128,7 @@ class Packed:
         try:
             return kind(**fields)
         except ValueError as error:
-            raise UserError(str(self.path), f"damaged protocol ({error})", remedy=_REBUILD) from None
+            raise UserError(str(self.path), f"damaged protocol ({error})", remedy=REBUILD) from None
 
     def encoded(self, row: int) -> bytes:
         """The picture of a row as it is stored; pixels of a decoded set."""
@@ -203,12 +177,12 @@ class Packed:
             pixels = pictures.decode(data, "")
             return pixels if self.size is None else pictures.fit(pixels, self.size, "")
         except UserError as error:
-            raise UserError(self.where(row), error.found, error.expected, _REBUILD) from None
+            raise UserError(self.where(row), error.found, error.expected, REBUILD) from None
 
     def _check_row(self, row: int, data: bytes | np.ndarray) -> None:
         # CRC-32 takes 16 us for a 112 px picture, more than reading it; so each process checks a row once.
         if zlib.crc32(data) != int(self._checksums[row]):
-            raise UserError(self.where(row), "is not what was written (checksum differs)", remedy=_REBUILD)
+            raise UserError(self.where(row), "is not what was written (checksum differs)", remedy=REBUILD)
         self._checked[row] = True
 
     def _map(self) -> None:
@@ -233,21 +207,7 @@ class Packed:
         try:
             return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError, SyntaxError, MemoryError) as error:
-            text = " ".join(str(error).split())[:120]
-            raise UserError(str(self.path / name), f"cannot be read ({text})", remedy=_REBUILD) from None
-
-    def _check_files(self) -> None:
-        files = self.manifest["files"]
-        for name, entry in files.items():
-            path = self.path / name
-            try:
-                size = path.stat().st_size
-            except OSError:
-                raise UserError(str(path), "is missing", remedy=_REBUILD) from None
-            if size != entry["bytes"]:
-                raise UserError(str(path), f"{size} bytes", f"{entry['bytes']}", _REBUILD)
-            if size <= _HASHED_AT_OPEN and sha256(path) != entry["sha256"]:
-                raise UserError(str(path), "is not what was written (SHA-256 differs)", remedy=_REBUILD)
+            raise hashed.unreadable(self.path / name, error) from None
 
     def _check_arrays(self) -> None:
         rows = len(self)
@@ -264,64 +224,49 @@ class Packed:
         for name, (array, shape, dtype) in expected.items():
             if array.shape != shape or array.dtype != dtype:
                 found = f"{array.dtype} {array.shape}"
-                raise UserError(str(self.path / name), found, f"{dtype} {shape}", _REBUILD)
+                raise UserError(str(self.path / name), found, f"{dtype} {shape}", REBUILD)
         if self.store == "encoded" and (
             self._offsets[0] != 0 or self._offsets[-1] != self._images.size or (np.diff(self._offsets) < 0).any()
         ):
-            raise UserError(str(self.path / "offsets.npy"), "offsets do not fit images.bin", remedy=_REBUILD)
+            raise UserError(str(self.path / "offsets.npy"), "offsets do not fit images.bin", remedy=REBUILD)
         lowest = 0 if self.classes else -1
         if rows and (self.labels.min() < lowest or self.labels.max() >= max(self.classes, 0)):
             row = int(np.flatnonzero((self.labels < lowest) | (self.labels >= self.classes))[0])
             raise UserError(
-                self.where(row), f"label {self.labels[row]}", f"{lowest} to {max(self.classes, 0) - 1}", _REBUILD
+                self.where(row), f"label {self.labels[row]}", f"{lowest} to {max(self.classes, 0) - 1}", REBUILD
             )
         if self.groups is not None and rows:
             last = len(self.group_names) - 1
             strange = np.flatnonzero((self.groups < 0) | (self.groups > last))
             if len(strange):
                 row = int(strange[0])
-                raise UserError(self.where(row), f"group {self.groups[row]}", f"0 to {last}", _REBUILD)
+                raise UserError(self.where(row), f"group {self.groups[row]}", f"0 to {last}", REBUILD)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
-    try:
-        if file.stat().st_size > 1 << 20:
-            raise UserError(str(file), "more than 1 MB", "a manifest", _REBUILD)
-        manifest = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UserError(str(path), "no manifest.json", "a packed set", "make one with trainkit data import") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})", remedy=_REBUILD) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(str(file), "not the manifest of a packed set", f'"format": "{FORMAT}"')
-    if manifest.get("version") != VERSION:
-        raise UserError(str(file), f"version {manifest.get('version')}", str(VERSION), "import the set again")
+    manifest = hashed.read_manifest(path, FORMAT, VERSION, "a packed set", "trainkit data import")
     types = {"store": str, "rows": int, "classes": int, "files": dict, "digest": str}
     for key, kind in types.items():
         if type(manifest.get(key)) is not kind:
-            raise UserError(str(file), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, _REBUILD)
+            raise UserError(str(file), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, REBUILD)
     _check_size(file, manifest)
     protocol = manifest.get("protocol")
     needed = {"labels.npy", "checksums.npy", "contents.npy", "ids.txt", "names.json"}
     needed |= {"images.npy"} if manifest["store"] == "decoded" else {"images.bin", "offsets.npy"}
     if protocol is not None:
         if protocol not in _PROTOCOLS:
-            raise UserError(str(file), f"protocol {protocol!r}"[:200], " or ".join(_PROTOCOLS), _REBUILD)
+            raise UserError(str(file), f"protocol {protocol!r}"[:200], " or ".join(_PROTOCOLS), REBUILD)
         needed |= {f"protocol.{field}.npy" for field in _PROTOCOLS[protocol].__dataclass_fields__}
     manifest["protocol"] = protocol
-    # The names are compared with a fixed list, so a manifest cannot point outside its folder.
     entries = manifest["files"]
     needed |= {"groups.npy", "groups.json"} if "groups.npy" in entries else set()
-    if set(entries) != needed or manifest["store"] not in ("decoded", "encoded"):
-        raise UserError(str(file), f"files {sorted(entries)}"[:300], f"{sorted(needed)}", _REBUILD)
-    for name, entry in entries.items():
-        if not (isinstance(entry, dict) and type(entry.get("bytes")) is int and isinstance(entry.get("sha256"), str)):
-            raise UserError(str(file), f"files.{name}: {entry!r}"[:200], "bytes and sha256", _REBUILD)
+    if manifest["store"] not in ("decoded", "encoded"):
+        raise UserError(str(file), f"store: {manifest['store']!r}"[:200], "decoded or encoded", REBUILD)
+    hashed.check_entries(path, manifest, needed)
     if min(manifest["rows"], manifest["classes"]) < 0:
-        raise UserError(str(file), "a negative count", remedy=_REBUILD)
-    if digest_of(entries, _shape(manifest)) != manifest["digest"]:
-        raise UserError(str(file), "its digest does not fit its entries", remedy=_REBUILD)
+        raise UserError(str(file), "a negative count", remedy=REBUILD)
+    hashed.check_digest(path, manifest, digest_of(entries, _shape(manifest)))
     return manifest
 
 
@@ -344,11 +289,11 @@ def _check_size(file: Path, manifest: Mapping[str, Any]) -> None:
     sides = [] if entry is None else entry if isinstance(entry, list) and len(entry) == 2 else [entry]
     expected = "a side, [height, width] or null"
     if not all(type(side) is int and side >= 1 for side in sides):
-        raise UserError(str(file), f"image_size: {entry!r}"[:200], expected, _REBUILD)
+        raise UserError(str(file), f"image_size: {entry!r}"[:200], expected, REBUILD)
     if sides and sides[0] * sides[-1] > pictures.PIXEL_CAP:
-        raise UserError(str(file), f"image_size: {entry!r}"[:200], f"at most {pictures.PIXEL_CAP} pixels", _REBUILD)
+        raise UserError(str(file), f"image_size: {entry!r}"[:200], f"at most {pictures.PIXEL_CAP} pixels", REBUILD)
     if not sides and manifest["store"] != "encoded":
-        raise UserError(str(file), f"image_size: null in store {manifest['store']!r}"[:200], expected, _REBUILD)
+        raise UserError(str(file), f"image_size: null in store {manifest['store']!r}"[:200], expected, REBUILD)
 
 
 def _shape(manifest: Mapping[str, Any]) -> tuple[int, ...]:
@@ -357,34 +302,24 @@ def _shape(manifest: Mapping[str, Any]) -> tuple[int, ...]:
     return manifest["rows"], manifest["classes"], *sides
 
 
-class Writer:
+class Writer(hashed.Aside):
     """Writes a packed set aside and renames it when it is whole; nothing is left of a failure."""
 
     def __init__(self, out: Path, *, size: tuple[int, int] | None, store: Store):
         if size is None and store == "decoded":
             raise ValueError("pictures of their own sizes are stored encoded")
-        if out.exists():
-            raise UserError(str(out), "exists", "a folder that is not there yet", "remove it or choose another")
-        self.out, self.size, self.store = out, size, store
-        self.folder = out.with_name(f".{out.name}.partial-{uuid.uuid4().hex[:8]}")
+        self._file = "images.npy" if store == "decoded" else "images.bin"
+        super().__init__(out, [self._file])
+        self.size, self.store = size, store
         self.rows = 0
         self._offsets, self._checksums, self._contents = [0], [], []
 
-    def __enter__(self) -> Writer:
-        try:
-            self.folder.mkdir(parents=True)
-            self._images = (self.folder / ("images.npy" if self.store == "decoded" else "images.bin")).open("wb")
-        except OSError as error:
-            raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from None
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._images = self._files[self._file]
         if self.store == "decoded":
             self._images.write(_header(0, self.size))
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._images.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from error
 
     def add(self, pixels: np.ndarray, encoded: bytes | None = None) -> None:
         """One picture: uint8 (3, height, width), and its encoded bytes where the store keeps those."""
@@ -421,7 +356,6 @@ class Writer:
             self._images.write(_header(self.rows, self.size))
         else:
             self._save("offsets.npy", np.asarray(self._offsets, np.int64))
-        self._images.close()
         self._save("labels.npy", np.asarray(labels, np.int64))
         self._save("checksums.npy", np.asarray(self._checksums, np.uint32))
         self._save("contents.npy", np.asarray(self._contents, np.uint64))
@@ -434,7 +368,6 @@ class Writer:
             (self.folder / "groups.json").write_bytes(json.dumps(list(group_names)).encode("utf-8"))
         for field in protocol.__dataclass_fields__ if protocol is not None else ():
             self._save(f"protocol.{field}.npy", getattr(protocol, field))
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(self.folder.iterdir())}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -444,15 +377,8 @@ class Writer:
             "image_size": _entry(self.size),
             "protocol": None if protocol is None else type(protocol).__name__,
             "made_from": made_from,
-            "files": files,
         }
-        manifest["digest"] = digest_of(files, _shape(manifest))
-        (self.folder / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
-        for path in self.folder.iterdir():
-            _sync(path)
-        _sync(self.folder)
-        self.folder.rename(self.out)
-        _sync(self.out.parent)
+        self._publish(manifest, lambda made: digest_of(made["files"], _shape(made)))
         return Packed(self.out)
 
     def _save(self, name: str, array: np.ndarray) -> None:
@@ -463,11 +389,3 @@ def _header(rows: int, size: tuple[int, int]) -> bytes:
     # A npy header of fixed length, so that the number of rows can be put in when it is known.
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, 3, {size[0]}, {size[1]}), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

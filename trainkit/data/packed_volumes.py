@@ -20,19 +20,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-import uuid
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from trainkit.data.packed import sha256
+from trainkit.data import hashed
+from trainkit.data.hashed import REBUILD
 from trainkit.data.volume_prepare import AXES, Preparation
 from trainkit.errors import UserError
 
@@ -47,10 +44,7 @@ BACKGROUND = "background"
 LABEL_LIMIT = 256
 """Labels are bytes."""
 
-_HASHED_AT_OPEN = 64 << 20
-_MANIFEST_LIMIT = 1 << 20
 _CASES_LIMIT = 256 << 20
-_REBUILD = "remove the folder and import the set again"
 _FILES = {"images.bin": np.float16, "labels.bin": np.uint8, "foreground.bin": np.int32}
 _ORIGINALS = "originals.bin"
 _CHECKED = {"images": "image", "labels": "labels", "originals": "original labels", "foreground": "places of organs"}
@@ -60,7 +54,7 @@ def is_packed(path: Path) -> bool:
     """Whether `path` is a folder with the manifest of packed volumes."""
     try:
         with (path / "manifest.json").open("rb") as file:
-            head = file.read(_MANIFEST_LIMIT)
+            head = file.read(hashed.MANIFEST_LIMIT)
     except OSError:
         return False
     return f'"{FORMAT}"'.encode() in head
@@ -115,35 +109,18 @@ class CaseInfo:
     """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more."""
 
 
-class PackedVolumes:
-    """A packed set of volumes opened for reading. Pickles as its path, so spawned workers map the files themselves."""
+class PackedVolumes(hashed.Hashed):
+    """A packed set of volumes opened for reading."""
 
     def __init__(self, path: Path | str):
         """Open and check: sizes of all files, hashes of the small ones, and that all fit together. Raises UserError.
 
         The contents of large files are compared case by case, by `check`.
         """
-        self.path = Path(path)
-        self.manifest = _read_manifest(self.path)
-        self._check_files()
-        self._read_cases()
-        self._map()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "manifest": self.manifest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self.manifest = state["path"], state["manifest"]
-        self._read_cases()
-        self._map()
+        super().__init__(Path(path), _read_manifest(Path(path)))
 
     def __len__(self) -> int:
         return self.manifest["cases"]
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the whole."""
-        return self.manifest["digest"]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -223,25 +200,13 @@ class PackedVolumes:
         for name, crc in self._crcs[i].items():
             if _crc(self._part(name, i)) != crc:
                 found = f"{_CHECKED[name]} ({name}.bin) is not what was written (checksum differs)"
-                raise UserError(self.where(i), found, remedy=_REBUILD)
+                raise UserError(self.where(i), found, remedy=REBUILD)
 
     def _part(self, name: str, i: int) -> np.ndarray:
         if name == "foreground":
             classes = len(self.names)
             return self._foreground[self._places[i * classes] : self._places[(i + 1) * classes]]
         return {"images": self.image, "labels": self.label, "originals": self.truth}[name](i)
-
-    def _check_files(self) -> None:
-        for name, entry in self.manifest["files"].items():
-            path = self.path / name
-            try:
-                size = path.stat().st_size
-            except OSError:
-                raise UserError(str(path), "is missing", remedy=_REBUILD) from None
-            if size != entry["bytes"]:
-                raise UserError(str(path), f"{size} bytes", f"{entry['bytes']}", _REBUILD)
-            if size <= _HASHED_AT_OPEN and sha256(path) != entry["sha256"]:
-                raise UserError(str(path), "is not what was written (SHA-256 differs)", remedy=_REBUILD)
 
     def _read_cases(self) -> None:
         path = self.path / "cases.json"
@@ -258,8 +223,7 @@ class PackedVolumes:
             expected = {"images", "labels", "foreground"} | ({"originals"} if self.resampled else set())
             self._crcs = [{name: int(entry["crc"][name]) for name in sorted(expected)} for entry in entries]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-            text = " ".join(str(error).split())[:120]
-            raise UserError(str(path), f"cannot be read ({text or type(error).__name__})", remedy=_REBUILD) from None
+            raise hashed.unreadable(path, error) from None
         self._voxels = _ends(math.prod(case.shape) for case in self._cases)
         self._annotated = _ends(math.prod(case.original_shape) for case in self._cases)
         self._places = _ends(count for case in counts for count in case)
@@ -267,16 +231,17 @@ class PackedVolumes:
         if self.resampled:
             sizes[_ORIGINALS] = self._annotated[-1]
         elif self._annotated != self._voxels:
-            raise UserError(str(path), "shapes that differ, of volumes that were not resampled", remedy=_REBUILD)
+            raise UserError(str(path), "shapes that differ, of volumes that were not resampled", remedy=REBUILD)
         for name, size in sizes.items():
             found, expected = (
                 self.manifest["files"][name]["bytes"],
                 size * np.dtype(_FILES.get(name, np.uint8)).itemsize,
             )
             if found != expected:
-                raise UserError(str(self.path / name), f"{found} bytes", f"{expected} by cases.json", _REBUILD)
+                raise UserError(str(self.path / name), f"{found} bytes", f"{expected} by cases.json", REBUILD)
 
     def _map(self) -> None:
+        self._read_cases()
         self._images = self._load("images.bin")
         self._labels = self._load("labels.bin")
         self._foreground = self._load("foreground.bin")
@@ -290,40 +255,16 @@ class PackedVolumes:
             # As a plain array: slicing a memmap object costs several times as much.
             return np.asarray(np.memmap(self.path / name, dtype=dtype, mode="r"))
         except (OSError, ValueError) as error:
-            text = " ".join(str(error).split())[:120]
-            raise UserError(str(self.path / name), f"cannot be read ({text})", remedy=_REBUILD) from None
+            raise hashed.unreadable(self.path / name, error) from None
 
 
-class Writer:
+class Writer(hashed.Aside):
     """Writes packed volumes aside and renames the folder when it is whole; nothing is left of a failure."""
 
     def __init__(self, out: Path | str, *, how: Preparation):
-        self.out, self.how = Path(out), how
-        if self.out.exists():
-            raise UserError(str(out), "exists", "a folder that is not there yet", "remove it or choose another")
-        self.folder = self.out.with_name(f".{self.out.name}.partial-{uuid.uuid4().hex[:8]}")
+        super().__init__(Path(out), [*_FILES, *([_ORIGINALS] if how.spacing is not None else [])])
+        self.how = how
         self._entries: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Writer:
-        names = [*_FILES, *([_ORIGINALS] if self.how.spacing is not None else [])]
-        try:
-            self.folder.mkdir(parents=True)
-            self._files = {name: (self.folder / name).open("wb") for name in names}
-        except OSError as error:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from None
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for file in self._files.values():
-            # What a full disk kept from being written is written when closing, and fails again.
-            try:
-                file.close()
-            except OSError as late:
-                error = error or late
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from error
 
     def add(
         self, case: CaseInfo, image: np.ndarray, label: np.ndarray, truth: np.ndarray | None, fingerprint: int
@@ -373,11 +314,8 @@ class Writer:
                 if missing < 0:
                     raise ValueError(f"{entry['id']} has {len(entry[key])} labels, {len(names)} names were given")
                 entry[key] = entry[key] + [0] * missing
-        for file in self._files.values():
-            file.close()
         text = json.dumps(self._entries, allow_nan=False, separators=(",", ":"))
         (self.folder / "cases.json").write_text(text, "utf-8")
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(self.folder.iterdir())}
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -387,15 +325,8 @@ class Writer:
             "spacing": np.median([entry["spacing"] for entry in self._entries], axis=0).tolist(),
             "resampled": None if self.how.spacing is None else list(self.how.spacing),
             "made_from": made_from,
-            "files": files,
         }
-        manifest["digest"] = digest_of(manifest)
-        (self.folder / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
-        for path in self.folder.iterdir():
-            _sync(path)
-        _sync(self.folder)
-        self.folder.rename(self.out)
-        _sync(self.out.parent)
+        self._publish(manifest, digest_of)
         return PackedVolumes(self.out)
 
 
@@ -408,20 +339,8 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
-    try:
-        if file.stat().st_size > _MANIFEST_LIMIT:
-            raise UserError(str(file), "more than 1 MB", "a manifest", _REBUILD)
-        manifest = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        remedy = "make one with trainkit data import --volumes"
-        raise UserError(str(path), "no manifest.json", "packed volumes", remedy) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], remedy=_REBUILD) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(str(file), "not the manifest of packed volumes", f'"format": "{FORMAT}"')
-    if manifest.get("version") != VERSION:
-        raise UserError(str(file), f"version {manifest.get('version')}"[:100], str(VERSION), "import the set again")
+    make = "trainkit data import --volumes"
+    manifest = hashed.read_manifest(path, FORMAT, VERSION, "packed volumes", make)
     wrong = {
         "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
         "names": not _is_names(manifest.get("names")),
@@ -432,17 +351,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     }
     for key in wrong:
         if wrong[key]:
-            raise UserError(str(file), f"{key}: {manifest.get(key)!r}"[:200], remedy=_REBUILD)
-    # The names are compared with a fixed list, so a manifest cannot point outside its folder.
-    needed = {*_FILES, "cases.json", *([_ORIGINALS] if manifest["resampled"] is not None else [])}
-    entries = manifest.get("files")
-    if not isinstance(entries, dict) or set(entries) != needed:
-        raise UserError(str(file), f"files {entries!r}"[:300], f"{sorted(needed)}", _REBUILD)
-    for name, entry in entries.items():
-        if not (isinstance(entry, dict) and type(entry.get("bytes")) is int and isinstance(entry.get("sha256"), str)):
-            raise UserError(str(file), f"files.{name}: {entry!r}"[:200], "bytes and sha256", _REBUILD)
-    if digest_of(manifest) != manifest["digest"]:
-        raise UserError(str(file), "its digest does not fit its entries", remedy=_REBUILD)
+            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], remedy=REBUILD)
+    originals = [_ORIGINALS] if manifest["resampled"] is not None else []
+    hashed.check_entries(path, manifest, [*_FILES, "cases.json", *originals])
+    hashed.check_digest(path, manifest, digest_of(manifest))
     return manifest
 
 
@@ -497,11 +409,3 @@ def _ends(sizes: Iterable[int]) -> list[int]:
 
 def _crc(array: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(array).data) if array.size else 0
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -138,10 +138,9 @@ def import_volumes(
         data = writer.finish(names=known or _numbered(source, records), made_from=_made_from(source))
     notes = _capped("left out", [*bad, *source.left_out])
     notes += oddities(data.names, _records(data))
-    size = sum(entry["bytes"] for entry in data.manifest["files"].values())
     table = describe(data.names, _records(data), data.preparation)
     return VolumeReport(
-        out, source.kind, len(data), len(data.names), data.axes, data.spacing, size, data.digest, notes, table
+        out, source.kind, len(data), len(data.names), data.axes, data.spacing, data.bytes, data.digest, notes, table
     )
 
 
@@ -218,7 +217,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
             "labels": ", ".join(f"{number} {name}" for number, name in enumerate(data.names)),
             "axes": f"{data.axes} ({PLANES[data.axes]} slices)",
             "spacing": f"{by(data.spacing)} mm" + ("" if asked is None else ", resampled"),
-            "bytes": sum(entry["bytes"] for entry in data.manifest["files"].values()),
+            "bytes": data.bytes,
             "digest": data.digest,
         }
     source = volume_sources.open_volumes(path, patient=patient, labelled=False)
@@ -414,11 +413,7 @@ def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
 
 
 def _verify_packed(data: PackedVolumes, step: Callable[[], None]) -> tuple[list[str], tuple[str, ...], list[Record]]:
-    problems = [
-        f"{data.path / name}: is not what was written (SHA-256 differs)"
-        for name, entry in data.manifest["files"].items()
-        if packed.sha256(data.path / name) != entry["sha256"]
-    ]
+    problems = data.changed()
 
     def look(i: int) -> list[str]:
         try:
