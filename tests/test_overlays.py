@@ -19,7 +19,7 @@ def rgb(k: int) -> np.ndarray:
 
 
 def line_of(k: int) -> np.ndarray:
-    return np.rint(0.6 * rgb(k) + 0.4 * 255).astype(int)
+    return np.rint(0.8 * rgb(k) + 0.2 * 255).astype(int)
 
 
 def plane(size: int = 20) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -43,7 +43,7 @@ def test_truth_is_a_tint_and_prediction_a_line():
     large = np.kron(prediction, np.ones((LARGER, LARGER))) > 0
     inner = large.copy()
     for axis in (0, 1):
-        for step in (-2, -1, 1, 2):
+        for step in (-3, -2, -1, 1, 2, 3):
             inner &= np.roll(large, step, axis)
     assert (line == large & ~inner).all() and line.any() and inner.any()
     assert (found[~on_truth & ~line] == grey[~on_truth & ~line]).all()
@@ -97,6 +97,25 @@ def test_a_picture_is_drawn_of_any_number_of_cases(cases):
         assert named == ["SR", "LR"]  # those that are on the planes
         shown = [axes.images[0].get_array() for axes in figure.axes]
         assert len(shown) == 3 * cases and all((shown[0] == other).all() for other in shown)
+
+
+def test_a_picture_of_all_cases_says_so():
+    few = pictures(4) | {"total": 4}
+    texts = [text.get_text() for text in drawing.picture("overlays", few, "val, step 100").texts]
+    assert texts[0] == "val, step 100: all 4 cases"
+
+
+@pytest.mark.parametrize("names", [["SR"] * 9, ["a long name of an organ"] * 9, ["x" * 90, "y" * 90]])
+def test_the_legend_is_above_the_pictures_and_as_wide_as_the_figure_at_most(names):
+    planes = np.zeros((1, 3, 3, 20, 20))
+    planes[:, :, 1] = np.arange(400).reshape(20, 20) % (len(names) + 1)
+    figure = overlays(planes, ["case"], names, "val")
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
+    words = [text.get_window_extent() for text in figure.texts]
+    assert not any(word.overlaps(box) for word in words)
+    assert box.y0 > max(axes.get_window_extent().y1 for axes in figure.axes)
 
 
 def test_long_lists_of_organs_end_in_time():

@@ -109,4 +109,6 @@ def _cases(arrays: Mapping[str, Any]) -> list[str]:
 
 def _chosen(arrays: Mapping[str, Any]) -> str:
     worst, best = (arrays["rank"].count(word) for word in ("worst", "best"))
+    if worst + best == arrays["total"]:
+        return f"all {arrays['total']} cases"
     return f"the {worst} worst and {best} best of {arrays['total']} cases by mean Dice"

@@ -28,13 +28,15 @@ COLOURS = (
 )
 """Of the organs; bright enough for dark tissue, and after twelve they begin again."""
 _TINT = 0.35
-_LIGHTER = 0.4
-"""Share of white in a line, without which it is lost on the tint of its own colour."""
+_LIGHTER = 0.2
+"""Share of white in a line: with none it is lost on the tint of its own colour, with twice as much pale ones are."""
 _DIMMED = 0.75
 """White is shown as so much grey, so that colours stand out."""
 _ENLARGED = 3
-_LINE = 2
-"""Pixels of the enlarged plane."""
+_ABREAST = 110
+"""Letters in a line of the legend, six for each patch of colour."""
+_LINE = 3
+"""Pixels of the enlarged plane, of which 2.3 are one where a run keeps the picture."""
 
 
 def overlays(
@@ -42,7 +44,7 @@ def overlays(
     captions: Sequence[str],
     names: Sequence[str],
     title: str,
-    columns: Sequence[str] = ("axial", "coronal", "sagittal"),
+    columns: Sequence[str] = ("axial: A up, R left", "coronal: S up, R left", "sagittal: S up, A left"),
 ) -> Figure:
     """One row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation.planes` gives them, `captions` (n,) above.
 
@@ -56,14 +58,18 @@ def overlays(
     from matplotlib.patches import Patch
 
     present = [k for k in range(1, len(names) + 1) if (planes[:, :, 1:] == k).any()]
-    lines = -(-len(present) // 6)
-    cell, words, head, foot = WIDTH / 3, 0.25, 0.6, 0.32 + 0.2 * lines
-    height = head + max(1, len(planes)) * (cell + words) + foot
+    abreast = max(1, min(len(present), _ABREAST // (6 + max((len(names[k - 1]) for k in present), default=0))))
+    lines = -(-len(present) // abreast)
+    # What the colours are is said above the pictures: below six cases nobody would see it.
+    cell, words, key = WIDTH / 3, 0.25, 0.12 + 0.2 * lines if lines else 0.0
+    head = 0.85 + key
+    height = head + max(1, len(planes)) * (cell + words)
     figure = Figure(figsize=(WIDTH, height), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=12)
+    figure.text(0.5, 1 - 0.33 / height, "tint: truth; line: prediction", ha="center", va="top", color=INK, fontsize=9)
     for k, name in enumerate(columns):
-        figure.text((k + 0.5) / 3, 1 - 0.55 / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
+        figure.text((k + 0.5) / 3, 1 - (0.8 + key) / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
     if not len(planes):
         figure.text(0.5, 0.5, "none", ha="center", va="center", fontsize=11, color=QUIET)
         return figure
@@ -76,10 +82,10 @@ def overlays(
             axes.imshow(painted(*planes[row, k]), interpolation="antialiased")
             axes.set_axis_off()
     handles = [Patch(color=COLOURS[(k - 1) % len(COLOURS)], label=names[k - 1]) for k in present]
-    figure.legend(handles=handles, loc="lower center", ncols=6, fontsize=8, frameon=True, facecolor="#555555",
-                  edgecolor="none", labelcolor="white", bbox_to_anchor=(0.5, 0.2 / height),
-                  borderaxespad=0)  # fmt: skip
-    figure.text(0.5, 0.05 / height, "tint: truth; line: prediction", ha="center", va="bottom", color=QUIET, fontsize=8)
+    if handles:
+        figure.legend(handles=handles, loc="upper center", ncols=abreast, fontsize=8, frameon=True,
+                      facecolor="#555555", edgecolor="none", labelcolor="white", handlelength=1.2, columnspacing=1.4,
+                      bbox_to_anchor=(0.5, 1 - 0.56 / height), borderaxespad=0)  # fmt: skip
     return figure
 
 
