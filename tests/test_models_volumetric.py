@@ -93,7 +93,7 @@ def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(
         UserError, match=r"data.patch: 18x16x16 .*multiples of 4x4x4|data.patch: 18x16x16 .*8x8x8|18x16x16"
     ):
         volumetric.build(spec, Meta(3, (1, 18, 16, 16), "x", spacing=(1.0,) * 3), {})
-    with pytest.raises(UserError, match=r"data.patch: 4x4x4 voxels, which leave room for 1 levels"):
+    with pytest.raises(UserError, match=r"data.patch: 4x4x4 voxels, which leave room for 1 of the levels"):
         volumetric.build(spec, Meta(3, (1, 4, 4, 4), "x", spacing=(1.0,) * 3), {})
 
 

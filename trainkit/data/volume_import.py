@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -14,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import filelock
 import numpy as np
 
 from trainkit.data import nifti, packed, packed_volumes, packing, volume_prepare, volume_sources
+from trainkit.data.importing import threads
 from trainkit.data.nifti import Header
 from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer
 from trainkit.data.sources import split_of
 from trainkit.data.volume_prepare import PLANES, Preparation
-from trainkit.data.volume_report import Record, by, codes, counted, describe, few, many, oddities, seen_organs, tilt
+from trainkit.data.volume_report import Record, by, codes, counted, describe, many, oddities, seen_organs, tilt
 from trainkit.data.volume_sources import Case, VolumeSource
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 
 Progress = Callable[[int, int], None]
 """Called with (cases done, cases in all)."""
@@ -94,7 +93,8 @@ def import_volumes(
     """
     out = Path(out)
     if not isinstance(source, VolumeSource):
-        _refuse_packed(Path(source))
+        if packed_volumes.is_packed(Path(source)) or packed.is_packed(Path(source)):
+            raise UserError(str(source), "is imported already", "NIfTI files", "use it as it is")
         source = volume_sources.open_volumes(source, patient=patient, clinical=clinical)
     known = _names(source, names)
     if unlabelled := [case.id for case in source.cases if case.label is None]:
@@ -102,7 +102,7 @@ def import_volumes(
         raise UserError(source.where, found, "a label map for each", "predict for them with trainkit predict")
     bad: list[str] = []
     pairs = []
-    for found in _ordered(_headers, source.cases, _threads()):
+    for found in _ordered(_headers, source.cases, threads()):
         if isinstance(found, UserError):
             bad.append(str(found))
         else:
@@ -135,10 +135,13 @@ def import_volumes(
                 on_progress(seen, len(source.cases))
         if bad and (damaged == "fail" or not records):
             _refuse(source, bad)
-        data = writer.finish(names=known or _numbered(source, records), made_from=_made_from(source))
+        data = writer.finish(
+            names=known or _numbered(source, records), made_from=f"{source.kind} {Path(source.where).name}"
+        )
     notes = _capped("left out", [*bad, *source.left_out])
-    notes += oddities(data.names, _records(data))
-    table = describe(data.names, _records(data), data.preparation)
+    records = _records(data)
+    notes += oddities(data.names, records)
+    table = describe(data.names, records, data.preparation)
     return VolumeReport(
         out, source.kind, len(data), len(data.names), data.axes, data.spacing, data.bytes, data.digest, notes, table
     )
@@ -155,25 +158,24 @@ def pack_volumes_once(
 
     It lies in `packing.cache_root()`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
     """
-    folder = packing.cache_root() / f"volumes-{_key(source, names, spacing, axes)}"
-    if packed_volumes.is_packed(folder):
-        return PackedVolumes(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        (folder.parent / ".gitignore").write_text("*\n")
-        with filelock.FileLock(folder.with_suffix(".lock")):
-            if not packed_volumes.is_packed(folder):
-                _log.info("preparing %s into %s, once", source.where, folder)
-                report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes)
-                strays = _capped("left out", source.left_out)
-                for note in strays:
-                    _log.warning("%s: %s", source.where, note)
-                if odd := len(report.notes) - len(strays):
-                    said = f"{many(odd, 'thing')} to look at"
-                    _log.warning("%s: %s: `trainkit data verify %s`", source.where, said, source.where)
-    except OSError as error:
-        remedy = "set TRAINKIT_CACHE to a folder that can be written"
-        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
+    cases = [(case.id, case.patient, str(case.image), str(case.label), dict(case.clinical)) for case in source.cases]
+    asked = None if spacing is None else [float(mm) for mm in spacing]
+    named = None if (known := _names(source, names)) is None else list(known)
+    versions = packed_volumes.FORMAT, packed_volumes.VERSION, volume_prepare.VERSION, packed_volumes.FOREGROUND_CAP
+    made = [*versions, source.kind, source.where, named, asked, axes, cases]
+    folder = packing.cache_root() / f"volumes-{packing.key(made, source.files)}"
+
+    def make() -> None:
+        _log.info("preparing %s into %s, once", source.where, folder)
+        report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes)
+        strays = _capped("left out", source.left_out)
+        for note in strays:
+            _log.warning("%s: %s", source.where, note)
+        if odd := len(report.notes) - len(strays):
+            said = f"{many(odd, 'thing')} to look at"
+            _log.warning("%s: %s: `trainkit data verify %s`", source.where, said, source.where)
+
+    packing.make_once(folder, packed_volumes.is_packed, make)
     return PackedVolumes(folder)
 
 
@@ -221,7 +223,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
             "digest": data.digest,
         }
     source = volume_sources.open_volumes(path, patient=patient, labelled=False)
-    found = list(_ordered(_headers, source.cases, _threads()))
+    found = list(_ordered(_headers, source.cases, threads()))
     pairs = [pair for pair in found if not isinstance(pair, UserError)]
     facts: dict[str, Any] = {
         "path": source.where,
@@ -235,8 +237,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
     if pairs:
         axes = order(pair.image for pair in pairs)
         grids = [nifti.orientation(pair.image.affine, axes) for pair in pairs]
-        shapes = [grid.order for grid in grids]
-        shapes = [tuple(p.image.shape[i] for i in o) for p, o in zip(pairs, shapes, strict=True)]
+        shapes = [[pair.image.shape[axis] for axis in grid.order] for pair, grid in zip(pairs, grids, strict=True)]
         spacings = [grid.spacing(pair.image) for pair, grid in zip(pairs, grids, strict=True)]
         facts["axes"] = f"{axes} ({PLANES[axes]} slices)"
         facts["shape"] = _spread_of(shapes, "d", "voxels")
@@ -422,7 +423,7 @@ def _verify_packed(data: PackedVolumes, step: Callable[[], None]) -> tuple[list[
             return [str(error)]
         return [f"{data.where(i)}: {text}" for text in _inside(data, i)]
 
-    for found in _ordered(look, range(len(data)), _threads()):
+    for found in _ordered(look, range(len(data)), threads()):
         problems += found
         step()
     return problems, data.names, _records(data)
@@ -445,7 +446,7 @@ def _verify_files(
     source: VolumeSource, names: tuple[str, ...] | None, step: Callable[[], None]
 ) -> tuple[list[str], tuple[str, ...], list[Record]]:
     problems, pairs, records = [], [], []
-    for found in _ordered(_headers, source.cases, _threads()):
+    for found in _ordered(_headers, source.cases, threads()):
         if isinstance(found, UserError):
             problems.append(str(found))
             step()
@@ -489,7 +490,7 @@ def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step
                 return None  # a damaged file of the other set is that set's matter
             return packed_volumes.fingerprint(nifti.orientation(header.affine, "zyx").apply(array))
 
-        for case, value in zip(other.cases, _ordered(look, other.cases, _threads()), strict=True):
+        for case, value in zip(other.cases, _ordered(look, other.cases, threads()), strict=True):
             prints[value] = case.id
             step()
     notes = []
@@ -532,11 +533,6 @@ def _numbered(source: VolumeSource, records: Sequence[Record]) -> tuple[str, ...
     return (volume_sources.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
 
 
-def _refuse_packed(path: Path) -> None:
-    if packed_volumes.is_packed(path) or packed.is_packed(path):
-        raise UserError(str(path), "is imported already", "NIfTI files", "use it as it is")
-
-
 def _refuse(source: VolumeSource, bad: Sequence[str]) -> None:
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else " (or more)" if len(bad) == _NAMED else ""
     listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
@@ -565,11 +561,7 @@ def _workers(pairs: Sequence[_Pair], how: Preparation) -> int:
     for pair in pairs:
         share = 1.0 if how.spacing is None else math.prod(pair.image.spacing) / math.prod(how.spacing)
         largest = max(largest, pair.image.voxels * max(1.0, share))
-    return max(1, min(_threads(), int(_MEMORY / (largest * _PER_VOXEL))))
-
-
-def _threads() -> int:
-    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return max(1, min(threads(), int(_MEMORY / (largest * _PER_VOXEL))))
 
 
 def _ordered(work: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Iterator[_R]:
@@ -588,35 +580,9 @@ def _ordered(work: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Ite
                 future.cancel()
 
 
-def _key(source: VolumeSource, names: Sequence[str] | None, spacing: Sequence[float] | None, axes: str | None) -> str:
-    """Names a packed set by what it is made from: a file that was changed, replaced or added gives another key.
-
-    As for pictures the time of the last change of the file's entry (ctime) is part of it.
-    """
-    cases = [(case.id, case.patient, str(case.image), str(case.label), dict(case.clinical)) for case in source.cases]
-    asked = None if spacing is None else [float(mm) for mm in spacing]
-    named = None if (known := _names(source, names)) is None else list(known)
-    versions = packed_volumes.FORMAT, packed_volumes.VERSION, volume_prepare.VERSION, packed_volumes.FOREGROUND_CAP
-    made = [*versions, source.kind, source.where, named, asked, axes, cases]
-    key = hashlib.sha256(repr(made).encode(errors="surrogateescape"))
-    for file in source.files:
-        try:
-            seen = file.stat()
-        except OSError:
-            key.update(f"\n{file} missing".encode(errors="surrogateescape"))
-            continue
-        stamp = f"\n{file} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
-        key.update(stamp.encode(errors="surrogateescape"))
-    return key.hexdigest()[:24]
-
-
 def _capped(word: str, sentences: Sequence[str]) -> list[str]:
     more = [f"{word}: {len(sentences) - _NAMED} more"] if len(sentences) > _NAMED else []
     return [f"{word}: {text}" for text in sentences[:_NAMED]] + more
-
-
-def _made_from(source: VolumeSource) -> str:
-    return f"{source.kind} {Path(source.where).name}"
 
 
 def _spread_of(values: Sequence[Sequence[float]], form: str, unit: str) -> str:

@@ -22,14 +22,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.data.nifti import is_nifti, stem
-from trainkit.data.sources import ID_LIMIT, PATTERN_LIMIT, split_of
-from trainkit.errors import UserError
+from trainkit.data.sources import finding, split_of
+from trainkit.errors import UserError, few
 
 BACKGROUND = "background"
 """The name of label 0."""
@@ -53,7 +53,6 @@ Value = str | float | None
 
 _DEPTH = 4
 _LOOKED_AT = 20_000
-_NAMED = 5
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](image|img)", re.IGNORECASE)
 _LABEL_TAIL = re.compile(r"(.+?)[_-](label|labels|mask|seg|segmentation|gt)", re.IGNORECASE)
@@ -103,7 +102,7 @@ def open_volumes(
 
     Raises UserError when there is nothing, no such split, two files of one id, a damaged table or `dataset.json`.
     """
-    find = _patients(patient)
+    find = None if patient is None else finding(patient, "patient")
     try:
         path, split = split_of(path)
         where = f"{path}#{split}" if split else str(path)
@@ -116,10 +115,13 @@ def open_volumes(
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(str(path)[:300], f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
     if not found.pairs:
-        said = f"; {_few(found.left_out, 3)}" if found.left_out else ""
+        said = f"; {few(found.left_out, 3)}" if found.left_out else ""
         wanted = "images with label maps of the same names" if labelled else _FILES
         raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted)
-    cases = [Case(id, find(id, image), image, label) for id, (image, label) in sorted(found.pairs.items())]
+    cases = [
+        Case(id, find(id, str(image)) if find else id, image, label)
+        for id, (image, label) in sorted(found.pairs.items())
+    ]
     files, notes = list(found.made_of), list(found.left_out)
     for case in cases:
         files += [case.image] if case.label is None else [case.image, case.label]
@@ -427,29 +429,6 @@ def _strays(folder: Path, kept: set[Path], why: str, root: Path | None = None) -
     return found
 
 
-def _patients(pattern: str | None) -> Callable[[str, Path], str]:
-    """Finds the patient of a case: what the one part of the expression in parentheses matches in its id."""
-    if pattern is None:
-        return lambda id, image: id
-    if len(pattern) > PATTERN_LIMIT:
-        raise UserError("patient", f"a regular expression of {len(pattern)} characters", f"at most {PATTERN_LIMIT}")
-    try:
-        compiled = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UserError(f"patient {pattern!r}", f"no regular expression ({error})") from None
-    if compiled.groups != 1:
-        found, remedy = f"{compiled.groups} parts in parentheses", "other parentheses are written (?:...)"
-        raise UserError(f"patient {pattern!r}", found, "one: the patient", remedy)
-
-    def find(id: str, image: Path) -> str:
-        match = compiled.search(id) if len(id) <= ID_LIMIT else None
-        if match is None or not match.group(1):
-            raise UserError(str(image), f"{id[:200]!r} names no patient", f"a match of {pattern!r}")
-        return match.group(1)
-
-    return find
-
-
 def _joined(cases: list[Case], file: Path) -> tuple[list[Case], list[str]]:
     """The cases with the rows of their patients, and a sentence about patients that have none."""
     columns, rows = _table(file)
@@ -466,10 +445,10 @@ def _joined(cases: list[Case], file: Path) -> tuple[list[Case], list[str]]:
         clinical = rows[name] if name is not None else dict.fromkeys(columns)
         joined.append(Case(case.id, case.patient, case.image, case.label, clinical))
     if len(without) == len(cases):
-        found = f"no row of any of the {len(cases)} patients ({_few(without)}), but of {_few(rows)}"
+        found = f"no row of any of the {len(cases)} patients ({few(without)}), but of {few(rows)}"
         raise UserError(str(file), found, f"patients in a column {', '.join(PATIENT_COLUMNS[:2])} or the first")
     absent = sorted(set(without))
-    return joined, [f"{file.name}: no row of {len(absent)} patients: {_few(absent)}"] if absent else []
+    return joined, [f"{file.name}: no row of {len(absent)} patients: {few(absent)}"] if absent else []
 
 
 def _loosely(name: str) -> str:
@@ -536,8 +515,3 @@ def _value(cell: str) -> Value:
 def _below(root: Path, file: Path) -> str:
     # A name that is not UTF-8 could not be printed.
     return file.relative_to(root).as_posix().encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _few(names: Iterable[str], most: int = _NAMED) -> str:
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

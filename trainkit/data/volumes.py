@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -19,20 +18,13 @@ from trainkit import seeding
 from trainkit.data import packed_volumes, sources, volume_cache, volume_import, volume_sources
 from trainkit.data.packed_volumes import PackedVolumes
 from trainkit.data.protocols import Segmentation
+from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.volume_augment import VolumeAugment
 from trainkit.data.volume_cache import Shelf
 from trainkit.data.volume_sources import VolumeSource
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.places import locate
 from trainkit.task import Batch, Meta, Opened
-
-_log = logging.getLogger(__name__)
-
-HELD_OUT = "held_out"
-"""In place of a path of `evaluate`: the fold that is kept from training."""
-
-SAMPLE = "sample:"
-"""Before the name of a built-in drawn set, in place of a path."""
 
 SAMPLES = {"orbits": "trainkit.data.sample_orbits"}
 """Built-in sets by name: the module that draws it."""
@@ -42,8 +34,7 @@ PATCH_LIMIT = 1 << 28
 
 Kind = Literal["train", "whole", "overlays", "patches"]
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_NAMED = 5
+_ACROSS = {"x": "left to right", "y": "back to front", "z": "bottom to top"}
 _FIXED = 0
 """Seed of the patches that are scored: whatever the run's, so that runs are scored on the same ones."""
 
@@ -114,11 +105,7 @@ class Volumes:
             raise ValueError(f"evaluate names {HELD_OUT}, and fold does not say which part that is")
         if self.fold is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
             raise ValueError(f"evaluate.{HELD_OUT} is another set than the fold; choose another name")
-        for name in self.evaluate:
-            if not _NAME.fullmatch(name) or name == "train":
-                raise ValueError(
-                    f"evaluate has the name {name!r}; letters, digits, - and _ are allowed, `train` is not"
-                )
+        sources.check_names(self.evaluate)
 
     def open(self, seed: int) -> Opened:
         """Find, check and where needed import the files, and decide where volumes are while training.
@@ -137,8 +124,9 @@ class Volumes:
         train = CaseSplit("train", whole, kept)
         scored: dict[str, CaseSplit] = {}
         for name, place in places.items():
-            scored[name] = CaseSplit(name, whole, held) if place == HELD_OUT else _all_of(name, sets[name])
-            self._check_fit(f"data.evaluate.{name}", whole, scored[name].packed)
+            packed, cases = (whole, held) if place == HELD_OUT else (sets[name], np.arange(len(sets[name])))
+            scored[name] = CaseSplit(name, packed, cases)
+            self._check_fit(f"data.evaluate.{name}", whole, packed)
         self._check_leaks(train, scored)
         self.augment.checked(whole.names, whole.axes)
         place, told = volume_cache.decide(self.cache, int(_shapes(whole, kept).prod(1).sum()))
@@ -159,11 +147,10 @@ class Volumes:
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
-        named = {"data.train": self.train} | {f"data.evaluate.{name}": path for name, path in self.evaluate.items()}
-        found = {key: sources.missing(p) for key, p in named.items() if p != HELD_OUT and not p.startswith(SAMPLE)}
+        found = sources.all_missing(self.train, self.evaluate)
         if self.clinical is not None and not locate(self.clinical).is_file():
             found["data.clinical"] = f"{locate(self.clinical)} does not exist"
-        return [f"{key}: {sentence}" for key, sentence in found.items() if sentence]
+        return [f"{key}: {sentence}" for key, sentence in found.items()]
 
     def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, list[str] | None]:
         """What a path leads to: an imported set, or files and the names of their labels."""
@@ -191,7 +178,7 @@ class Volumes:
         where = str(found.path)
         again = "import the files again with what the recipe says, or name the files in the recipe"
         if self.names is not None and volume_sources.named_labels(self.names, "data.names") != found.names:
-            raise UserError(where, f"labels {_few(found.names[1:], 20)}", f"{_few(self.names, 20)} (data.names)", again)
+            raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(self.names, 20)} (data.names)", again)
         asked = found.preparation.spacing
         if self.spacing is not None and not _same(asked, self.spacing):
             raise UserError(where, f"volumes {_grid(asked)}", f"{_grid(self.spacing)} (data.spacing)", again)
@@ -212,7 +199,7 @@ class Volumes:
             return np.arange(len(whole)), np.arange(0)
         patients = [whole.case(case).patient for case in range(len(whole))]
         if len(set(patients)) < self.folds:
-            found = f"{self.folds} folds of {len(set(patients))} patients ({_few(sorted(set(patients)))})"
+            found = f"{self.folds} folds of {len(set(patients))} patients ({few(sorted(set(patients)))})"
             raise UserError("data.folds", found, "a patient or more for each fold")
         part = fold_of(patients, self.folds)
         out = np.asarray([part[patient] == self.fold for patient in patients])
@@ -221,15 +208,12 @@ class Volumes:
     def _check_fit(self, where: str, train: PackedVolumes, other: PackedVolumes) -> None:
         place = f"{where} ({other.manifest['made_from'] or other.path})"
         if other.names != train.names:
-            found, expected = (_few(one.names[1:], 20) for one in (other, train))
+            found, expected = (few(one.names[1:], 20) for one in (other, train))
             raise UserError(
                 place, f"labels {found}", f"those of data.train: {expected}", "data.names gives both sets the same"
             )
         if other.axes != train.axes:
-            words = {"x": "right", "y": "front", "z": "top"}
-            found, expected = (
-                f"slices from {_opposite(words[o.axes[0]])} to {words[o.axes[0]]}" for o in (other, train)
-            )
+            found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
             raise UserError(place, found, f"{expected}, as in data.train", "a network sees the axes of its training")
         if not _same(other.preparation.spacing, train.preparation.spacing):
             found, expected = (_grid(one.preparation.spacing) for one in (other, train))
@@ -237,13 +221,8 @@ class Volumes:
 
     def _check_leaks(self, train: CaseSplit, scored: Mapping[str, CaseSplit]) -> None:
         found = [(f"data.evaluate.{n}", leak) for n, split in scored.items() for leak in _leaks(train, split)]
-        if found and self.leakage == "refuse":
-            listing = "".join(f"\n  {where}: {leak}" for where, leak in found)
-            expected = "\neach patient and each volume in one split"
-            remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
-            raise UserError("data", f"what is scored was trained on:{listing}", expected, remedy)
-        for where, leak in found:
-            _log.warning("%s: %s; scores on it are too good", where, leak)
+        remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
+        sources.report_leaks(found, self.leakage, "each patient and each volume in one split", remedy)
 
     def _patches(self, name: str, split: CaseSplit, shelf: Shelf, seed: int, kind: Kind = "train") -> PatchSplit:
         augment = self.augment if kind == "train" else VolumeAugment()
@@ -284,7 +263,7 @@ class Volumes:
             )
         empty = [name for name, n in zip(packed.names[1:], (train.counts > 0).sum(0), strict=True) if not n]
         if empty:
-            yield f"no voxel of {_few(empty, 20)} in any case to train on"
+            yield f"no voxel of {few(empty, 20)} in any case to train on"
 
 
 @dataclass(frozen=True, eq=False)
@@ -474,9 +453,8 @@ class PatchSplit:
     def _all_starts(self, epoch: int) -> np.ndarray:
         rows = np.arange(self.size)
         cases = rows // self.patches
-        words = seeding.words(self.seed, "patch", epoch, rows[:, None], np.arange(6))
         # Whether on an organ, which, which of its voxels; and where else, along each axis.
-        draws = (words >> np.uint64(11)) * (1.0 / (1 << 53))
+        draws = seeding.uniform(self.seed, "patch", epoch, rows[:, None], np.arange(6))
         shapes = self.shelf.shapes[cases]
         lowest, highest = np.minimum(shapes - self.patch, 0), np.maximum(shapes - self.patch, 0)
         starts = lowest + (draws[:, 3:] * (highest - lowest + 1)).astype(np.int64)
@@ -550,10 +528,6 @@ def _sample(text: str) -> Any:
     return importlib.import_module(SAMPLES[word])
 
 
-def _all_of(name: str, packed: PackedVolumes) -> CaseSplit:
-    return CaseSplit(name, packed, np.arange(len(packed)))
-
-
 def _shapes(packed: PackedVolumes, cases: np.ndarray) -> np.ndarray:
     """Voxels of cases along each axis, int64 (cases, 3)."""
     return np.asarray([packed.case(case).shape for case in cases.tolist()], np.int64).reshape(-1, 3)
@@ -579,18 +553,14 @@ def _leaks(train: CaseSplit, split: CaseSplit) -> list[str]:
     leaks = []
     patients = {info.patient for info in here}
     if both := sorted(patients & {info.patient for info in there}):
-        leaks.append(f"{len(both)} of its {len(patients)} patients are in data.train: {_few(both)}")
+        leaks.append(f"{len(both)} of its {len(patients)} patients are in data.train: {few(both)}")
     known = dict(zip(train.packed.fingerprints()[train.cases].tolist(), there, strict=True))
     prints = split.packed.fingerprints()[split.cases].tolist()
     same = [(info.id, known[mark].id) for mark, info in zip(prints, here, strict=True) if mark in known]
     if same:
-        pairs = _few(f"{one} = {other}" for one, other in same)
+        pairs = few(f"{one} = {other}" for one, other in same)
         leaks.append(f"{len(same)} of its {split.size} volumes are in data.train: {pairs}")
     return leaks
-
-
-def _opposite(word: str) -> str:
-    return {"right": "left", "front": "back", "top": "bottom"}[word]
 
 
 def _by(numbers: Iterable[int]) -> str:
@@ -604,8 +574,3 @@ def _same(one: tuple[float, ...] | None, other: tuple[float, ...] | None) -> boo
 
 def _grid(spacing: Iterable[float] | None) -> str:
     return "as they are" if spacing is None else f"resampled to {'x'.join(f'{mm:g}' for mm in spacing)} mm"
-
-
-def _few(names: Iterable[str], most: int = _NAMED) -> str:
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

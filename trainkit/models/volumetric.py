@@ -130,8 +130,8 @@ def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], 
     if len(levels.kernels) < least:
         raise UserError(
             "data.patch",
-            f"{by(patch)} voxels, which leave room for {len(levels.kernels)} levels",
-            f"{least} or more for {spec.name}",
+            f"{by(patch)} voxels, which leave room for {len(levels.kernels)} of the levels of {spec.name}",
+            f"{least} or more",
             f"a side is halved only while {SMALLEST_SIDE} voxels are left: take a larger patch",
         )
     check_patch(spec.name, patch, levels.multiple)
