@@ -1,6 +1,6 @@
 """What each advice of a speed guide for TOM500 brings here, one key of the recipe at a time.
 
-    python benchmarks/volume_switches.py                   15 rows of 3 runs on a CPU, more on a GPU
+    python benchmarks/volume_switches.py                   13 rows of 3 runs on a CPU, more on a GPU
     python benchmarks/volume_switches.py --table           prints the table of what is there
     ... --repeats 1 --samples 64                           runs of each row, and samples that each is trained on
     ... --only batch cache                                 rows with such a word in their title, beside `as shipped`
@@ -13,7 +13,8 @@ backwards. Ratios are of the same repeat. The table is refused unless all runs t
 data on the same machine, and held the evaluations of their row. A finished run is found again, and not repeated; a row
 whose runs fail is named, and the others go on.
 
-samples/s are of the steps alone, the first eighth of a run left out, where things are compiled and started. Wall-clock
+samples/s are of the steps alone, the first eighth of a run left out, where things are compiled and started: what that
+takes is in the time to the first log line, for kernels that inductor has kept from an earlier run much less. Wall-clock
 has the evaluations in it, as often as they were held in so few samples: of a training its share is another.
 On a CPU memory is the peak resident set of the whole process, without those of its loader's workers; on a GPU what the
 CUDA allocator had given away at most, in which how it grows its segments does not show.
@@ -22,6 +23,7 @@ CUDA allocator had given away at most, in which how it grows its segments does n
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +60,8 @@ class Switch:
     """Times that the evaluation is held."""
     gpu: bool = False
     """Whether it acts on a GPU alone."""
+    cores: int = 1
+    """Processor cores that it takes."""
 
 
 def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
@@ -83,11 +87,10 @@ def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
             for word in others
         ),
         Switch("1 worker, 2 batches ahead", LOADING, ("loader.workers=1",)),
-        Switch("2 workers, 4 batches ahead each", LOADING, ("loader.workers=2", "loader.prefetch=4")),
+        Switch("4 workers, 4 batches ahead each", LOADING, ("loader.workers=4", "loader.prefetch=4"), cores=5),
         Switch("compiled", COMPILING, ("train.compile=default",)),
         # On a CPU the same as `default`: it is CUDA graphs that reduce the overhead.
         Switch("compiled, reduce-overhead", COMPILING, ("train.compile=reduce-overhead",), gpu=True),
-        Switch("evaluated twice as often", HOLDING, (_every(samples // 4),), held=4),
         Switch("evaluated half as often", HOLDING, (_every(samples),), held=1),
         Switch("evaluation never due", HOLDING, (_every(1000 * samples),), held=0),
         Switch("no evaluation", HOLDING, ("evaluations={}",), held=0),
@@ -197,9 +200,9 @@ def main() -> None:
     gpu = "fp16" in precisions
     samples = asked.samples or (1280 if gpu else 64)
     listed = switches(samples, precisions)
-    if not gpu:
-        left_out = [switch.title for switch in switches(samples, ["no", "bf16", "fp16"]) if switch.gpu]
-        listed = [switch for switch in switches(samples, precisions) if not switch.gpu]
+    without = [] if gpu else [s.title for s in switches(samples, ["no", "bf16", "fp16"]) if s.gpu]
+    cores = [s.title for s in listed if s.cores > (os.cpu_count() or 1)]
+    listed = [s for s in listed if s.title not in (*without, *cores)]
     if asked.only:
         listed = [s for s in listed if s.title == SHIPPED or any(word in s.title for word in asked.only)]
     rows, failed = {switch.title: row(switch, samples) for switch in listed}, []
@@ -213,8 +216,9 @@ def main() -> None:
             if (folder := speeds.found(one, seed, EXPERIMENT, NOTE)) is not None:
                 runs[title, seed] = speeds.read(folder, one, NOTE)
     print(table(runs, listed) if runs else "nothing has been measured")
-    if not gpu:
-        print(f"Left out, since they act on a GPU alone: {'; '.join(left_out)}.")
+    for why, titles in (("they act on a GPU alone", without), ("there are too few processor cores", cores)):
+        if titles:
+            print(f"Left out, since {why}: {'; '.join(titles)}.")
     if failed:
         sys.exit("failed, and not in the table: " + "; ".join(failed))
 
