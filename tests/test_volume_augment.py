@@ -12,7 +12,7 @@ from scipy import ndimage, stats
 from scipy.interpolate import BSpline
 from scipy.spatial.transform import Rotation
 
-from trainkit import blocks
+from trainkit import blocks, seeding
 from trainkit.data import volume_augment
 from trainkit.data.volume_augment import (
     BiasField,
@@ -150,7 +150,7 @@ def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spac
             cell = 6.0 / np.array(spacing[1:] if thick else spacing)
             size = PATCH[1:] if thick else PATCH
             points = [math.ceil(length / step) + 3 for length, step in zip(size, cell, strict=True)]
-            draws = volume_augment._uniform(
+            draws = seeding.uniform(
                 0, "augment-volume-elastic", 0, i, np.arange(len(size) * math.prod(points))
             ).reshape(len(size), *points)
             shift = np.stack([spline(4 * each - 2, cell, size) for each in draws])  # up to 2 mm

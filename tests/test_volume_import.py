@@ -360,9 +360,9 @@ def test_a_disk_too_small_is_said_before_the_work(files, tmp_path, monkeypatch):
 
 
 def test_order_of_cases_does_not_depend_on_how_fast_threads_are(files, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr(volume_import, "_threads", lambda: 7)
+    monkeypatch.setattr(volume_import, "threads", lambda: 7)
     again = volume_import.import_volumes(files, tmp_path / "set", names=["left", "right"])
-    monkeypatch.setattr(volume_import, "_threads", lambda: 1)
+    monkeypatch.setattr(volume_import, "threads", lambda: 1)
     alone = volume_import.import_volumes(files, tmp_path / "alone", names=["left", "right"])
     assert again.digest == alone.digest == packed.digest
 
@@ -467,7 +467,7 @@ def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, da
 def test_memory_is_that_of_a_volume_whatever_their_number(tmp_path, monkeypatch):
     import tracemalloc
 
-    monkeypatch.setattr(volume_import, "_threads", lambda: 1)
+    monkeypatch.setattr(volume_import, "threads", lambda: 1)
     shape, peaks = (40, 40, 30), []
     for count in (2, 8):
         root = put_set(tmp_path / f"scans{count}", count, shape=shape)

@@ -1,4 +1,8 @@
-"""The one kind of exception a user sees as a sentence instead of a traceback."""
+"""The one kind of exception a user sees as a sentence instead of a traceback, and how such sentences list things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 EXIT_CODE = 2
 
@@ -25,3 +29,9 @@ class UserError(Exception):
     def __reduce__(self):
         """So that one raised in a worker process arrives whole."""
         return UserError, (self.where, self.found, self.expected, self.remedy)
+
+
+def few(names: Iterable[str], most: int = 5) -> str:
+    """The first names and how many more there are: `a, b, c, d, e and 7 more`."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -31,9 +31,9 @@ def words(seed: int, stream: str, *parts: int | np.ndarray) -> np.ndarray:
     return state
 
 
-def uniform(seed: int, stream: str, epoch: int, index: np.ndarray) -> np.ndarray:
-    """One draw in [0, 1) for each sample of an epoch, float64. Streams with different names are independent."""
-    return (words(seed, stream, epoch, index) >> np.uint64(11)) * (1.0 / (1 << 53))
+def uniform(seed: int, stream: str, *parts: int | np.ndarray) -> np.ndarray:
+    """A draw in [0, 1) for each combination of `parts`, float64. Streams with different names are independent."""
+    return (words(seed, stream, *parts) >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
 def number(seed: int, stream: str, *parts: int) -> int:

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 
 MAX_BYTES = 8 * 2**30
 """Largest file that is read; iResNet-100 has 0.26 GB."""
@@ -209,7 +209,7 @@ def _checked(content: object, where: str, size: int) -> dict[str, Tensor]:
         str(name) for name, tensor in content.items() if not isinstance(name, str) or not isinstance(tensor, Tensor)
     ]
     if other:
-        raise UserError(where, f"holds what is no tensor under {_listed(other)}", "tensors by name", _RESAVE)
+        raise UserError(where, f"holds what is no tensor under {few(other, 10)}", "tensors by name", _RESAVE)
     unpacked = 0
     for name, tensor in content.items():
         # A view can claim any number of elements of a storage of one; in memory it would become as large as it claims.
@@ -258,11 +258,11 @@ def load_into(net: nn.Module, tensors: Mapping[str, Tensor], where: str, ignore:
     ]
     problems = []
     if missing:
-        problems.append(f"{len(missing)} missing: {_listed(missing)}")
+        problems.append(f"{len(missing)} missing: {few(missing, 10)}")
     if unexpected:
-        problems.append(f"{len(unexpected)} unexpected: {_listed(unexpected)}")
+        problems.append(f"{len(unexpected)} unexpected: {few(unexpected, 10)}")
     if misfits:
-        problems.append(f"{len(misfits)} of another shape: {_listed(misfits)}")
+        problems.append(f"{len(misfits)} of another shape: {few(misfits, 10)}")
     if problems:
         raise UserError(
             where,
@@ -271,7 +271,7 @@ def load_into(net: nn.Module, tensors: Mapping[str, Tensor], where: str, ignore:
         )
     broken = [name for name, t in shared.items() if t.is_floating_point() and not torch.isfinite(t).all()]
     if broken:
-        raise UserError(where, f"holds values that are not finite: {_listed(broken)}", remedy="take another file")
+        raise UserError(where, f"holds values that are not finite: {few(broken, 10)}", remedy="take another file")
     net.load_state_dict(shared, strict=False)
 
 
@@ -282,7 +282,7 @@ def read_centres(path: Path | str, classes: int, dim: int) -> Tensor:
     if len(found) != 1:
         raise UserError(
             str(path),
-            f"holds {_listed(list(tensors))}",
+            f"holds {few(tensors, 10)}",
             "one table `weight` (C, D) or `kernel` (D, C) of class centres",
         )
     table = tensors[found[0]]
@@ -318,8 +318,3 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Map
 
 def _kind(tensor: Tensor) -> str:
     return "float" if tensor.is_floating_point() else "integer"
-
-
-def _listed(names: list[str], most: int = 10) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -66,8 +66,8 @@ class Affine:
     """Largest shear along the width, in degrees."""
 
     def __post_init__(self) -> None:
-        _share(self, "p", "translate")
-        _range(self, "scale", least=0.01)
+        check_share(self, "p", "translate")
+        check_range(self, "scale", least=0.01)
         if not (0 <= self.degrees <= 180 and 0 <= self.shear < 90):
             raise ValueError("needed: degrees from 0 to 180 and shear from 0 to below 90")
 
@@ -93,10 +93,10 @@ class Distort:
     """Whether channels are swapped."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
+        check_share(self, "p")
         for name in ("brightness", "contrast", "saturation"):
-            _range(self, name, least=0.0)
-        _range(self, "hue", least=-0.5, most=0.5)
+            check_range(self, name, least=0.0)
+        check_range(self, "hue", least=-0.5, most=0.5)
 
 
 @dataclass(kw_only=True)
@@ -126,9 +126,9 @@ class Light:
     """Tiles along each side."""
 
     def __post_init__(self) -> None:
-        _share(self, "flip", "erase", "clahe")
-        _range(self, "erase_area", least=0.0, most=1.0)
-        _range(self, "erase_ratio", least=0.01)
+        check_share(self, "flip", "erase", "clahe")
+        check_range(self, "erase_area", least=0.0, most=1.0)
+        check_range(self, "erase_ratio", least=0.01)
         if self.shift < 0:
             raise ValueError(f"shift is {self.shift}; a number of pixels from 0 is needed")
         if self.clahe_clip < 1 or self.clahe_tiles < 1:
@@ -256,9 +256,9 @@ class Timm:
     """Share of the shorter side that is scored, with `data.fit: keep`."""
 
     def __post_init__(self) -> None:
-        _share(self, "hflip", "vflip", "re_prob")
-        _range(self, "scale", least=0.0, most=1.0)
-        _range(self, "ratio", least=0.01)
+        check_share(self, "hflip", "vflip", "re_prob")
+        check_range(self, "scale", least=0.0, most=1.0)
+        check_range(self, "ratio", least=0.01)
         if not 0 < self.crop_pct <= 1 or self.re_count < 1 or self.scale[1] == 0:
             raise ValueError("needed: crop_pct and scale above 0 and up to 1, re_count from 1")
 
@@ -383,8 +383,8 @@ def _posterize(picture: Any, bits: int, **_: Any) -> Any:
 
 
 def _draws(seed: int, epoch: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-    table = seeding.words(seed, STREAM, epoch, np.asarray(rows)[:, None], np.arange(len(DRAWS)))
-    return dict(zip(DRAWS, ((table >> np.uint64(11)) * (1.0 / (1 << 53))).T, strict=True))
+    table = seeding.uniform(seed, STREAM, epoch, np.asarray(rows)[:, None], np.arange(len(DRAWS)))
+    return dict(zip(DRAWS, table.T, strict=True))
 
 
 def _between(draws: np.ndarray, ends: Sequence[float]) -> np.ndarray:
@@ -502,13 +502,15 @@ def _erase(images: Tensor, numbers: Tensor, mean: Sequence[float]) -> Tensor:
     return torch.where(box, _kept(tuple(mean), images.device), images)
 
 
-def _share(block: object, *names: str) -> None:
+def check_share(block: object, *names: str) -> None:
+    """Raise ValueError unless the fields of a block are shares."""
     for name in names:
         if not 0 <= getattr(block, name) <= 1:
             raise ValueError(f"{name} is {getattr(block, name)}; a share from 0 to 1 is needed")
 
 
-def _range(block: object, name: str, least: float, most: float = math.inf) -> None:
+def check_range(block: object, name: str, least: float, most: float = math.inf) -> None:
+    """Raise ValueError unless a field of a block is a pair of numbers within bounds, the smaller first."""
     low, high = getattr(block, name)
     if not least <= low <= high <= most:
         raise ValueError(

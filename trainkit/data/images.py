@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib
 import logging
-import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,21 +22,16 @@ from trainkit.data import augment, packing, sources
 from trainkit.data.augment import AnyAugment, Augment, Light, Plain, Timm
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Classes, Inspection, Retrieval, Separation
-from trainkit.errors import UserError
+from trainkit.data.sources import HELD_OUT, SAMPLE
+from trainkit.errors import UserError, few
 from trainkit.places import locate
 from trainkit.schedule import Share
 from trainkit.task import Batch, Meta, Opened
 
 _log = logging.getLogger(__name__)
 
-HELD_OUT = "held_out"
-"""In place of a path of `evaluate`: the groups of the training set that `hold_out` keeps from training."""
-
 EACH = "each"
 """In place of a regular expression: every picture is a group of its own."""
-
-SAMPLE = "sample:"
-"""Before the name of a built-in drawn set, in place of a path."""
 
 SAMPLES = {
     "objects": ("trainkit.data.sample_objects", None),
@@ -46,9 +40,6 @@ SAMPLES = {
 """Built-in sets by name: the module that draws it, and the expression that finds the group of a picture."""
 
 Kind = Literal["classes", "separation", "inspection", "retrieval"]
-
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_NAMED = 5
 
 
 _share = TypeAdapter(Share)
@@ -127,11 +118,7 @@ class Images:
             raise ValueError(f"evaluate names {HELD_OUT}, and hold_out does not say which groups that are")
         if self.hold_out is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
             raise ValueError(f"evaluate.{HELD_OUT} is another set than the groups of hold_out; choose another name")
-        for name in self.evaluate:
-            if not _NAME.fullmatch(name) or name == "train":
-                raise ValueError(
-                    f"evaluate has the name {name!r}; letters, digits, - and _ are allowed, `train` is not"
-                )
+        sources.check_names(self.evaluate)
         if isinstance(self.sampling, dict):
             for name, weight in self.sampling.items():
                 if not 0 < weight < float("inf"):
@@ -172,9 +159,7 @@ class Images:
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
-        named = {"data.train": self.train} | {f"data.evaluate.{name}": path for name, path in self.evaluate.items()}
-        found = {key: sources.missing(p) for key, p in named.items() if p != HELD_OUT and not p.startswith(SAMPLE)}
-        return [f"{key}: {sentence}" for key, sentence in found.items() if sentence]
+        return [f"{key}: {sentence}" for key, sentence in sources.all_missing(self.train, self.evaluate).items()]
 
     def _packed(self, text: str, part: str) -> Packed:
         size, fit = (None, "no") if self.fit == "keep" else (self.side, self.fit)
@@ -211,7 +196,7 @@ class Images:
         if self.open_set:
             both = sorted(set(_present(whole, rows[0])) & set(_present(whole, rows[1])))
             if both:
-                found = f"{len(both)} classes have pictures in held-out groups and in others: {_few(both)}"
+                found = f"{len(both)} classes have pictures in held-out groups and in others: {few(both)}"
                 raise UserError("data.hold_out", found, "groups of whole classes, since open_set is on")
         return rows
 
@@ -229,41 +214,35 @@ class Images:
         if not self.open_set:
             new, absent = sorted(set(present) - set(trained)), sorted(set(trained) - set(present))
             if split.name == "train" and absent:
-                found = f"no pictures of {_few(absent)} are left to train on, all are held out"
+                found = f"no pictures of {few(absent)} are left to train on, all are held out"
                 raise UserError("data.hold_out", found, "groups that leave some of each class", "name other groups")
             if new:
-                found = f"classes that are not trained: {_few(new)}"
-                expected = f"those of data.train: {_few(sorted(trained))}"
-                missing = f"; of those it has no {_few(absent)}" if absent else ""
+                found = f"classes that are not trained: {few(new)}"
+                expected = f"those of data.train: {few(sorted(trained))}"
+                missing = f"; of those it has no {few(absent)}" if absent else ""
                 raise UserError(place, found, expected + missing, "open_set: true scores other classes by retrieval")
             if absent:
-                _log.warning("%s: no pictures of %d classes that are trained: %s", place, len(absent), _few(absent))
+                _log.warning("%s: no pictures of %d classes that are trained: %s", place, len(absent), few(absent))
         if len(present) < 2:
-            raise UserError(place, f"pictures of {len(present)} class ({_few(present)})", "at least 2 to tell apart")
+            raise UserError(place, f"pictures of {len(present)} class ({few(present)})", "at least 2 to tell apart")
 
     def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
         found = [(f"data.evaluate.{n}", leak) for n, split in scored.items() for leak in self._leaks(train, split)]
-        if found and self.leakage == "refuse":
-            listing = "".join(f"\n  {where}: {leak}" for where, leak in found)
-            expected = "\neach group and each picture in one split"
-            remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
-            raise UserError("data", f"what is scored was trained on:{listing}", expected, remedy)
-        for where, leak in found:
-            _log.warning("%s: %s; scores on it are too good", where, leak)
+        remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
+        sources.report_leaks(found, self.leakage, "each group and each picture in one split", remedy)
 
     def _leaks(self, train: ImageSplit, split: ImageSplit) -> list[str]:
         leaks = []
         if self.open_set and (both := sorted(set(train.names) & set(split.names))):
-            leaks.append(f"{len(both)} of its {len(split.names)} classes are trained, with open_set on: {_few(both)}")
+            leaks.append(f"{len(both)} of its {len(split.names)} classes are trained, with open_set on: {few(both)}")
         if self.group != EACH and (both := sorted(train.groups() & split.groups())):
-            leaks.append(f"{len(both)} of its {len(split.groups())} groups are in data.train: {_few(both)}")
+            leaks.append(f"{len(both)} of its {len(split.groups())} groups are in data.train: {few(both)}")
         here, there = split.packed.contents()[split.rows], train.packed.contents()[train.rows]
         if len(same := np.flatnonzero(np.isin(here, there))):
             ids, others = split.packed.ids(), train.packed.ids()
             first = {int(content): row for content, row in zip(there[::-1], train.rows[::-1], strict=True)}
-            pairs = [f"{ids[split.rows[i]]} = {others[first[int(here[i])]]}" for i in same[:_NAMED].tolist()]
-            more = f" and {len(same) - _NAMED} more" if len(same) > _NAMED else ""
-            leaks.append(f"{len(same)} of its {split.size} pictures are in data.train: {', '.join(pairs)}{more}")
+            pairs = [f"{ids[split.rows[i]]} = {others[first[int(here[i])]]}" for i in same.tolist()]
+            leaks.append(f"{len(same)} of its {split.size} pictures are in data.train: {few(pairs)}")
         return leaks
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
@@ -292,8 +271,8 @@ class Images:
             return (1.0 / np.maximum(counts, 1))[train.label]
         absent = sorted(set(self.sampling) - set(train.names))
         if absent:
-            found = f"weights for classes that are not there: {_few(absent)}"
-            raise UserError("data.sampling", found, f"some of: {_few(sorted(train.names), 20)}")
+            found = f"weights for classes that are not there: {few(absent)}"
+            raise UserError("data.sampling", found, f"some of: {few(sorted(train.names), 20)}")
         return np.asarray([self.sampling.get(name, 1.0) for name in train.names])[train.label]
 
 
@@ -463,18 +442,13 @@ def _chosen(names: tuple[str, ...], hold_out: float | list[str], seed: int) -> n
     if isinstance(hold_out, list):
         absent = sorted(set(hold_out) - set(names))
         if absent:
-            found = f"groups that are not there: {_few(absent)}"
-            raise UserError("data.hold_out", found, f"some of: {_few(sorted(names), 20)}")
+            found = f"groups that are not there: {few(absent)}"
+            raise UserError("data.hold_out", found, f"some of: {few(sorted(names), 20)}")
         wanted = set(hold_out)
         return np.asarray([number for number, name in enumerate(names) if name in wanted])
     if len(names) < 2:
-        raise UserError("data.hold_out", f"{len(names)} group ({_few(names)})", "at least 2")
+        raise UserError("data.hold_out", f"{len(names)} group ({few(names)})", "at least 2")
     # By a hash of the name and not by its place, so that a group added later moves few of the others.
     codes = np.asarray([zlib.crc32(name.encode(errors="surrogateescape")) for name in names])
     order = np.lexsort((np.asarray(names), seeding.words(seed, "hold_out", codes)))
     return order[: min(max(1, round(hold_out * len(names))), len(names) - 1)]
-
-
-def _few(names: Iterable[str], most: int = _NAMED) -> str:
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,7 +17,7 @@ from trainkit.data.packed import Packed, Store, Writer
 from trainkit.data.pictures import Fit
 from trainkit.data.protocols import Protocol
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
@@ -234,14 +234,15 @@ def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
 
     # PIL releases the interpreter lock while it decodes, so threads suffice. Chunks bound the memory, of which
     # pictures of their own sizes may take up to 150 MB each.
-    workers = _threads()
+    workers = threads()
     records = source.records()
     with ThreadPoolExecutor(workers) as pool:
         while chunk := list(islice(records, (2 if recipe.size is None else 64) * workers)):
             yield from pool.map(one, chunk)
 
 
-def _threads() -> int:
+def threads() -> int:
+    """How many threads read files: the cores that this process may use, 8 at the most."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
@@ -278,14 +279,14 @@ def oddities(data: Packed) -> list[str]:
         counts = np.bincount(data.labels, minlength=data.classes)
         lonely = np.flatnonzero(counts == 1)
         if len(lonely):
-            notes.append(f"{len(lonely)} of {data.classes} classes have one picture: {_few(names[i] for i in lonely)}")
+            notes.append(f"{len(lonely)} of {data.classes} classes have one picture: {few(names[i] for i in lonely)}")
         missing = np.flatnonzero(counts == 0)
         if len(missing):
-            notes.append(f"{len(missing)} of {data.classes} classes have no picture: {_few(names[i] for i in missing)}")
+            notes.append(f"{len(missing)} of {data.classes} classes have no picture: {few(names[i] for i in missing)}")
         pairs = _across(data)
         if pairs:
             ids = data.ids()
-            listing = _few(f"{ids[a]} = {ids[b]}" for a, b in pairs)
+            listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs)
             notes.append(f"{len(pairs)} pictures stand under two classes: {listing}")
     return notes
 
@@ -339,7 +340,7 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
                 pass  # row by row, to name each
         return [text for row in rows for text in _damage(data, row)]
 
-    with ThreadPoolExecutor(_threads()) as pool:
+    with ThreadPoolExecutor(threads()) as pool:
         for chunk, found in enumerate(pool.map(read, range(0, len(data), _CHUNK)), start=1):
             problems += found
             if on_progress:
@@ -361,11 +362,11 @@ def _shared(data: Packed, other: Packed) -> list[str]:
     both, here, there = np.intersect1d(data.contents(), other.contents(), return_indices=True)
     if len(both):
         ids, others = data.ids(), other.ids()
-        listing = _few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
+        listing = few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
         notes.append(f"{len(both)} pictures are also in {other.path}: {listing}")
     groups = sorted(set(data.group_names) & set(other.group_names))
     if groups:
-        notes.append(f"{len(groups)} groups are also in {other.path}: {_few(groups)}")
+        notes.append(f"{len(groups)} groups are also in {other.path}: {few(groups)}")
     return notes
 
 
@@ -374,8 +375,3 @@ def _across(data: Packed) -> list[tuple[int, int]]:
     order = np.argsort(contents, kind="stable")
     same = (contents[order][1:] == contents[order][:-1]) & (data.labels[order][1:] != data.labels[order][:-1])
     return [(int(order[i]), int(order[i + 1])) for i in np.flatnonzero(same)]
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

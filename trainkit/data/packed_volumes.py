@@ -38,9 +38,6 @@ VERSION = 1
 FOREGROUND_CAP = 10_000
 """Most voxels of one organ of one case whose places are kept; of more, an even selection."""
 
-BACKGROUND = "background"
-"""Name of label 0."""
-
 LABEL_LIMIT = 256
 """Labels are bytes."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -27,23 +29,34 @@ def pack_once(
 
     `size`, `fit` and `group` as in `importing.import_pictures`, whose UserErrors this raises.
     """
-    folder = cache_root() / _key(found, size, fit, group)
-    if is_packed(folder):
-        return Packed(folder)
+    # How it is read is part of it: the form of the source, its split, what is done to pictures.
+    made = [packed.FORMAT, packed.VERSION, found.kind, found.where, getattr(found, "split", None), size, fit, group]
+    folder = cache_root() / key(made, found.files)
+
+    def make() -> None:
+        _log.info("packing %s into %s, once", found.where, folder)
+        source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
+        report = importing.import_pictures(source, folder, size=size, fit=fit, group=group, protocol=protocol)
+        for note in report.notes:
+            _log.warning("%s: %s", source.where, note)
+
+    make_once(folder, is_packed, make)
+    return Packed(folder)
+
+
+def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], None]) -> None:
+    """Have a folder of the cache made where it is not there yet. Processes that start together make it once."""
+    if is_made(folder):
+        return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         (folder.parent / ".gitignore").write_text("*\n")
         with filelock.FileLock(folder.with_suffix(".lock")):
-            if not is_packed(folder):
-                _log.info("packing %s into %s, once", found.where, folder)
-                source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
-                report = importing.import_pictures(source, folder, size=size, fit=fit, group=group, protocol=protocol)
-                for note in report.notes:
-                    _log.warning("%s: %s", source.where, note)
+            if not is_made(folder):
+                make()
     except OSError as error:
         remedy = "set TRAINKIT_CACHE to a folder that can be written"
         raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
-    return Packed(folder)
 
 
 def cache_root() -> Path:
@@ -61,16 +74,14 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit" / "packed"
 
 
-def _key(source: Source | Evaluation, size: tuple[int, int] | None, fit: Fit, group: str | None) -> str:
-    """Names a packed set by what it is made from: any file that was changed, replaced or added gives another key.
+def key(made: list[Any], files: Iterable[Path]) -> str:
+    """Names a packed set by how and from what it is made: any file that was changed, replaced or added gives another.
 
     The time of the last change of the file's entry (ctime) is part of it: unlike the time of modification, it cannot be
     carried over from a file that is replaced.
     """
-    # How it is read is part of it: the form of the source, its split, what is done to pictures.
-    made = [packed.FORMAT, packed.VERSION, source.kind, source.where, getattr(source, "split", None), size, fit, group]
     key = hashlib.sha256(repr(made).encode(errors="surrogateescape"))
-    for file in source.files:
+    for file in files:
         try:
             seen = file.stat()
         except OSError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,24 @@ from trainkit.places import locate
 if TYPE_CHECKING:
     from trainkit.data.packed import Packed
 
+_log = logging.getLogger(__name__)
+
+HELD_OUT = "held_out"
+"""In place of a path of `evaluate`: what is kept from training of the set that is trained on."""
+
+SAMPLE = "sample:"
+"""Before the name of a built-in drawn set, in place of a path."""
+
 SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "dev"})
 """Names that folders of splits go by; two of them side by side are no classes."""
 
 PATTERN_LIMIT = 200
-"""Longest regular expression for groups, in characters."""
+"""Longest regular expression for groups and patients, in characters."""
 
 ID_LIMIT = 1000
 """Longest id that one is tried on. Both bound how long a badly written one may try."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def open_source(path: Path | str, *, nested: bool = True, network: bool = False) -> Source:
@@ -78,6 +89,32 @@ def missing(text: str) -> str | None:
     return None if path.exists() else f"{path} does not exist"
 
 
+def all_missing(train: str, evaluate: Mapping[str, str]) -> dict[str, str]:
+    """Sentences about the sources of a recipe that are not there yet, by the key that names them."""
+    named = {"data.train": train} | {f"data.evaluate.{name}": text for name, text in evaluate.items()}
+    found = {key: missing(text) for key, text in named.items() if text != HELD_OUT and not text.startswith(SAMPLE)}
+    return {key: sentence for key, sentence in found.items() if sentence}
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError for a set to be scored whose name cannot stand in that of a split, or is taken."""
+    for name in names:
+        if not _NAME.fullmatch(name) or name == "train":
+            raise ValueError(f"evaluate has the name {name!r}; letters, digits, - and _ are allowed, `train` is not")
+
+
+def report_leaks(found: Sequence[tuple[str, str]], leakage: str, expected: str, remedy: str) -> None:
+    """Refuse or warn of what is in two splits: `found` are keys of a recipe, and sentences about what leaks there.
+
+    Raises UserError unless `leakage` is `allow`.
+    """
+    if found and leakage == "refuse":
+        listing = "".join(f"\n  {where}: {leak}" for where, leak in found)
+        raise UserError("data", f"what is scored was trained on:{listing}", f"\n{expected}", remedy)
+    for where, leak in found:
+        _log.warning("%s: %s; scores on it are too good", where, leak)
+
+
 def split_of(path: Path | str) -> tuple[Path, str | None]:
     """`set.parquet#val` as path and name of the split; a path that is there with its `#` is a path."""
     path = Path(path)
@@ -126,27 +163,34 @@ def repacked(data: Packed) -> Source:
 
 
 def grouping(pattern: str) -> Callable[[Record], str]:
-    """Finds the group of a record: what the one parenthesised part of the regular expression matches in its id.
+    """Finds the group of a record, as `finding` does in its id."""
+    find = finding(pattern, "group")
+    return lambda record: find(record.id, record.where)
 
-    Raises UserError when it is no such expression; the function it returns raises one naming a record without a group.
+
+def finding(pattern: str, what: str) -> Callable[[str, str], str]:
+    """Finds `what` an id names (a group, a patient): what the one parenthesised part of the regular expression matches.
+
+    Raises UserError when it is no such expression; the function it returns, which takes an id and where that is from,
+    raises one where it names nothing.
     """
     if len(pattern) > PATTERN_LIMIT:
-        raise UserError("group", f"a regular expression of {len(pattern)} characters", f"at most {PATTERN_LIMIT}")
+        raise UserError(what, f"a regular expression of {len(pattern)} characters", f"at most {PATTERN_LIMIT}")
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UserError(f"group {pattern!r}", f"no regular expression ({error})") from None
+        raise UserError(f"{what} {pattern!r}", f"no regular expression ({error})") from None
     if compiled.groups != 1:
         found, remedy = f"{compiled.groups} parts in parentheses", "other parentheses are written (?:...)"
-        raise UserError(f"group {pattern!r}", found, "one: the group", remedy)
+        raise UserError(f"{what} {pattern!r}", found, f"one: the {what}", remedy)
 
-    def group(record: Record) -> str:
-        found = compiled.search(record.id) if len(record.id) <= ID_LIMIT else None
+    def find(id: str, where: str) -> str:
+        found = compiled.search(id) if len(id) <= ID_LIMIT else None
         if found is None or not found.group(1):
-            raise UserError(record.where, f"{record.id[:200]!r} names no group", f"a match of {pattern!r}")
+            raise UserError(where, f"{id[:200]!r} names no {what}", f"a match of {pattern!r}")
         return found.group(1)
 
-    return group
+    return find
 
 
 def _whole(source: Source, split: str | None) -> Source:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from trainkit import seeding
+from trainkit.data.augment import check_range, check_share
 from trainkit.errors import UserError
 
 STREAM = "augment-volume"
@@ -63,7 +64,7 @@ class Rotate:
     """Largest turn about each of the two axes within the slices; without effect where slices are thick (`FLAT`)."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
+        check_share(self, "p")
         for name in ("in_plane", "out_of_plane"):
             if not 0 <= getattr(self, name) <= 180:
                 raise ValueError(f"{name} is {getattr(self, name)}; degrees from 0 to 180 are needed")
@@ -84,8 +85,8 @@ class Scale:
     """Smallest and largest; drawn evenly on a logarithmic scale. Above 1 things become larger."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
-        _range(self, "factor", 0.1, 10)
+        check_share(self, "p")
+        check_range(self, "factor", 0.1, 10)
 
 
 @dataclass(kw_only=True)
@@ -100,7 +101,7 @@ class Elastic:
     """Largest shift of a control point along each axis, in mm. Tissue moves by a fifth of it (standard deviation)."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
+        check_share(self, "p")
         if not (self.every > 0 and 0 <= self.shift <= FOLD * self.every):
             raise ValueError(
                 f"shift is {self.shift} mm with control points every {self.every} mm; up to "
@@ -119,7 +120,7 @@ class BiasField:
     """Largest logarithm of the factor at a control point, either way; a fifth of it is usual."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
+        check_share(self, "p")
         if self.every <= 0 or not 0 <= self.log <= 5:
             raise ValueError("needed: every above 0 mm and log from 0 to 5")
 
@@ -133,8 +134,8 @@ class Blur:
     """Smallest and largest standard deviation in mm, the same along all axes."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
-        _range(self, "sigma", 0.0)
+        check_share(self, "p")
+        check_range(self, "sigma", 0.0)
 
 
 @dataclass(kw_only=True)
@@ -146,8 +147,8 @@ class LowResolution:
     """Smallest and largest share of the voxels along each axis; within the slices only, where they are thick."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
-        _range(self, "zoom", 0.05, 1.0)
+        check_share(self, "p")
+        check_range(self, "zoom", 0.05, 1.0)
 
 
 @dataclass(kw_only=True)
@@ -159,8 +160,8 @@ class Noise:
     """Smallest and largest standard deviation, in those of the volume."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
-        _range(self, "deviation", 0.0)
+        check_share(self, "p")
+        check_range(self, "deviation", 0.0)
 
 
 @dataclass(kw_only=True)
@@ -175,8 +176,8 @@ class Gamma:
     """Share of these for which dark and bright are exchanged before and after."""
 
     def __post_init__(self) -> None:
-        _share(self, "p", "invert")
-        _range(self, "exponent", 0.05, 20)
+        check_share(self, "p", "invert")
+        check_range(self, "exponent", 0.05, 20)
 
 
 @dataclass(kw_only=True)
@@ -188,8 +189,8 @@ class Contrast:
     factor: tuple[float, float] = (0.75, 1.25)
 
     def __post_init__(self) -> None:
-        _share(self, "p")
-        _range(self, "factor", 0.0)
+        check_share(self, "p")
+        check_range(self, "factor", 0.0)
 
 
 @dataclass(kw_only=True)
@@ -201,7 +202,7 @@ class Brightness:
     """Largest, either way, in standard deviations of the volume."""
 
     def __post_init__(self) -> None:
-        _share(self, "p")
+        check_share(self, "p")
         if self.shift < 0:
             raise ValueError(f"shift is {self.shift}; a number from 0 is needed")
 
@@ -406,26 +407,8 @@ class VolumeAugment:
 # ---- draws -----------------------------------------------------------------------------------------------------------
 
 
-def _share(block: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(block, name) <= 1:
-            raise ValueError(f"{name} is {getattr(block, name)}; a share from 0 to 1 is needed")
-
-
-def _range(block: object, name: str, least: float, most: float = math.inf) -> None:
-    low, high = getattr(block, name)
-    if not least <= low <= high <= most:
-        raise ValueError(
-            f"{name} is [{low}, {high}]; two numbers are needed, the smaller first, from {least} to {most}"
-        )
-
-
 def _draws(seed: int, epoch: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-    return dict(zip(DRAWS, _uniform(seed, STREAM, epoch, rows[:, None], np.arange(len(DRAWS))).T, strict=True))
-
-
-def _uniform(seed: int, stream: str, *parts: int | np.ndarray) -> np.ndarray:
-    return (seeding.words(seed, stream, *parts) >> np.uint64(11)) * (1.0 / (1 << 53))
+    return dict(zip(DRAWS, seeding.uniform(seed, STREAM, epoch, rows[:, None], np.arange(len(DRAWS))).T, strict=True))
 
 
 def _between(draws: np.ndarray, ends: Sequence[float]) -> np.ndarray:
@@ -478,7 +461,7 @@ def _control_points(
     counts = [math.ceil(size / step) + 3 for size, step in zip(patch, cell, strict=True)]
     out = np.zeros((len(rows), channels, *counts))
     places = np.arange(channels * math.prod(counts))
-    draws = _uniform(seed, f"{STREAM}-{name}", epoch, rows[chosen][:, None], places)
+    draws = seeding.uniform(seed, f"{STREAM}-{name}", epoch, rows[chosen][:, None], places)
     out[chosen] = (draws * 2 - 1).reshape(-1, channels, *counts)
     return out, np.tile(cell.astype(np.float32), (len(rows), 1))
 

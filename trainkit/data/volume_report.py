@@ -14,6 +14,7 @@ from trainkit.data import nifti
 from trainkit.data.nifti import Header
 from trainkit.data.packed_volumes import CaseInfo
 from trainkit.data.volume_prepare import PLANES, Preparation
+from trainkit.errors import few
 
 _FEW = 5
 _STRAY = 0.05
@@ -323,12 +324,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def by(numbers: Iterable[float], form: str = ".4g") -> str:
     """Lengths of three sides: `1 x 1 x 3.85`."""
     return " x ".join(format(number, form) for number in numbers)
-
-
-def few(names: Iterable[str]) -> str:
-    """The first names and how many more there are."""
-    listed = list(names)
-    return ", ".join(listed[:_FEW]) + (f" and {len(listed) - _FEW} more" if len(listed) > _FEW else "")
 
 
 def many(count: int, noun: str) -> str:
