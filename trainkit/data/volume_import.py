@@ -537,7 +537,8 @@ def _refuse(source: VolumeSource, bad: Sequence[str]) -> None:
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else " (or more)" if len(bad) == _NAMED else ""
     listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
     remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
-    raise UserError(source.where, f"{min(len(bad), _NAMED)}{more} unusable cases:{listing}\n", remedy=remedy)
+    cases = "case" if len(bad) == 1 else "cases"
+    raise UserError(source.where, f"{min(len(bad), _NAMED)}{more} unusable {cases}:{listing}\n", remedy=remedy)
 
 
 def _check_space(out: Path, pairs: Sequence[_Pair], how: Preparation) -> None:

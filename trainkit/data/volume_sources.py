@@ -189,7 +189,9 @@ def _layout(root: Path, split: str | None, labelled: bool, where: str) -> _Found
         either = " or ".join(f"{root}#{name}" for name in splits)
         raise UserError(str(root), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
     wanted = "a folder `image` and a folder `label`, or dataset.json"
-    raise UserError(where, "no volumes in a layout that is known", wanted if labelled else f"{wanted}, or {_FILES}")
+    there = few(entry.name for entry in _folders(folder))
+    found = "no volumes in a layout that is known" + (f", in the folders {there}" if there else "")
+    raise UserError(where, found, wanted if labelled else f"{wanted}, or {_FILES}")
 
 
 def splits_below(root: Path) -> list[str]:

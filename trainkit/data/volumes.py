@@ -35,6 +35,8 @@ PATCH_LIMIT = 1 << 28
 Kind = Literal["train", "whole", "overlays", "patches"]
 
 _ACROSS = {"x": "left to right", "y": "back to front", "z": "bottom to top"}
+_ALIKE = 1.5
+"""Factor between two spacings up to which nothing is said."""
 _FIXED = 0
 """Seed of the patches that are scored: whatever the run's, so that runs are scored on the same ones."""
 
@@ -92,7 +94,8 @@ class Volumes:
             raise ValueError(f"foreground is {self.foreground}; a share from 0 to 1 is needed")
         if self.folds < 2 or (self.fold is not None and not 0 <= self.fold < self.folds):
             raise ValueError(f"fold is {self.fold} of {self.folds}; 2 folds or more, numbered from 0, are needed")
-        if self.names is not None and (not self.names or len(set(self.names)) < len(self.names) or "" in self.names):
+        different = {name.lower() for name in self.names or ()}
+        if self.names is not None and (not self.names or len(different) < len(self.names) or "" in self.names):
             raise ValueError("names must be those of the labels 1, 2, ...: at least one, each another")
         if self.patient is not None:
             try:
@@ -143,7 +146,8 @@ class Volumes:
             resampled=whole.preparation.spacing or (),
         )
         training = self._patches("train", train, Shelf(whole, kept, place), seed)
-        return Opened(meta, training, evaluations, (told, *self._notes(training, held)))
+        others = self._other_spacings(whole, scored)
+        return Opened(meta, training, evaluations, (told, *self._notes(training, held), *others))
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
@@ -241,6 +245,14 @@ class Volumes:
             f"{name}.overlays": replace(few, name=f"{name}.overlays", kind="overlays"),
             f"{name}.patches": self._patches(f"{name}.patches", split, disk, _FIXED, "patches"),
         }
+
+    def _other_spacings(self, train: PackedVolumes, scored: Mapping[str, CaseSplit]) -> Iterable[str]:
+        """Sets to be scored whose voxels are of another shape than a network sees in training, in sentences."""
+        for name, split in scored.items():
+            ratio = np.divide(split.packed.spacing, train.spacing)
+            if not 1 / _ALIKE <= ratio.min() <= ratio.max() <= _ALIKE:
+                found, expected = ("x".join(f"{mm:.4g}" for mm in one.spacing) for one in (split.packed, train))
+                yield f"data.evaluate.{name}: voxels of {found} mm in the median, of data.train {expected} mm"
 
     def _notes(self, train: PatchSplit, held: np.ndarray) -> Iterable[str]:
         """What was decided, and what is odd, in sentences."""
