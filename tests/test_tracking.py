@@ -886,11 +886,11 @@ def test_a_key_that_mlflow_would_not_read_back_is_refused(begin, bad):
 def test_a_table_may_be_one_that_the_page_shows(store, begin):
     tracker = begin()
     tracker.table(
-        "tables/val_per_class_last.csv", {"class": ['a "b", c', "d"], "f1": np.array([0.5, 1]), "n": [1, None]}
+        "tables/val_per_class_last.csv", {"class": ['a "b", c', "d"], "f1": np.array([2 / 3, 1]), "n": [1, None]}
     )
     assert tracker.flush()
     file = Path(store.client().download_artifacts(tracker.run_id, "tables/val_per_class_last.csv"))
-    assert file.read_text() == '"class","f1","n"\n"a ""b"", c",0.5,1\n"d",1,\n'
+    assert file.read_text() == '"class","f1","n"\n"a ""b"", c",0.666667,1\n"d",1,\n'
 
 
 class Kept:

@@ -26,14 +26,14 @@ from trainkit.launch import about, begin
 from trainkit.metrics import segmentation
 from trainkit.order import Order, load
 from trainkit.recipe import Recipe
-from trainkit.report.closing import aligned
+from trainkit.report.closing import aligned, numbers, split
 from trainkit.store import RunFolder, Store, run_key
 
 Train = Callable[[Order, Recipe, str | None], tuple[str, RunFolder | None]]
 """Train a recipe beneath an MLflow run: its status, and its folder where it came to have one."""
 
 _SHOWN = 12
-"""Scores of an evaluation in the printed table; all are in MLflow."""
+"""Scores of an evaluation in the printed table, those of classes apart; all are in MLflow."""
 _CSV_ROWS = 10_000
 """Longest table of samples that is also kept as CSV, which MLflow's page shows."""
 
@@ -355,16 +355,17 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
         if not own:
             continue
         table = [[evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std", "all", "95 %"]]
-        for name in own[:_SHOWN]:
-            numbers = (*found.values[name], found.mean(name), found.std(name))
-            value, low, high = found.pooled.get(name, (math.nan, math.nan, math.nan))
-            span = "-" if math.isnan(low) else f"{_short(low)} to {_short(high)}"
-            table.append([name.removeprefix(f"{evaluation}/"), *map(_short, numbers), _short(value), span])
+        whole, _, classes = split(own)
+        for name in (shown := whole[:_SHOWN] + classes):
+            together = found.pooled.get(name, (math.nan, math.nan, math.nan))
+            mean, std, value, low, high = numbers([found.mean(name), found.std(name), *together])
+            span = "-" if math.isnan(together[1]) else f"{low} to {high}"
+            table.append([name.removeprefix(f"{evaluation}/"), *numbers(found.values[name]), mean, std, value, span])
         if evaluation not in found.tables:
             table = [row[:-2] for row in table]
         lines += aligned(table)
-        if len(own) > _SHOWN:
-            lines.append(f"and {len(own) - _SHOWN} more in MLflow")
+        if len(own) > len(shown):
+            lines.append(f"and {len(own) - len(shown)} more in MLflow")
         if evaluation in found.tables:
             lines.append(f"all: the {len(found.tables[evaluation]['fold'])} samples of all folds, each once")
         lines.append("")
@@ -372,7 +373,3 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
     lines += [f"fold {k}  {run.name}" for k, run in enumerate(runs)]
     lines += ["", f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})"]
     return "\n".join(lines)
-
-
-def _short(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"

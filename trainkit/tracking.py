@@ -219,7 +219,7 @@ class Tracker:
     def table(self, path: str, columns: Mapping[str, Any]) -> None:
         """Keep columns of equal length (lists, arrays, tensors; first dimension is the row), as parquet or `.csv`.
 
-        MLflow's page shows the second as a table.
+        MLflow's page shows the second as a table, digit by digit, so fractions have six in it.
         """
         self._file(path, lambda out: _write_table(out, columns))
 
@@ -573,6 +573,10 @@ def _write_table(out: Path, columns: Mapping[str, Any]) -> None:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns differ in length: {lengths}")
     if out.suffix == ".csv":
+        for name, array in arrays.items():
+            if pa.types.is_floating(array.type):
+                short = [v if v is None else float(f"{v:.6g}") for v in array.to_pylist()]
+                arrays[name] = pa.array(short, pa.float64())
         csv.write_csv(pa.table(arrays), out)
     else:
         parquet.write_table(pa.table(arrays), out, compression="zstd", write_page_checksum=True)

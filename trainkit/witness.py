@@ -102,7 +102,8 @@ class Witness:
                 from trainkit.report.drawing import keep_pictures
 
                 keep_pictures(self.tracker, step, title, scores.pictures)
-        shown = "  ".join(f"{key} {value:.4g}" for key, value in list(scored[name].metrics.items())[:6])
+        whole = [(key, value) for key, value in scored[name].metrics.items() if "." not in key]  # `dice.sr`: of a class
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in whole[:6])
         self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
 
     def draw(self, curves: Mapping[str, Mapping[str, Any]]) -> None:

@@ -61,35 +61,39 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     of_organ = {name: mean(values, 0) for name, values in columns.items()}
     ways = {
         "dice": ("dice_mean", "dice"),
-        "iou": ("iou_mean", "iou"),
-        "nsd": ("nsd_mean", "nsd"),
         "hd95": ("hd95_mean_mm", "hd95_mm"),
+        "nsd": ("nsd_mean", "nsd"),
+        "iou": ("iou_mean", "iou"),
         "asd": ("asd_mean_mm", "asd_mm"),
         "volume_off": ("volume_error_mean_mm3", "volume_error_mm3"),
     }
-    metrics = {whole: float(mean(of_organ[name])) for name, (whole, _) in ways.items()}
+    # A terminal shows the first six.
+    metrics = {"dice_mean": float(mean(of_organ["dice"]))}
     low, high = np.full(len(organs), np.nan), np.full(len(organs), np.nan)
     if len(set(protocol.patients)) > 1:
         drawn, drawn_organ = bootstrap(columns["dice"], protocol.patients)
         metrics["dice_mean_low"], metrics["dice_mean_high"] = _middle(drawn)
         low, high = np.transpose([_middle(values) for values in drawn_organ.T])
+    whole = {name: float(mean(of_organ[key])) for key, (name, _) in ways.items()}
+    metrics |= {name: whole[name] for name in ("hd95_mean_mm", "nsd_mean")}
+    metrics |= {"missed": float(missed.sum()), "invented": float(invented.sum())}
+    metrics |= whole | {"cases": float(len(protocol))}
     for name, (_, each) in ways.items():
         metrics |= {f"{each}.{word}": float(of_organ[name][k]) for k, word in enumerate(called)}
     metrics = {name: value for name, value in metrics.items() if value == value}
-    metrics |= {"missed": float(missed.sum()), "invented": float(invented.sum()), "cases": float(len(protocol))}
     table = {
         "class": list(organs),
-        "cases": (counted == counted).sum(0),
-        "missed": missed,
-        "invented": invented,
         "dice": of_organ["dice"],
         "dice_low": low,
         "dice_high": high,
-        "iou": of_organ["iou"],
-        "nsd": of_organ["nsd"],
         "hd95_mm": of_organ["hd95"],
+        "nsd": of_organ["nsd"],
+        "missed": missed,
+        "invented": invented,
+        "cases": (counted == counted).sum(0),
         "hd95_median_mm": [np.median(v[v == v]) if (v == v).any() else np.nan for v in columns["hd95"].T],
         "asd_mm": of_organ["asd"],
+        "iou": of_organ["iou"],
         "volume_truth_mm3": of_organ["volume_truth"],
         "volume_prediction_mm3": of_organ["volume_prediction"],
         "volume_error_mm3": of_organ["volume_off"],
@@ -110,7 +114,8 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
         metrics = {name: metrics[name] for name in ("dice_mean", "missed", "invented", "cases")}
         return Scores(metrics, cases | scored, tables=tables, pictures=pictures)
     shown = {name: _or_none(c) for name, c in scored.items() if name.startswith(("dice", "hd95"))}
-    return Scores(metrics, cases | scored, tables=tables | {"per_case": cases | shown})
+    # The page shows the first few columns.
+    return Scores(metrics, cases | scored, tables=tables | {"per_case": {"id": cases["id"]} | shown | cases})
 
 
 def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: str) -> Scores:

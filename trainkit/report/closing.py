@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit import journal
 from trainkit.loop import Outcome
 from trainkit.needs import best_weights
 from trainkit.witness import Witness
+
+_CLASSES = 12
+"""Classes in a table; all are in MLflow."""
 
 
 def write(run: Witness, outcome: Outcome) -> None:
@@ -35,14 +40,16 @@ def table(run: Witness, outcome: Outcome, store: Any) -> str:
     """Scores and speeds of a run, and how to open it."""
     history = journal.read(run.folder.journal)
     lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]
+    best = run.recipe.best.metric if run.recipe.best else ""
     for evaluation in run.recipe.evaluations:
-        rows = _scores(history, evaluation, run.recipe.best.metric if run.recipe.best else "")
-        shown = [name for name in next(iter(rows.values()), {}) if not name.startswith(("xnorm", "val_at"))][:6]
+        rows = _scores(history, evaluation, best)
+        names = [name for name in next(iter(rows.values()), {}) if not name.startswith(("xnorm", "val_at"))]
+        whole, kind, classes = split(names)
         if rows:
-            lines += [
-                *aligned([[evaluation, *shown], *([who, *_numbers(row, shown)] for who, row in rows.items())]),
-                "",
-            ]
+            lines += [*aligned([[evaluation, *whole[:6]], *_numbers(rows, whole[:6])]), ""]
+        if classes and (not best or best.startswith(f"{evaluation}/")):  # of the set that counts
+            head = [f"{evaluation}, {kind}", *(name.partition(".")[2] for name in classes)]
+            lines += [*aligned([head, *_numbers(rows, classes)]), ""]
     speed = outcome.speed
     shares = "  ".join(f"{k[5:-6]} {100 * v:.0f} %" for k, v in speed.items() if k.endswith("_share") and v >= 0.005)
     lines += [
@@ -76,8 +83,32 @@ def _shares(outcome: Outcome) -> dict[str, float]:
     return {key[5:-6]: value for key, value in outcome.speed.items() if key.endswith("_share")}
 
 
-def _numbers(row: dict[str, float], names: list[str]) -> list[str]:
-    return [f"{row[name]:.4f}" if name in row else "-" for name in names]
+def split(names: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """Which of the names of scores are of all classes together; a kind that there is of each; and its first twelve.
+
+    `dice.sr` is that of a class; of several kinds the first is taken.
+    """
+    whole = [name for name in names if "." not in name]
+    each = [name for name in names if "." in name]
+    kind = each[0].partition(".")[0] if each else ""
+    return whole, kind, [name for name in each if name.startswith(f"{kind}.")][:_CLASSES]
+
+
+def _numbers(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[list[str]]:
+    """The rows of a table, each column in as many digits as its values need."""
+    columns = [numbers([row.get(name, math.nan) for row in rows.values()]) for name in names]
+    return [[who, *cells] for who, *cells in zip(rows, *columns, strict=True)]
+
+
+def numbers(values: Sequence[float]) -> list[str]:
+    """Values of one kind as words: counts without fractions, all else to four places; from 10 two, from 1,000 none."""
+    places = 0 if all(value != value or float(value).is_integer() for value in values) else None
+    words = []
+    for value in values:
+        large = abs(value)
+        digits = places if places is not None else 4 if large < 10 else 2 if large < 1000 else 0
+        words.append("-" if value != value else f"{value:.{digits}f}")
+    return words
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
