@@ -239,11 +239,11 @@ def test_settings_without_meaning_are_refused(settings):
 
 
 def test_a_weight_of_no_class_names_the_nearest():
-    SegmentationLoss(class_weights={"front": 2.0}).checked(NAMES)
+    SegmentationLoss(class_weights={"front": 2.0}).weights(NAMES)
     with pytest.raises(UserError, match=r"task.objective.class_weights.*'fornt'.*front"):
-        SegmentationLoss(class_weights={"fornt": 2.0}).checked(NAMES)
+        SegmentationLoss(class_weights={"fornt": 2.0}).weights(NAMES)
     with pytest.raises(UserError, match="a number above 0"):
-        SegmentationLoss(class_weights={"front": 0.0}).checked(NAMES)
+        SegmentationLoss(class_weights={"front": 0.0}).weights(NAMES)
 
 
 def test_deep_supervision_halves_the_share_of_each_coarser_output():

@@ -312,7 +312,9 @@ def import_(
         for flag, value in (others | {"--size": size, "--fit": fit, "--group": group}).items():
             if value:
                 raise click.UsageError(f"{flag} is not for volumes")
-        _import_volumes(source, out, spacing, names, patient, clinical, axes, damaged)
+        mm, known = None if spacing is None else _spacing(spacing), _label_names(names)
+        how = {"spacing": mm, "names": known, "patient": patient, "clinical": clinical, "axes": axes}
+        _import_volumes(source, out, damaged=damaged, **how)
         return
     for flag, value in for_volumes.items():
         if value is not None:
@@ -347,31 +349,11 @@ def import_(
         click.echo(f"  {note}")
 
 
-def _import_volumes(
-    source: Path,
-    out: Path,
-    spacing: str | None,
-    names: str | None,
-    patient: str | None,
-    clinical: Path | None,
-    axes: str | None,
-    damaged: str,
-) -> None:
-    mm = None if spacing is None else _spacing(spacing)
+def _import_volumes(source: Path, out: Path, **how: Any) -> None:
     from trainkit.data import volume_import
 
     with _bar("importing", "case") as on_progress:
-        report = volume_import.import_volumes(
-            source,
-            out,
-            names=_label_names(names),
-            spacing=mm,
-            patient=patient,
-            clinical=clinical,
-            axes=axes,
-            damaged=damaged,
-            on_progress=on_progress,
-        )
+        report = volume_import.import_volumes(source, out, on_progress=on_progress, **how)
     for line in report.lines():
         click.echo(line)
 

@@ -11,7 +11,6 @@ its columns.
 from __future__ import annotations
 
 import gzip
-import io
 import itertools
 import math
 import os
@@ -398,14 +397,17 @@ def _instead(start: bytes) -> str:
     """What a file that is no NIfTI is."""
     if not start:
         return "0 bytes"
-    known = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"NRRD": "an NRRD file"}
-    known |= {
+    known = {
+        b"\x89PNG": "a PNG picture",
+        b"\xff\xd8\xff": "a JPEG picture",
+        b"NRRD": "an NRRD file",
         b"PK\x03\x04": "a zip archive",
         b"\x93NUM": "a NumPy array",
         b"<": "a text (HTML or XML)",
         b"MINC": "MINC",
+        b"vers": "the pointer of a Git LFS file, not the file",
+        b"\x1f\x8b": "compressed twice",
     }
-    known |= {b"vers": "the pointer of a Git LFS file, not the file", b"\x1f\x8b": "compressed twice"}
     return next((text for magic, text in known.items() if start.startswith(magic)), "not a NIfTI file")
 
 
@@ -573,15 +575,12 @@ def _check_end(stream: BinaryIO, header: Header) -> None:
 
 
 def _scale(stored: np.ndarray, header: Header, out: np.ndarray) -> None:
-    if not header.scaled:
-        with np.errstate(over="ignore", invalid="ignore"):
-            out[...] = stored
-        return
     with np.errstate(over="ignore", invalid="ignore"):
-        values = stored.astype(np.float64)
-        values *= header.slope
-        values += header.inter
-        out[...] = values
+        if header.scaled:
+            stored = stored.astype(np.float64)
+            stored *= header.slope
+            stored += header.inter
+        out[...] = stored
 
 
 def _all_finite(part: np.ndarray) -> bool:
@@ -604,10 +603,7 @@ def _label_header(like: Header) -> bytes:
     names = ["qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d"]
     for name in (*names, "qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z"):
         header[name] = source[name]
-    out = io.BytesIO()
-    out.write(header.binaryblock)
-    out.write(bytes(4))
-    return out.getvalue()
+    return header.binaryblock + bytes(4)
 
 
 def _by(numbers: Any) -> str:

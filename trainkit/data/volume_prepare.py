@@ -97,7 +97,7 @@ def prepare(array: np.ndarray, header: Header, how: Preparation) -> Prepared:
     oriented = np.ascontiguousarray(orientation.apply(array), np.float32)
     spacing = _three(orientation.spacing(header))
     shape = _shape(oriented.shape, spacing, header, how)
-    resampled = _resampled(oriented, shape, kernels(oriented.shape, spacing, shape, "cubic"))
+    resampled = resample(oriented, shape, kernels(oriented.shape, spacing, shape, "cubic"))
     image, facts = normalise(resampled)
     facts = {"lowest": float(array.min()), "highest": float(array.max()), **facts}
     reached = tuple(s * n / m for s, n, m in zip(spacing, oriented.shape, shape, strict=True))
@@ -148,7 +148,17 @@ def kernels(
 
 def resample(array: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -> np.ndarray:
     """An image of three axes brought to `shape`, float32, each axis by its kernel."""
-    return _resampled(np.asarray(array, np.float32), shape, along)
+    array = np.asarray(array, np.float32)
+    # Axes that shrink come first: what follows has less to do.
+    for axis in sorted(range(3), key=lambda axis: shape[axis] / array.shape[axis]):
+        length, new = array.shape[axis], int(shape[axis])
+        if length == new:
+            continue
+        if along[axis] == "nearest":
+            array = np.take(array, _nearest(length, new), axis)
+        else:
+            array = _summed(array, *_taps(length, new, along[axis]), axis)
+    return array
 
 
 def resample_labels(labels: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -> np.ndarray:
@@ -231,19 +241,6 @@ def _shape(shape: Sequence[int], spacing: Sequence[float], header: Header, how: 
         found = f"{' x '.join(f'{n:.4g}' for n in exact)} voxels at {asked} mm"
         raise UserError(str(header.path), found, f"at most {nifti.VOXEL_LIMIT}", "choose a larger spacing")
     return tuple(max(1, round(n)) for n in exact)
-
-
-def _resampled(array: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -> np.ndarray:
-    # Axes that shrink come first: what follows has less to do.
-    for axis in sorted(range(3), key=lambda axis: shape[axis] / array.shape[axis]):
-        length, new = array.shape[axis], int(shape[axis])
-        if length == new:
-            continue
-        if along[axis] == "nearest":
-            array = np.take(array, _nearest(length, new), axis)
-        else:
-            array = _summed(array, *_taps(length, new, along[axis]), axis)
-    return array
 
 
 def _summed(array: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:

@@ -34,9 +34,6 @@ from trainkit.errors import UserError, few
 BACKGROUND = "background"
 """The name of label 0."""
 
-TOM500_NAMES = (BACKGROUND, "SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB")
-"""What the labels of TOM500 stand for. Its files do not say so, and its layout is not its alone: recipes state it."""
-
 IMAGE_FOLDERS = ("image", "images", "imagestr")
 """Names of the folder of images, in lower case."""
 

@@ -77,10 +77,6 @@ class SegmentationLoss:
         """Weights (C,) of the classes called `names`, None where all are 1. Raises UserError for unknown classes."""
         return class_weights(self.class_weights, names, "task.objective.class_weights")
 
-    def checked(self, names: Sequence[str]) -> None:
-        """Raises UserError where the classes, called `names`, are not those that the loss speaks of."""
-        self.weights(names)
-
     def __call__(self, logits: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """Loss of each sample, (B,), float32 or wider.
 

@@ -71,7 +71,6 @@ class Segment3d:
 
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """The network for patches of the data. Raises UserError where they do not fit, or a class has no such name."""
-        self.objective.checked(meta.class_names)
         self._weights = self.objective.weights(meta.class_names)
         self._tolerance = self._tolerances(meta.class_names or [str(c) for c in range(meta.classes)])
         self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
