@@ -443,6 +443,11 @@ def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_ch
     state = json.loads(view["state"])
     assert state["selectedColumns"][:3] == ["params.`task.method`", "params.`seed`", "metrics.`best/lfw/eer`"]
     assert state["orderByKey"] == "metrics.`best/lfw/eer`" and state["orderByAsc"] is True
+    parent = begin(tags={"trainkit.folds": 2}, primary_metric="lfw/eer", higher_is_better=False)
+    begin(parent=parent.run_id, primary_metric="lfw/eer", higher_is_better=False)
+    nested = json.loads(json.loads(tags()["mlflow.sharedViewState.trainkit"])["state"])
+    assert nested["orderByKey"] == "attributes.start_time" and nested["orderByAsc"] is False
+    assert nested["selectedColumns"] == state["selectedColumns"]
     found = store.client().get_experiment_by_name("faces").experiment_id
     edited = {"mlflow.note.content": "mine", "mlflow.sharedViewState.trainkit": json.dumps({**view, "updatedAt": 7})}
     for key, value in edited.items():

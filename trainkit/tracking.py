@@ -106,7 +106,8 @@ class Tracker:
             }
             with _asking(store):
                 experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
-                _offer_view(client, experiment_id, primary_metric, higher_is_better, flat)
+                nested = "trainkit.folds" in all_tags
+                _offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
                 known = _known_run(client, folder.info().run_id) if resume else None
                 if known is None:
                     run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
@@ -493,9 +494,18 @@ def _guide(primary_metric: str | None) -> str:
 
 
 def _offer_view(
-    client: Any, experiment_id: str, primary_metric: str | None, higher_is_better: bool, params: Mapping[str, str]
+    client: Any,
+    experiment_id: str,
+    primary_metric: str | None,
+    higher_is_better: bool,
+    params: Mapping[str, str],
+    nested: bool = False,
 ) -> None:
-    """Keep a view of the run table with the columns that tell runs apart; MLflow's own shows no score."""
+    """Keep a view of the run table with the columns that tell runs apart; MLflow's own shows no score.
+
+    `nested`: folds will stand beneath a run. MLflow shows that only where runs are sorted by time, so from then on
+    they are.
+    """
     tag = f"mlflow.sharedViewState.{VIEW}"
     kept = client.get_experiment(experiment_id).tags.get(tag)
     if kept and '"updatedAt": 0,' not in kept:
@@ -504,9 +514,13 @@ def _offer_view(
     # Of the parameters, those that this run or an earlier one of the experiment has.
     columns = [c for c in (f"params.`{name}`" for name in _TELLING) if c[8:-1] in params or c in (kept or "")]
     columns += [*scores, *(f"metrics.`{name}`" for name in ("train/loss", "final/time/total_s"))]
+    before = json.loads(json.loads(kept)["state"]) if kept else {}
+    had_scores = any(column.startswith("metrics.`best/") for column in before.get("selectedColumns", []))
+    nested = nested or (had_scores and before["orderByKey"] == "attributes.start_time")
+    sort = [] if nested else scores[:1]
     state = {
-        "orderByKey": scores[0] if scores else "attributes.start_time",
-        "orderByAsc": bool(scores) and not higher_is_better,
+        "orderByKey": sort[0] if sort else "attributes.start_time",
+        "orderByAsc": bool(sort) and not higher_is_better,
         "selectedColumns": columns,
         "columnOrder": columns,
         # Wide enough for the heading, and for the 18 characters in which MLflow shows a fraction.
