@@ -22,7 +22,7 @@ import numpy as np
 
 from trainkit import config, journal
 from trainkit.errors import UserError
-from trainkit.launch import about, begin
+from trainkit.launch import about, begin, ending
 from trainkit.metrics import segmentation
 from trainkit.order import Order, load
 from trainkit.recipe import Recipe
@@ -113,10 +113,7 @@ def _say(machine: Any, text: str) -> None:
 def _parent(
     order: Order, folds: Sequence[Fold], keys: Sequence[str], machine: Any, store: Store
 ) -> Iterator[tuple[Any, str]]:
-    """The tracker of the run that stands above the folds, and its MLflow id on every process.
-
-    However it ends, its status says so.
-    """
+    """The tracker of the run that stands above the folds, and its MLflow id on every process."""
     from trainkit.tracking import Silent, Tracker
 
     recipe = folds[0].recipe
@@ -156,20 +153,11 @@ def _parent(
         print(f"run {folder.name}{again}: {recipe.name} in {len(folds)} folds", flush=True)
         return tracker.run_id
 
-    try:
+    with ending(lambda: tracker):
         parent = machine.lead(start)
         yield tracker, parent
         tracker.finish("FINISHED")
         machine.wait()  # a launcher ends the other processes when one leaves with a code, as after a stop
-    except UserError as error:
-        tracker.finish("FAILED", str(error))
-        raise
-    except KeyboardInterrupt:
-        tracker.finish("KILLED")
-        raise
-    except BaseException as error:
-        tracker.finish("FAILED", error)
-        raise
 
 
 def _adopt(folder: RunFolder, parent: str, store: Store) -> None:
@@ -220,10 +208,11 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: St
     tracker.log(step, scores)
     names = list(found.values)
     columns: dict[str, Any] = {"score": names}
-    columns |= {f"fold_{k}": [found.values[name][k] for name in names] for k in range(len(runs))}
+    # The page shows the first few columns.
     columns |= {"mean": [found.mean(name) for name in names], "std": [found.std(name) for name in names]}
     together = [found.pooled.get(name, (None, None, None)) for name in names]
     columns |= {key: [ends[k] for ends in together] for k, key in enumerate(("all", "all_low", "all_high"))}
+    columns |= {f"fold_{k}": [found.values[name][k] for name in names] for k in range(len(runs))}
     tracker.table("tables/folds.csv", columns)
     for name, table in found.tables.items():
         tracker.table(f"rows/{name}_folds.parquet", table)
