@@ -175,6 +175,19 @@ def about(order: Order) -> str:
 
 
 @contextlib.contextmanager
+def ending(tracker: Callable[[], Any]) -> Iterator[None]:
+    """However what is done within ends, the status of the run that is tracked says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tracker().finish("KILLED")
+        raise
+    except BaseException as error:
+        tracker().finish("FAILED", str(error) if isinstance(error, UserError) else error)
+        raise
+
+
+@contextlib.contextmanager
 def _tracked(
     recipe: Recipe,
     order: Order,
@@ -186,10 +199,7 @@ def _tracked(
     data: Any,
     parent: str | None,
 ) -> Iterator[tuple[Any, Path | None, list[Any]]]:
-    """The tracker of a run, the checkpoint to resume from, and the decisions to repeat.
-
-    However the run ends, its status says so.
-    """
+    """The tracker of a run, the checkpoint to resume from, and the decisions to repeat."""
     from trainkit.plan import evaluated
     from trainkit.tracking import Silent, Tracker
 
@@ -229,24 +239,21 @@ def _tracked(
             tracker.dataset(split.name, "test", split.digest, source, split.size)
         return path, decided
 
-    try:
-        path, decided = machine.lead(start)
-        yield tracker, Path(path) if path else None, decided
-    except UserError as error:
-        if not error.told:
-            told = [error.where, error.found, error.expected, error.remedy]
-            write_aside(_note(folder, machine.rank), json.dumps(told))
-        tracker.finish("FAILED", str(error))
-        raise
-    except KeyboardInterrupt:
-        tracker.finish("KILLED")
-        raise
-    except BaseException as error:
-        cause = _cause(folder, machine)
-        tracker.finish("FAILED", str(cause) if cause else error)
-        if cause is not None:
-            raise cause from None
-        raise
+    with ending(lambda: tracker):
+        try:
+            path, decided = machine.lead(start)
+            yield tracker, Path(path) if path else None, decided
+        except UserError as error:
+            if not error.told:
+                told = [error.where, error.found, error.expected, error.remedy]
+                write_aside(_note(folder, machine.rank), json.dumps(told))
+            raise
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            if (cause := _cause(folder, machine)) is not None:
+                raise cause from None
+            raise
 
 
 def _note(folder: RunFolder, rank: int) -> Path:
