@@ -39,7 +39,7 @@ class UNetSpec:
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
-        _check(self.filters, 2, self.dropout)
+        _check(self.filters, 2, self.weights, self.dropout)
         if self.res_units < 0:
             raise ValueError(f"res_units is {self.res_units}; 0 or more are needed")
 
@@ -63,7 +63,7 @@ class DynUNetSpec:
     supervision: ClassVar[str] = "deep"
 
     def __post_init__(self) -> None:
-        _check(self.filters, 3, self.dropout)
+        _check(self.filters, 3, self.weights, self.dropout)
 
 
 @dataclass(kw_only=True)
@@ -83,7 +83,7 @@ class SegResNetSpec:
     supervision: ClassVar[str] = "deep"
 
     def __post_init__(self) -> None:
-        _check([self.filters], 1)
+        _check([self.filters], 1, self.weights)
         if len(self.blocks) < 2 or min(self.blocks) < 1:
             raise ValueError(f"blocks is {self.blocks}; two levels or more are needed, with 1 block or more each")
         if self.deep_supervision < 1:
@@ -95,13 +95,15 @@ VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
 """The block of a recipe that chooses a network for volumes."""
 
 
-def _check(filters: Sequence[int], levels: int, dropout: float = 0.0) -> None:
+def _check(filters: Sequence[int], levels: int, word: str | None, dropout: float = 0.0) -> None:
     if len(filters) < levels:
         raise ValueError(f"filters is {list(filters)}; {levels} levels or more are needed")
     if min(filters) < 1 or max(filters) > 4096:
         raise ValueError(f"filters is {list(filters)}; 1 to 4096 channels are possible")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}; a share from 0 to below 1 is needed")
+    if word == "pretrained":
+        raise ValueError("weights is 'pretrained'; only networks of slices (slices, emcad) have such weights")
 
 
 def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
