@@ -23,8 +23,6 @@ from trainkit.task import Scores
 RESAMPLES = 2000
 SHOWN = 3
 """Cases shown of the worst, and as many of the best."""
-VIEWS = ("axial", "coronal", "sagittal")
-"""The planes of `planes`, in their order."""
 _AROUND = 1.2
 """Side of a picture over the longer side of the box around the organs."""
 _NARROWEST = 32

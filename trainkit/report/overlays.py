@@ -27,6 +27,7 @@ COLOURS = (
     "#ffffff",
 )
 """Of the organs; bright enough for dark tissue, and after twelve they begin again."""
+_VIEWS = ("axial: A up, R left", "coronal: S up, R left", "sagittal: S up, A left")
 _TINT = 0.35
 _LIGHTER = 0.2
 """Share of white in a line: with none it is lost on the tint of its own colour, with twice as much pale ones are."""
@@ -39,13 +40,7 @@ _LINE = 3
 """Pixels of the enlarged plane, of which 2.3 are one where a run keeps the picture."""
 
 
-def overlays(
-    planes: np.ndarray,
-    captions: Sequence[str],
-    names: Sequence[str],
-    title: str,
-    columns: Sequence[str] = ("axial: A up, R left", "coronal: S up, R left", "sagittal: S up, A left"),
-) -> Figure:
+def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str) -> Figure:
     """One row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation.planes` gives them, `captions` (n,) above.
 
     `names` are those of the classes 1, 2, ...; those that occur are in the legend.
@@ -68,7 +63,7 @@ def overlays(
     FigureCanvasAgg(figure)
     figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=12)
     figure.text(0.5, 1 - 0.33 / height, "tint: truth; line: prediction", ha="center", va="top", color=INK, fontsize=9)
-    for k, name in enumerate(columns):
+    for k, name in enumerate(_VIEWS):
         figure.text((k + 0.5) / 3, 1 - (0.8 + key) / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
     if not len(planes):
         figure.text(0.5, 0.5, "none", ha="center", va="center", fontsize=11, color=QUIET)
