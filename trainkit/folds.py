@@ -199,14 +199,15 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: St
     rows = {name: _rows(runs, name, store) for name in recipe.evaluations}
     found = summarise(values, step, rows)
     scores: dict[str, float] = {}
-    for name in found.values:
+    # The ends of a fold's own interval say nothing beside those of other folds.
+    names = [name for name in found.values if not name.endswith(("_low", "_high"))]
+    for name in names:
         scores[f"final/{name}"] = found.mean(name)
         if not name.startswith(("speed/", "time/")):
             scores[f"std/{name}"] = found.std(name)
     for name, (value, low, high) in found.pooled.items():
         scores |= {f"pooled/{name}": value, f"pooled/{name}_low": low, f"pooled/{name}_high": high}
     tracker.log(step, scores)
-    names = list(found.values)
     columns: dict[str, Any] = {"score": names}
     # The page shows the first few columns.
     columns |= {"mean": [found.mean(name) for name in names], "std": [found.std(name) for name in names]}
@@ -339,7 +340,6 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
     lines = ["", f"{recipe.name} in {len(runs)} folds", ""]
     for evaluation in recipe.evaluations:
         own = [name for name in found.values if name.startswith(f"{evaluation}/")]
-        # The ends of a fold's own interval say nothing beside those of other folds.
         own = [name for name in own if not name.endswith(("_low", "_high"))]
         if not own:
             continue
