@@ -917,6 +917,12 @@ def witness_of(tracker, main=True):
     return Witness(recipe, "", "", None, tracker, main, lambda: False)
 
 
+def test_the_terminal_shows_scores_of_all_classes_together(capsys):
+    metrics = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
+    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=True)
+    assert capsys.readouterr().out == "step 30: val: dice_mean 0.8123  m0 0  m1 1  m2 2  m3 3  m4 4  (best so far)\n"
+
+
 def pictures():
     maps = {"points": np.eye(2), "label": np.array([0, 1]), "wrong": np.array([False, True]), "names": ("a", "b")}
     sheet = {
