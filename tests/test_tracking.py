@@ -918,6 +918,8 @@ def witness_of(tracker, main=True):
 
 
 def test_the_terminal_shows_scores_of_all_classes_together(capsys):
+    from trainkit.task import Scores
+
     metrics = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
     witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=True)
     assert capsys.readouterr().out == "step 30: val: dice_mean 0.8123  m0 0  m1 1  m2 2  m3 3  m4 4  (best so far)\n"
