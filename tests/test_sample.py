@@ -134,6 +134,19 @@ def test_the_environment_says_where_sets_are_kept(monkeypatch, tmp_path):
     assert sample.root() == tmp_path / "cache"
 
 
+def together(make, cache):
+    """What two processes answer that start at the same time; one of them draws the set."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=make, args=(str(cache), queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    answers = [queue.get(timeout=240) for _ in processes]
+    for process in processes:
+        process.join()
+    return answers
+
+
 def _make(cache, queue):
     os.environ["TRAINKIT_CACHE"] = cache
     sample.IDENTITIES, sample.PICTURES, sample.OTHERS, sample.OTHERS_PICTURES, sample.PAIRS_PER_FOLD = 4, 2, 20, 4, 8
@@ -142,13 +155,6 @@ def _make(cache, queue):
 
 @pytest.mark.slow
 def test_processes_that_start_together_draw_one_set(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=_make, args=(str(tmp_path), queue)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    answers = [queue.get(timeout=120) for _ in processes]
-    for process in processes:
-        process.join()
+    answers = together(_make, tmp_path)
     assert answers[0][1] == answers[1][1]
     assert answers[0][0] != answers[1][0]

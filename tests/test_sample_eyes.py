@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 
 import numpy as np
 import pytest
 from PIL import Image
+from test_sample import together
 
 from trainkit.data import sample_eyes as eyes
 
@@ -124,14 +124,7 @@ def _make(cache, queue):
 
 @pytest.mark.slow
 def test_processes_that_start_together_draw_one_set(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=_make, args=(str(tmp_path), queue)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    answers = [queue.get(timeout=120) for _ in processes]
-    for process in processes:
-        process.join()
+    answers = together(_make, tmp_path)
     assert answers[0][1:] == answers[1][1:]
     assert answers[0][2] == 24
     assert answers[0][0] != answers[1][0]

@@ -20,7 +20,7 @@ from trainkit.data.record import Record, Source
 from trainkit.errors import UserError, few
 
 Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
+"""Called with (rows or cases done, those in all)."""
 
 Resize = Literal["no", "down", "any"]
 

@@ -230,10 +230,8 @@ class PackedVolumes(hashed.Hashed):
         elif self._annotated != self._voxels:
             raise UserError(str(path), "shapes that differ, of volumes that were not resampled", remedy=REBUILD)
         for name, size in sizes.items():
-            found, expected = (
-                self.manifest["files"][name]["bytes"],
-                size * np.dtype(_FILES.get(name, np.uint8)).itemsize,
-            )
+            found = self.manifest["files"][name]["bytes"]
+            expected = size * np.dtype(_FILES.get(name, np.uint8)).itemsize
             if found != expected:
                 raise UserError(str(self.path / name), f"{found} bytes", f"{expected} by cases.json", REBUILD)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from trainkit.data import nifti, packed, packed_volumes, packing, volume_prepare, volume_sources
-from trainkit.data.importing import threads
+from trainkit.data.importing import Progress, threads
 from trainkit.data.nifti import Header
 from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer
 from trainkit.data.sources import split_of
@@ -24,9 +24,6 @@ from trainkit.data.volume_prepare import PLANES, Preparation
 from trainkit.data.volume_report import Record, by, codes, counted, describe, many, oddities, seen_organs, tilt
 from trainkit.data.volume_sources import Case, VolumeSource
 from trainkit.errors import UserError, few
-
-Progress = Callable[[int, int], None]
-"""Called with (cases done, cases in all)."""
 
 Damaged = Literal["fail", "skip"]
 
@@ -543,25 +540,23 @@ def _refuse(source: VolumeSource, bad: Sequence[str]) -> None:
 
 def _check_space(out: Path, pairs: Sequence[_Pair], how: Preparation) -> None:
     """Refuse before any work what would not fit on the disk: 3 bytes a voxel, and 1 more as annotated."""
-    need = 0
-    for pair in pairs:
-        share = 1.0
-        if how.spacing is not None:
-            share = math.prod(pair.image.spacing) / math.prod(how.spacing)
-            need += pair.image.voxels
-        need += int(3 * pair.image.voxels * share)
+    annotated = sum(pair.image.voxels for pair in pairs) if how.spacing is not None else 0
+    need = annotated + int(3 * sum(_voxels(pair, how) for pair in pairs))
     free = shutil.disk_usage(out.parent).free
     if need > free:
         found = f"{_megabytes(free)} are free"
         raise UserError(str(out), found, f"{_megabytes(need)} for {len(pairs)} cases", "choose another disk")
 
 
+def _voxels(pair: _Pair, how: Preparation) -> float:
+    """About how many voxels a volume has when it is prepared."""
+    share = 1.0 if how.spacing is None else math.prod(pair.image.spacing) / math.prod(how.spacing)
+    return pair.image.voxels * share
+
+
 def _workers(pairs: Sequence[_Pair], how: Preparation) -> int:
     """How many volumes may be prepared at once, from the memory that the largest takes."""
-    largest = 0
-    for pair in pairs:
-        share = 1.0 if how.spacing is None else math.prod(pair.image.spacing) / math.prod(how.spacing)
-        largest = max(largest, pair.image.voxels * max(1.0, share))
+    largest = max(max(pair.image.voxels, _voxels(pair, how)) for pair in pairs)
     return max(1, min(threads(), int(_MEMORY / (largest * _PER_VOXEL))))
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -123,7 +122,7 @@ class Segment3d:
         predicted = self.label_map(net, image, truth.shape, batch["mirrors"][0].tolist()).cpu().numpy()
         true = truth.cpu().numpy()
         scores = surfaces.case_scores(predicted, true, spacing, self._classes, self._tolerance)
-        rows = {name: torch.as_tensor(np.asarray(values), dtype=torch.float32) for name, values in scores.items()}
+        rows = {name: torch.as_tensor(values, dtype=torch.float32) for name, values in scores.items()}
         if "overlay" in batch:
             seen = image[0, 0].float().cpu().numpy()
             rows["planes"] = torch.as_tensor(segmentation.planes(seen, true, predicted, spacing, axes=self._axes))
