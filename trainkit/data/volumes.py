@@ -32,8 +32,6 @@ SAMPLES = {"orbits": "trainkit.data.sample_orbits"}
 PATCH_LIMIT = 1 << 28
 """Most voxels of a patch; 645 along each axis."""
 
-Kind = Literal["train", "whole", "overlays", "patches"]
-
 _ACROSS = {"x": "left to right", "y": "back to front", "z": "bottom to top"}
 _ALIKE = 1.5
 """Factor between two spacings up to which nothing is said."""
@@ -145,7 +143,7 @@ class Volumes:
             axes=whole.axes,
             resampled=whole.preparation.spacing or (),
         )
-        training = self._patches("train", train, Shelf(whole, kept, place), seed)
+        training = self._patches("train", train, Shelf(whole, kept, place), seed, "train")
         others = self._other_spacings(whole, scored)
         return Opened(meta, training, evaluations, (told, *self._notes(training, held), *others))
 
@@ -228,7 +226,9 @@ class Volumes:
         remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
         sources.report_leaks(found, self.leakage, "each patient and each volume in one split", remedy)
 
-    def _patches(self, name: str, split: CaseSplit, shelf: Shelf, seed: int, kind: Kind = "train") -> PatchSplit:
+    def _patches(
+        self, name: str, split: CaseSplit, shelf: Shelf, seed: int, kind: Literal["train", "patches"]
+    ) -> PatchSplit:
         augment = self.augment if kind == "train" else VolumeAugment()
         return PatchSplit(
             name, split.packed, split.cases, shelf, seed, self.patch, self.patches, self.foreground, augment, kind
