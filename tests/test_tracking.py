@@ -1,4 +1,5 @@
 import inspect
+import io
 import json
 import logging
 import math
@@ -843,6 +844,16 @@ def test_pictures_of_steps_lie_where_mlflow_looks_for_them(store, begin):
     here = Path(client.download_artifacts(tracker.run_id, "images"))
     sizes = {name.rpartition(".")[2]: Image.open(here / name).size for name in names}
     assert sizes == {"png": (900, 360), "webp": (600, 240)}
+
+
+def test_the_small_copy_of_a_tall_picture_is_as_wide_as_that_of_a_broad_one(tmp_path):
+    from PIL import Image
+
+    for tall, expected in ((1500, (600, 1000)), (9000, (180, 1800))):
+        png = io.BytesIO()
+        Image.new("RGB", (900, tall)).save(png, format="png")
+        tracking._write_small(tmp_path / "small.webp", png)
+        assert Image.open(tmp_path / "small.webp").size == expected
 
 
 def test_names_of_pictures_are_those_that_mlflow_itself_would_give(store, begin):

@@ -600,7 +600,8 @@ def _write_small(out: Path, png: io.BytesIO) -> None:
     from PIL import Image
 
     with Image.open(png) as picture:
-        # What the page shows until it is clicked. MLflow's own copies of 256 pixels leave no letter readable.
+        # What the page shows until it is clicked. MLflow's own copies of 256 pixels leave no letter readable; tall
+        # pictures would be narrow, so it is the width that is held.
         picture = picture.convert("RGB")
-        picture.thumbnail((600, 600))
+        picture.thumbnail((600, 1800))
         picture.save(out)
