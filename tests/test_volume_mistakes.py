@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +16,11 @@ import anatomy
 import nibabel
 import numpy as np
 import pytest
-from runs import run
+from runs import ROOT, run
 from test_tom500 import TOM500, words
 
 from trainkit.data.volumes import Volumes
-from trainkit.errors import UserError
+from trainkit.errors import EXIT_CODE, UserError
 from trainkit.store import Store
 
 HEADER = 352
@@ -202,3 +206,36 @@ def test_a_set_of_other_slices_is_said_before_it_is_scored(bodies):
 def volumes(bodies: Path, **changes) -> Volumes:
     settings = {"train": f"{bodies}/train", "evaluate": {"val": f"{bodies}/val"}, "names": anatomy.NAMES}
     return Volumes(**settings | {"patch": (8, 16, 16)} | changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["truncated", "256 GiB", "256 GiB in a label map", "half a label", "NaN"])
+def test_a_user_sees_one_message_and_exit_code_2_at_little_memory(bodies, name):
+    which, change, message = DAMAGE[name]
+    change(bodies / "train" / which)
+    code, said, gigabytes = spawned(str(TOM500), *words(bodies))
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert code == EXIT_CODE and len(lines) == 1 and str(bodies / "train" / which) in said and re.search(message, said)
+    assert "Traceback" not in said and not Store.locate().runs()
+    assert gigabytes < 1.3, "of which PyTorch and MLflow are 0.93"
+
+
+@pytest.mark.slow
+def test_the_patient_in_both_sets_and_the_empty_folder_end_a_command_too(bodies):
+    copy(bodies, "train/{}/102.nii.gz", "val/{}/102.nii.gz")
+    code, said, _ = spawned(str(TOM500), *words(bodies))
+    assert code == EXIT_CODE and said.count("error: ") == 1 and "Traceback" not in said and "data.train: 102" in said
+    emptied(bodies / "train")
+    code, said, _ = spawned(str(TOM500), *words(bodies))
+    assert code == EXIT_CODE and f"error: {bodies}/train: no volumes" in said and "Traceback" not in said
+
+
+def spawned(*words: str) -> tuple[int, str, float]:
+    """Exit code, all that was said, and GB at the peak, of a run in a process of its own."""
+    command = [sys.executable, str(ROOT / "trainkit" / "run.py"), *words]
+    with tempfile.TemporaryFile("w+") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "ACCELERATE_USE_CPU": "true"})
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        file.seek(0)
+        return process.returncode, file.read(), used.ru_maxrss / 2**20
