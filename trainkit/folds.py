@@ -208,8 +208,10 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: St
     for name, (value, low, high) in found.pooled.items():
         scores |= {f"pooled/{name}": value, f"pooled/{name}_low": low, f"pooled/{name}_high": high}
     tracker.log(step, scores)
+    # The page shows the first few rows and columns.
+    lead = recipe.best.metric.partition("/")[0] if recipe.best else ""
+    names.sort(key=lambda name: not name.startswith(f"{lead}/"))
     columns: dict[str, Any] = {"score": names}
-    # The page shows the first few columns.
     columns |= {"mean": [found.mean(name) for name in names], "std": [found.std(name) for name in names]}
     together = [found.pooled.get(name, (None, None, None)) for name in names]
     columns |= {key: [ends[k] for ends in together] for k, key in enumerate(("all", "all_low", "all_high"))}
