@@ -89,7 +89,7 @@ def test_help_names_every_verb_and_every_verb_has_help():
         (["show", "nosuch"], "run 'nosuch': not in"),
         (["fetch", "nosuch.yaml"], "no such file"),
         (["cp", "nosuch.yaml", "x.yaml"], "no such file"),
-        (["data", "info", "nosuch"], "nosuch: no manifest.json"),
+        (["data", "info", "nosuch"], "nosuch: does not exist"),
         (["data", "import", "nosuch", "x"], "nosuch: does not exist"),
         (["check", "adadistill", "optim.lrr=1"], "optim.lrr"),
     ],

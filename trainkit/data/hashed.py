@@ -46,7 +46,8 @@ def read_manifest(path: Path, form: str, version: int, what: str, make: str) -> 
             raise UserError(str(file), "more than 1 MB", "a manifest", REBUILD)
         manifest = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
-        raise UserError(str(path), "no manifest.json", what, f"make one with {make}") from None
+        found = "no manifest.json" if path.exists() else "does not exist"
+        raise UserError(str(path), found, what, f"make one with {make}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(str(file), f"cannot be read ({error})"[:300], remedy=REBUILD) from None
     if not isinstance(manifest, dict) or manifest.get("format") != form:
