@@ -280,6 +280,9 @@ def test_a_folder_says_what_it_is(made, tmp_path):
     assert not packed_volumes.is_packed(tmp_path) and not packed_volumes.is_packed(tmp_path / "none")
     (tmp_path / "manifest.json").write_text('{"format": "trainkit-packed"}')
     assert not packed_volumes.is_packed(tmp_path)
+    with pytest.raises(UserError, match=r"none: does not exist.*--volumes"):
+        PackedVolumes(tmp_path / "none")
+    (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match=r"no manifest\.json.*--volumes"):
         PackedVolumes(tmp_path / "none")
 
