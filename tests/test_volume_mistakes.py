@@ -16,7 +16,7 @@ import anatomy
 import nibabel
 import numpy as np
 import pytest
-from runs import ROOT, run
+from runs import ROOT, run, stop_after
 from test_tom500 import TOM500, words
 
 from trainkit.data.volumes import Volumes
@@ -111,9 +111,11 @@ def refused(bodies: Path, *more: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("part", ["train", "val"])
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_named_by_file(bodies, name, part):
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [*(("train", name) for name in DAMAGE), ("val", "NaN"), ("val", "half a label"), ("val", "256 GiB")],
+)
+def test_damage_is_named_by_file(bodies, part, name):
     which, change, message = DAMAGE[name]
     file = bodies / part / which.replace("101", "101" if part == "train" else "201")
     change(file)
@@ -239,3 +241,17 @@ def spawned(*words: str) -> tuple[int, str, float]:
         process.returncode = os.waitstatus_to_exitcode(status)
         file.seek(0)
         return process.returncode, file.read(), used.ru_maxrss / 2**20
+
+
+@pytest.mark.slow
+def test_volumes_that_changed_since_are_not_trained_on_further(bodies):
+    settings = words(bodies, evaluations="{}", best="null")
+    first = run(*settings, recipe=TOM500, stopping=stop_after(4))
+    file = bodies / "train" / IMAGE
+    was = file.read_bytes()
+    saved(file, put(-100))
+    with pytest.raises(UserError, match="the data has changed since; start a new run"):
+        run(*settings, recipe=TOM500, resume="")
+    file.write_bytes(was)
+    again = run(*settings, recipe=TOM500, resume="")
+    assert again.folder == first.folder and again.code == 0 and again.last.step == 12
