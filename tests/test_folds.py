@@ -14,7 +14,7 @@ from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 from trainkit import folds, journal
 from trainkit.errors import UserError
 from trainkit.launch import launch
-from trainkit.order import Order, check
+from trainkit.order import Order, check, divide
 from trainkit.store import RunFolder, Store
 
 WORDS = (
@@ -189,7 +189,7 @@ def test_a_fold_that_fails_ends_the_parent_too_and_the_data_of_all_is_looked_at_
 def test_orders_that_are_no_cross_validation_are_refused_before_anything_begins(words, message, monkeypatch):
     monkeypatch.syspath_prepend(PLUGIN)
     order = Order(TOY, words, ("toy",), folds=True)
-    for look in (folds.divide, check):
+    for look in (divide, check):
         with pytest.raises(UserError, match=message):
             look(order)
 

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ import numpy as np
 
 from trainkit import config, journal
 from trainkit.errors import UserError
-from trainkit.launch import about, begin, ending
 from trainkit.metrics import segmentation
-from trainkit.order import Order, load
+from trainkit.opening import about, begin, ending
+from trainkit.order import Fold, Order
 from trainkit.recipe import Recipe
 from trainkit.report.closing import aligned, numbers, split
 from trainkit.store import RunFolder, Store, run_key
@@ -36,42 +36,6 @@ _SHOWN = 12
 """Scores of an evaluation in the printed table, those of classes apart; all are in MLflow."""
 _CSV_ROWS = 10_000
 """Longest table of samples that is also kept as CSV, which MLflow's page shows."""
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One part of the data, held out."""
-
-    number: int
-    order: Order
-    recipe: Recipe
-
-
-def divide(order: Order) -> list[Fold]:
-    """The folds of an order, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
-
-    Raises UserError for data that has no folds, and for a recipe that scores nothing.
-    """
-    recipe = load(order)
-    if not {"folds", "fold"} <= {f.name for f in fields(recipe.data)}:
-        kind = getattr(recipe.data, "name", type(recipe.data).__name__)
-        found = f"the data of {recipe.name}, {kind}, has no `folds` and `fold`"
-        raise UserError("--folds", found, "data that is divided by patients, such as `volumes`")
-    for word in order.overrides:
-        if word.partition("=")[0].strip() == "data.fold":
-            raise UserError(
-                "--folds", f"{word} is given too", remedy="leave one of them out: --folds trains every fold"
-            )
-    if recipe.data.folds < 2:
-        raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "one part cannot be held out of itself")
-    if not recipe.evaluations:
-        raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
-    parts = []
-    for number in range(recipe.data.folds):
-        words = (*order.overrides, f"data.fold={number}")
-        child = replace(order, overrides=words, resume=order.resume and "", folds=False)
-        parts.append(Fold(number, child, load(child)))
-    return parts
 
 
 def validate(order: Order, folds: Sequence[Fold], machine: Any, store: Store, train: Train) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from trainkit import config, pretrained
+from trainkit.errors import UserError
 from trainkit.places import locate
 from trainkit.recipe import Recipe
 
@@ -34,9 +35,7 @@ def check(order: Order) -> str:
     """
     recipe = load(order)
     if order.folds:
-        from trainkit import folds
-
-        folds.divide(order)
+        divide(order)
     notes = list(recipe.data.missing())
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
@@ -53,6 +52,42 @@ def check(order: Order) -> str:
 def load(order: Order) -> Recipe:
     """Load the recipe of an order."""
     return config.load(order.path, list(order.overrides), tuple(order.plugins))
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One part of the data, held out."""
+
+    number: int
+    order: Order
+    recipe: Recipe
+
+
+def divide(order: Order) -> list[Fold]:
+    """The folds of an order, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
+
+    Raises UserError for data that has no folds, and for a recipe that scores nothing.
+    """
+    recipe = load(order)
+    if not {"folds", "fold"} <= {f.name for f in fields(recipe.data)}:
+        kind = getattr(recipe.data, "name", type(recipe.data).__name__)
+        found = f"the data of {recipe.name}, {kind}, has no `folds` and `fold`"
+        raise UserError("--folds", found, "data that is divided by patients, such as `volumes`")
+    for word in order.overrides:
+        if word.partition("=")[0].strip() == "data.fold":
+            raise UserError(
+                "--folds", f"{word} is given too", remedy="leave one of them out: --folds trains every fold"
+            )
+    if recipe.data.folds < 2:
+        raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "one part cannot be held out of itself")
+    if not recipe.evaluations:
+        raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
+    parts = []
+    for number in range(recipe.data.folds):
+        words = (*order.overrides, f"data.fold={number}")
+        child = replace(order, overrides=words, resume=order.resume and "", folds=False)
+        parts.append(Fold(number, child, load(child)))
+    return parts
 
 
 def beside(recipe: Path, named: str) -> Path:

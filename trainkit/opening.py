@@ -1,0 +1,56 @@
+"""How a run begins and ends: its folder, new or continued, and its status on every way out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trainkit import copying
+from trainkit.errors import UserError
+from trainkit.order import Order
+from trainkit.store import RunFolder
+
+
+def begin(
+    order: Order, store: Any, name: str, seed: int, recipe_hash: str, text: str, begins: bool
+) -> tuple[RunFolder, bool]:
+    """The folder of the run that an order starts or continues, claimed, and whether it is continued.
+
+    `name` and `recipe_hash` are what the run is found by, `text` its recipe. `begins`: where --resume finds nothing to
+    continue, one is started. Raises UserError when there is nothing to continue, or it is finished.
+    """
+    folder = None
+    if order.resume is not None:
+        folder = store.find(order.resume) if order.resume else store.newest_unfinished(name, recipe_hash)
+    if folder is None and (begins or order.resume is None):
+        folder = store.new_run(name, seed, recipe_hash)
+        folder.recipe.write_text(text, encoding="utf-8")
+        return folder, False
+    if folder is None:
+        other = store.newest_unfinished(name)
+        found = f"no unfinished run of {name} with these settings"
+        nearest = f"; {other.name} had others" if other else ""
+        raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
+    if folder.info().status == "FINISHED":
+        raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
+    folder.claim()
+    return folder, True
+
+
+def about(order: Order) -> str:
+    """What the header of a recipe says, for the page of its experiment."""
+    return copying.header(order.path).replace("# ", "").replace("#", "")
+
+
+@contextlib.contextmanager
+def ending(tracker: Callable[[], Any]) -> Iterator[None]:
+    """However what is done within ends, the status of the run that is tracked says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tracker().finish("KILLED")
+        raise
+    except BaseException as error:
+        tracker().finish("FAILED", str(error) if isinstance(error, UserError) else error)
+        raise
