@@ -129,7 +129,7 @@ def files(folder: Path, shape: Shape) -> Patches:
             image = nibabel.as_closest_canonical(nibabel.load(path))
             pair.append(np.asarray(image.dataobj).transpose(order))
         image, mask = pair[0].astype(np.float32), pair[1].astype(np.uint8)
-        image = image.clip(*np.percentile(image, (0.5, 99.5)))
+        image = image.clip(*np.percentile(image, (0.5, 99.5)).astype(np.float32))
         image = (image - image.mean()) / image.std()
         if rng.random() < 0.5:
             found = np.argwhere(mask)
@@ -160,7 +160,8 @@ def monai_persistent(folder: Path, shape: Shape) -> Patches:
     data = PersistentDataset(listed, transforms, cache_dir=place)
     for case in range(len(listed)):  # written before the clock starts
         data[case]
-    return _drawn(data, shape)
+    # It keeps voxels alone: a crop's affine then counts voxels of the volume.
+    return _drawn(data, shape, tracked=False)
 
 
 def _monai(folder: Path, shape: Shape):
@@ -185,15 +186,15 @@ def _monai(folder: Path, shape: Shape):
     return listed, t.Compose(steps).set_random_state(0)
 
 
-def _drawn(data, shape: Shape) -> Patches:
+def _drawn(data, shape: Shape, tracked: bool = True) -> Patches:
     rng = np.random.default_rng(0)
     affines = {}
     while True:
         case = int(rng.integers(len(data)))
         (one,) = data[case]
         image, mask = one["image"], one["label"]
-        if case not in affines:  # of the volume in its stored order, from which the crop's place follows
-            affines[case] = _stored_affine(data.data[case]["image"], shape)
+        if case not in affines:  # of the whole volume, from which the crop's place follows
+            affines[case] = _stored_affine(data.data[case]["image"], shape) if tracked else np.eye(4)
         inverse = np.linalg.inv(affines[case])
         start = (inverse @ np.asarray(image.affine)[:, 3])[:3].round().astype(int)
         yield image[0].as_tensor().numpy(), mask[0].as_tensor().numpy(), case, tuple(start.tolist())
