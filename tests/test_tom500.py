@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after
 
-
 pytestmark = pytest.mark.usefixtures("store")
 TOM500 = ROOT / "recipes" / "tom500.yaml"
 HIPPOCAMPUS = ROOT / "recipes" / "hippocampus.yaml"
