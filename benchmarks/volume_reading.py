@@ -143,12 +143,18 @@ def files(folder: Path, shape: Shape) -> Patches:
         yield np.ascontiguousarray(image[at]), np.ascontiguousarray(mask[at]), case, tuple(start)
 
 
-def monai_cached(folder: Path, shape: Shape) -> Patches:
-    """MONAI's CacheDataset, everything before the crop in memory."""
+def monai_cached(folder: Path, shape: Shape, copy: bool = True) -> Patches:
+    """MONAI's CacheDataset, everything before the crop in memory; by default it copies that for each patch."""
     from monai.data import CacheDataset
 
     listed, transforms = _monai(folder, shape)
-    return _drawn(CacheDataset(listed, transforms, cache_rate=1.0, num_workers=1, progress=False), shape)
+    data = CacheDataset(listed, transforms, cache_rate=1.0, num_workers=1, progress=False, copy_cache=copy)
+    return _drawn(data, shape)
+
+
+def monai_shared(folder: Path, shape: Shape) -> Patches:
+    """The same without the copy, which a crop does not need."""
+    return monai_cached(folder, shape, copy=False)
 
 
 def monai_persistent(folder: Path, shape: Shape) -> Patches:
@@ -212,6 +218,7 @@ SIDES: dict[str, Callable[[Path, Shape], Patches]] = {
     "prepared": prepared,
     "prepared, in memory": in_memory,
     "MONAI CacheDataset": monai_cached,
+    "MONAI CacheDataset, copy_cache=False": monai_shared,
     "MONAI PersistentDataset": monai_persistent,
     ".nii.gz each time": files,
 }
