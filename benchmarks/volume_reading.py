@@ -81,7 +81,7 @@ def _blobs(case: int) -> tuple[np.ndarray, np.ndarray]:
     at = np.stack(np.meshgrid(*(np.linspace(-1, 1, n, dtype=np.float32) for n in (320, 320, 128)), indexing="ij"))
     inside = ((at - rng.uniform(-0.3, 0.3, (3, 1, 1, 1)).astype(np.float32)) ** 2).sum(0)
     label = ((inside < 0.12).astype(np.uint8) + (inside < 0.04)).astype(np.uint8)
-    image = 400 * label + 1000 * np.exp(-inside) + rng.normal(0, 60, inside.shape).astype(np.float32)
+    image = 400.0 * label + 1000 * np.exp(-inside) + rng.normal(0, 60, inside.shape).astype(np.float32)
     return image, label
 
 
