@@ -36,7 +36,11 @@ class Plan:
             raise UserError(
                 "train.batch_size", f"{batch} over {world} processes", "a multiple", f"try {share * world or world}"
             )
-        micro = recipe.train.micro_batch or share
+        micro = recipe.train.micro_batch or (share if data.block == 1 else data.block)
+        if data.block > 1 and (micro != data.block or share % data.block):
+            found = f"{micro} of {share} samples of a process"
+            expected = f"{data.block}, P x K of data.sampler, and a batch_size that is a multiple of it on each process"
+            raise UserError("train.micro_batch", found, expected)
         micro = min(micro, share)
         if share % micro:
             fits = max(m for m in range(1, micro + 1) if share % m == 0)

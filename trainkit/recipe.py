@@ -17,11 +17,13 @@ TABLES: dict[str, dict[str, str]] = {
         "embed": "trainkit.tasks.embed:Embed",
         "adadistill": "trainkit.tasks.adadistill:AdaDistill",
         "segment3d": "trainkit.tasks.segment3d:Segment3d",
+        "reid": "trainkit.tasks.reid:Reid",
     },
     "data": {
         "faces": "trainkit.data.faces:Faces",
         "images": "trainkit.data.images:Images",
         "volumes": "trainkit.data.volumes:Volumes",
+        "people": "trainkit.data.people:People",
     },
 }
 
@@ -280,6 +282,13 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in self.name):
             raise ValueError(f"name is {self.name!r}; letters, digits, - and _ are allowed")
+        block = getattr(self.data, "block", 1)
+        if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):
+            raise ValueError(
+                f"micro_batch {self.train.micro_batch} and batch_size {self.train.batch_size} of train; data.sampler "
+                f"draws P x K = {block} samples that belong together: take micro_batch {block} and a batch_size that "
+                "is a multiple of it"
+            )
         for key, what in (("best", self.best), ("stop_when", self.stop_when)):
             if what is not None and what.metric.split("/")[0] not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"

@@ -11,6 +11,13 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 | `mask`    | uint8, B D H W          | class of every voxel; `image` is then float, B C D H W                   |
 | `spacing` | float64, B 3            | mm from voxel to voxel of `mask`, where a whole volume is to be scored   |
 | `mirrors` | bool, B 3               | spatial axes over whose mirror images a prediction is averaged           |
+| `modality` | int64, B              | what kind of record a sample is: its place in `modalities.MODALITIES`    |
+| `image.M` | as `image`              | in place of `image`, the pictures of modality M: b <= B of them          |
+| `text`    | int64, b L              | token ids of the samples that are captions, 0 where there is none        |
+| `queries` | int64, Q 5              | rows that ask for a person together, one a modality; -1: not with this   |
+
+Samples of several modalities are in the order of these: `image.rgb`, `image.nir`, ... and `text`, one after another,
+are the rows of the batch. `queries` come with training batches alone.
 """
 
 from __future__ import annotations
@@ -45,6 +52,12 @@ class Meta:
     """Which way depth, height and width run in the body: `yzx` for coronal slices; empty for pictures."""
     resampled: tuple[float, ...] = ()
     """mm from voxel to voxel to which all volumes were resampled; empty where they are as in their files."""
+    modalities: tuple[str, ...] = ()
+    """What kinds of records there are, in the order of `modalities.MODALITIES`; empty where there is but one."""
+    vocabulary: int = 0
+    """Token ids that `text` may hold, 0 among them; 0 without text. The highest ends a caption."""
+    text_length: int = 0
+    """Tokens of a caption, padding included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +73,7 @@ class Split(Protocol):
 
     name: str
     size: int
-    """Number of samples."""
+    """Number of samples; of a training split whose epoch is drawn, how many an epoch draws."""
     digest: str
     views: int
     """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
@@ -72,8 +85,9 @@ class Split(Protocol):
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
         """Sample rows of one epoch in training order, int64, (updates, batch_size), the same on every rank.
 
-        A pure function of its arguments and the seed. The loop cuts each row into micro-batches and ranks, so a recipe
-        means the same on any number of processes, and resuming or skipping costs nothing.
+        Only `order[update, first:last]` is asked, so what computes its rows when they are asked for will do. A pure
+        function of its arguments and the seed. The loop cuts each row into micro-batches and ranks, so a recipe means
+        the same on any number of processes, and resuming or skipping costs nothing.
         """
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
@@ -95,6 +109,8 @@ class Opened:
     evaluations: Mapping[str, Split]
     notes: tuple[str, ...] = ()
     """Sentences about what was decided when it was opened, said with the plan."""
+    block: int = 1
+    """Samples that a micro-batch is made of and that must not be parted: P x K of people; 1 where any may meet."""
 
 
 @runtime_checkable

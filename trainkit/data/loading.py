@@ -74,9 +74,10 @@ def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> 
 def every_sample(split: Split, batch_size: int, world: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows for this rank that cover a split once, with the mask of those that are no padding.
 
-    All batches have the same size and all ranks equally many, so that nothing recompiles and no collective is missed.
+    All batches have the same size, whatever the number of ranks, and all ranks equally many: nothing recompiles, no
+    collective is missed, and a sample gets the same bits on one process and on eight.
     """
-    batch_size = min(batch_size, split.at_once or batch_size, -(-split.size // world))
+    batch_size = min(batch_size, split.at_once or batch_size, split.size)
     rounds = -(-split.size // (batch_size * world))
     rows = np.arange(rounds * batch_size * world).reshape(rounds, world, batch_size)[:, rank]
     for row in rows:

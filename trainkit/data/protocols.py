@@ -116,6 +116,42 @@ class Retrieval:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Persons are looked for in a gallery, each query with one record or with several of different modalities."""
+
+    person: np.ndarray
+    """int64 (records,), whom each row of the split shows; -1 for a distractor, whom nobody looks for."""
+    place: np.ndarray
+    """int64 (records,), where it was seen: a query does not meet gallery records of its own person from its own place;
+    -1 for unknown, which hides nothing."""
+    galleries: tuple[np.ndarray, ...]
+    """int64 rows of each trial's gallery; scores are means over the trials."""
+    queries: Mapping[str, np.ndarray]
+    """Name of each list to int64 (queries, 5): the row of each modality of `modalities.MODALITIES`, -1 for none."""
+    ids: tuple[str, ...]
+    """Name of each record in its source."""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Lists whose scores are averaged: `modal_1` to those of one modality. Of the groups the mean is the headline."""
+    by_person: bool = False
+    """Whether CMC counts persons in place of gallery records, as SYSU-MM01's protocol does."""
+    kind: Literal["scores", "ranked", "reranked"] = "scores"
+    """Scores; pictures of ranked lists too; or scores after k-reciprocal re-ranking."""
+
+    def __post_init__(self):
+        _one_length(self, "person", "place")
+        if len(self.ids) != len(self.person):
+            raise ValueError(f"Search: {len(self.ids)} ids for {len(self.person)} records")
+        unknown = {name for names in self.groups.values() for name in names} - set(self.queries)
+        if unknown or not self.galleries or not self.queries:
+            raise ValueError(
+                f"Search: groups name {unknown or 'nothing strange'}, and there must be queries and a gallery"
+            )
+
+    def __len__(self) -> int:
+        return len(self.person)
+
+
+@dataclass(frozen=True)
 class Segmentation:
     """A class for every voxel of volumes: each row of the split is a case, or a patch of one."""
 
