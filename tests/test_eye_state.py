@@ -44,10 +44,8 @@ def words(crops, **changes: str) -> list[str]:
         "task.margin": "{name: arcface, m: 0.2, scale: 8, scale_eval: 4, ramp_epochs: 2}",
         "task.class_weights": "{open: 2.0}",
         "train": "{length: 16 steps, batch_size: 10, ema: 0.9}",
-        # Batches that any number of processes fills: with AVX512 a network's last bits hang on the size of its batch.
-        "evaluations": "{val: {every: 4 steps, batch_size: 3}, separation: {split: val.separation, every: 8 steps, "
-        "batch_size: 3}, separation_train: {split: train.separation, every: 16 steps, batch_size: 3}, "
-        "pictures: {split: val.inspection, batch_size: 3}}",
+        "evaluations": "{val: {every: 4 steps}, separation: {split: val.separation, every: 8 steps}, "
+        "separation_train: {split: train.separation, every: 16 steps}, pictures: {split: val.inspection}}",
         "checkpoints": "{every: 3 steps, keep_last: 50}",
         "log": "{every: 2 steps, system_every: null}",
     }

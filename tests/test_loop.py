@@ -1,11 +1,13 @@
 """The loop: what it computes, what it leaves unchanged, and what it refuses."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from runs import TOY, run, stop_after
 
+from trainkit.data import loading
 from trainkit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -156,6 +158,20 @@ def test_an_evaluation_that_lost_a_sample_gives_no_score():
 def test_a_teacher_that_does_not_beat_chance_ends_the_run_before_step_1():
     with pytest.raises(UserError, match=r"val/accuracy is 0\.\d+, no better than guessing"):
         run("task.teacher=constant")
+
+
+@pytest.mark.parametrize(("size", "asked", "at_once"), [(5, 8, None), (9, 4, None), (7, 8, 1), (1, 3, None)])
+def test_batches_of_an_evaluation_are_of_one_size_whatever_the_number_of_processes(size, asked, at_once):
+    split = SimpleNamespace(size=size, at_once=at_once)
+    sizes = set()
+    for world in (1, 2, 3):
+        seen = []
+        for rank in range(world):
+            for rows, real in loading.every_sample(split, asked, world, rank):
+                sizes.add(len(rows))
+                seen += rows[real].tolist()
+        assert sorted(seen) == list(range(size))
+    assert len(sizes) == 1 and sizes.pop() <= (at_once or asked)
 
 
 def test_outputs_of_a_frozen_network_are_computed_once_for_every_sample_and_view():
