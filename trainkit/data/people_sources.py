@@ -1,0 +1,385 @@
+"""Sets of people as others lay them out: records of who was seen, by which camera, in which modality.
+
+A reader says which annotation files a set has, and turns them into records one by one, checking each: its file is
+there, under this very name; its person and its modality are known; nothing is named twice. What a picture shows is
+none of its business: files are listed, never opened.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainkit.data import modalities, pictures, sources
+from trainkit.data.modalities import RGB, TEXT
+from trainkit.errors import UserError, few
+from trainkit.places import locate
+
+SAMPLE = "sample:people"
+DERIVED = "derived:"
+
+DISTRACTOR = "-1"
+"""The person of a gallery record whom nobody looks for, as indexes write it."""
+
+EITHER, QUERY, GALLERY = range(3)
+"""What a record is for in a search: as it comes, query only, gallery only."""
+
+ROLES = {"": EITHER, "query": QUERY, "gallery": GALLERY}
+
+LINE_LIMIT = 10_000
+"""Longest path, name or caption, in characters."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\x85]")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A set of a known form, not read yet."""
+
+    kind: str
+    where: str
+    """As a message names it, with the split."""
+    root: Path
+    """Where the paths of its pictures begin."""
+    split: str | None
+    annotations: tuple[Path, ...]
+    """Files that say what it holds."""
+    read: Callable[[Rows], None]
+
+
+@dataclass(eq=False)
+class Rows:
+    """Records of a set as a reader finds them, by column. Each is checked when it is added."""
+
+    root: Path
+    ids: list[str] = field(default_factory=list)
+    """The path of a picture below `root`; a name of its own for each caption."""
+    where: list[str] = field(default_factory=list)
+    """File and row that a record comes from, for messages."""
+    person: list[str | None] = field(default_factory=list)
+    """None for a distractor."""
+    camera: list[str] = field(default_factory=list)
+    """Empty where unknown."""
+    modality: list[int] = field(default_factory=list)
+    role: list[int] = field(default_factory=list)
+    of: list[int] = field(default_factory=list)
+    """For a caption the record of the picture that it describes, else -1."""
+    text: list[str] = field(default_factory=list)
+    """Empty for pictures."""
+    lists: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Queries that the set itself gives: five records each, one a modality, -1 for none."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Cameras whose records hide each other, by a number; the others hide nothing."""
+    by_person: bool = False
+    trials: str = "none"
+    number: dict[str, int] = field(default_factory=dict)
+    """The record of each id."""
+
+    def __post_init__(self):
+        self._listed: dict[str, frozenset[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def picture(
+        self, where: str, path: str, person: str | None, modality: int, camera: str = "", role: int = EITHER
+    ) -> int:
+        """Add a picture; its number. Raises UserError where it is not there, or there twice."""
+        earlier = self.number.get(path)
+        if earlier is not None:
+            raise UserError(where, f"{path} again, as in {self.where[earlier]}"[:500], "each picture once")
+        self._check_path(where, path)
+        return self._add(where, path, person, modality, camera, role, -1, "")
+
+    def caption(
+        self, where: str, id: str, text: str, person: str | None, camera: str = "", role: int = EITHER, of: int = -1
+    ) -> int:
+        """Add a caption, `id` made its own by a number where it is taken; its number. Raises UserError when empty."""
+        if not text.strip():
+            raise UserError(where, "an empty caption", "words that describe the person")
+        text = " ".join(text.split())
+        if len(text) > LINE_LIMIT:
+            raise UserError(where, f"a caption of {len(text)} characters", f"at most {LINE_LIMIT}")
+        own, n = id, 2
+        while own in self.number:
+            own, n = f"{id} {n}", n + 1
+        return self._add(where, own, person, TEXT, camera, role, of, text)
+
+    def _add(self, where, id, person, modality, camera, role, of, text) -> int:
+        if person is not None:
+            if not person:
+                raise UserError(where, "no person", "who is shown, in every record")
+            if len(person) > LINE_LIMIT or _CONTROL.search(person):
+                raise UserError(where, f"person {person[:100]!r}", "a name in one line")
+        if person is None and (modality != RGB or role == QUERY):
+            raise UserError(where, "a distractor that is no gallery picture", "someone to look for, or an rgb picture")
+        try:
+            (id + text).encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            raise UserError(where, "half a character (a lone surrogate)", "text that UTF-8 can write") from None
+        row = len(self.ids)
+        self.number[id] = row
+        self.ids.append(id)
+        self.where.append(where)
+        self.person.append(person)
+        self.camera.append(camera)
+        self.modality.append(modality)
+        self.role.append(GALLERY if person is None else role)
+        self.of.append(of)
+        self.text.append(text)
+        return row
+
+    def names(self, folder: str) -> frozenset[str]:
+        """Names in a folder below the root, listed once; none where it is not there."""
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(os.listdir(self.root / folder))
+            except (FileNotFoundError, NotADirectoryError):
+                self._listed[folder] = frozenset()
+            except OSError as error:
+                found = f"cannot be read ({error.strerror or error})"
+                raise UserError(str(self.root / folder), found, "a folder of pictures") from None
+        return self._listed[folder]
+
+    def folders(self) -> list[str]:
+        """The folders that were looked into, or looked for."""
+        return list(self._listed)
+
+    def _check_path(self, where: str, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        if folder not in self._listed:
+            self._check_folder(where, path)
+        if not path or len(path) > LINE_LIMIT or _CONTROL.search(path):
+            raise UserError(where, f"the path {path[:300]!r}", "a path in one line")
+        if name not in self.names(folder):
+            alike = sorted(other for other in self.names(folder) if other.casefold() == name.casefold())
+            remedy = f"there is {few(alike)}: the case of letters counts" if alike else ""
+            raise UserError(where, f"{path[:300]} is not in {self.root}", "a file that is there", remedy)
+        if os.path.splitext(name)[1].lower() not in pictures.SUFFIXES:
+            raise UserError(where, f"{path[:300]} is no picture", " ".join(sorted(pictures.SUFFIXES)))
+
+    def _check_folder(self, where: str, path: str) -> None:
+        """Refuses paths that lead elsewhere."""
+        if "\\" in path:
+            raise UserError(where, f"the path {path[:300]!r}", "folders divided by /")
+        if path.startswith("/") or {"..", ".", ""} & set(path.split("/")):
+            raise UserError(where, f"the path {path[:300]!r}", f"a plain path below {self.root}")
+
+
+def find(text: str, part: str = "train") -> Layout:
+    """The set that a recipe names: a folder of a known layout, an index, `sample:people` or `derived:FOLDER`.
+
+    `part` says which part of a built-in set is meant. Raises UserError where there is none, or none of this kind.
+    """
+    if text.startswith("sample:"):
+        if text != SAMPLE:
+            raise UserError("data", f"no built-in set of people {text!r}"[:200], SAMPLE)
+        path, split = importlib.import_module("trainkit.data.sample_people").folder() / part, None
+    elif text.startswith(DERIVED):
+        path = importlib.import_module("trainkit.data.derived").folder(locate(text.removeprefix(DERIVED)))
+        split = None
+    else:
+        path, split = sources.split_of(locate(text))
+    if not path.exists():
+        raise UserError(str(path), "does not exist", "a set of people")
+    if path.is_file():
+        if path.suffix.lower() not in _TABLES:
+            raise UserError(str(path), "a file of unknown kind", "an index, .csv or .parquet, or a folder")
+        return _table(path, split)
+    for suffix in _TABLES:
+        if (path / f"index{suffix}").is_file():
+            return _table(path / f"index{suffix}", split)
+    raise UserError(str(path), "a folder of unknown layout", "an index.csv")
+
+
+def missing(text: str) -> str | None:
+    """A sentence about a set that a recipe names and that is not there yet."""
+    if text.startswith("sample:"):
+        return None
+    return sources.missing(text.removeprefix(DERIVED))
+
+
+# Indexes: a table with a row for each record.
+
+COLUMNS = ("path", "person", "camera", "modality", "text", "of", "split", "role")
+"""Columns of an index. `person` and `modality` must be there, and `path` or `text`; others are left alone.
+
+`path` is below the folder of the index. `text` beside an rgb picture is a caption of it, and a record of its own; a row
+of modality `text` has no path, and `of` names the rgb picture that it describes, where there is one. `person` -1 is
+a distractor of the gallery. `role` is empty, `query` or `gallery`.
+"""
+
+_TABLES = (".csv", ".parquet")
+
+
+def _table(file: Path, split: str | None) -> Layout:
+    where = str(file) if split is None else f"{file}#{split}"
+
+    def read(rows: Rows) -> None:
+        _read_table(rows, file, split)
+
+    return Layout("index of people", where, file.parent, split, (file,), read)
+
+
+def _read_table(rows: Rows, file: Path, split: str | None) -> None:
+    header, lines = (_csv if file.suffix.lower() == ".csv" else _parquet)(file)
+    if "person" not in header or "modality" not in header or not {"path", "text"} & set(header):
+        expected = "person, modality, path or text; and where known camera, of, split, role"
+        raise UserError(str(file), f"columns {', '.join(header)}"[:300], expected)
+    chosen = None
+    if "split" in header:
+        lines = list(lines)
+        chosen = _chosen_split(file, split, Counter(line[7] for _, line in lines))
+    elif split is not None:
+        raise UserError(f"{file}#{split}", "an index without a column `split`", "its path alone")
+    captions: list[tuple[str, str, str, str, str, int]] = []
+    for where, (path, person, camera, word, text, of, own_split, role_word) in lines:
+        if chosen is not None and own_split != chosen:
+            continue
+        if not word:
+            raise UserError(where, "no modality", f"one of {', '.join(modalities.MODALITIES)}")
+        modality = modalities.code(word)
+        if modality is None:
+            raise UserError(where, f"modality {word!r}"[:200], f"one of {', '.join(modalities.MODALITIES)}")
+        role = ROLES.get(role_word.lower())
+        if role is None:
+            raise UserError(where, f"role {role_word!r}"[:200], "query, gallery, or nothing")
+        who = None if person == DISTRACTOR else person
+        if modality == TEXT:
+            if path:
+                raise UserError(where, f"a caption with the path {path[:200]!r}", "its picture in the column `of`")
+            if not text:
+                raise UserError(where, "no caption", "words in the column `text`, as the modality says")
+            # The picture may come further down, so captions wait.
+            captions.append((where, text, person, camera, of, role))
+            continue
+        if not path:
+            raise UserError(where, "no path", f"the {modalities.MODALITIES[modality]} picture of this row")
+        if of:
+            raise UserError(where, f"a picture of the picture {of[:200]!r}", "`of` in rows of captions alone")
+        row = rows.picture(where, path, who, modality, camera, role)
+        if text:
+            if modality != RGB:
+                found = f"a caption beside a picture of modality {modalities.MODALITIES[modality]}"
+                remedy = "write it as a row of its own, of modality text"
+                raise UserError(where, found, "captions beside rgb pictures", remedy)
+            if who is not None:
+                rows.caption(where, f"{path}#text", text, who, camera, role, row)
+    for where, text, person, camera, of, role in captions:
+        if not of:
+            rows.caption(where, where.removeprefix(f"{file.parent}{os.sep}"), text, person, camera, role)
+            continue
+        row = rows.number.get(of)
+        if row is None or rows.modality[row] != RGB:
+            raise UserError(where, f"a caption of {of[:200]!r}", "the path of an rgb picture of this index and split")
+        if rows.person[row] != person:
+            found = f"a caption of {person[:100]!r} for a picture of {rows.person[row] or DISTRACTOR!r}"
+            raise UserError(where, found, f"one person, as in {rows.where[row]}")
+        rows.caption(where, f"{of}#text", text, person, camera, role, row)
+
+
+_Line = tuple[str, str, str, str, str, str, str, str]
+
+
+def _csv(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
+    """The columns of a CSV file, and its lines with their place in words, cells in the order of `COLUMNS`."""
+    lines = _csv_lines(file)
+    header = _header(file, next(lines, (0, []))[1])
+    cell = [header.index(name) if name in header else len(header) for name in COLUMNS]
+
+    def rows() -> Iterator[tuple[str, _Line]]:
+        for number, line in lines:
+            where = f"{file}, line {number}"
+            if len(line) != len(header):
+                raise UserError(where, f"{len(line)} cells", f"{len(header)}, as the first line has")
+            line = [value.strip() for value in line] + [""]
+            yield where, tuple([line[c] for c in cell])
+
+    return header, rows()
+
+
+def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    number = 0
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, strict=True)
+            for line in reader:
+                if line:
+                    yield number + 1, line
+                number = reader.line_num
+    except (OSError, ValueError, csv.Error) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a CSV file in UTF-8") from None
+
+
+def _header(file: Path, names: Sequence[str]) -> list[str]:
+    header = [name.strip().lower() for name in names]
+    twice = [name for name, count in Counter(header).items() if count > 1 and name in COLUMNS]
+    if twice:
+        raise UserError(str(file), f"the column {twice[0]} more than once", "each column once")
+    return header
+
+
+def _parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
+    """As `_csv`, of a parquet file; whole numbers stand for their digits."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as table:
+            header = _header(file, table.schema_arrow.names)
+            wanted = [table.schema_arrow.names[header.index(name)] for name in COLUMNS if name in header]
+            read = table.read(columns=wanted)
+            read.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(str(file), f"cannot be read ({text})", "a whole parquet file") from None
+    for name, column in zip(wanted, read.columns, strict=True):
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        if not (texts or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+            raise UserError(str(file), f"column {name} of type {column.type}"[:200], "text or whole numbers")
+
+    def rows() -> Iterator[tuple[str, _Line]]:
+        at, row = [COLUMNS.index(name.strip().lower()) for name in wanted], -1
+        for batch in read.to_batches(max_chunksize=4096):
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                row += 1
+                line = [""] * len(COLUMNS)
+                for place, value in zip(at, values, strict=True):
+                    line[place] = "" if value is None else str(value).strip()
+                yield f"{file}, row {row}", tuple(line)
+
+    return header, rows()
+
+
+def _chosen_split(file: Path, split: str | None, counts: Counter[str]) -> str | None:
+    """The value of the column `split` whose rows are taken, or None for all."""
+    if counts.get(""):
+        raise UserError(str(file), f"{counts['']} rows whose split is empty", "a split in every row")
+    if split is None:
+        if len(counts) < 2:
+            return None
+        split = "train"
+    if split not in counts:
+        raise UserError(f"{file}#{split}", f"no such split; there is {few(sorted(counts))}", "one of these after #")
+    return split
+
+
+def check_persons(rows: Rows, where: str) -> None:
+    """Raise UserError for persons whose names differ in nothing but the case of letters: one, most likely, cut in two.
+
+    A sampler would call them wrong for each other.
+    """
+    seen: dict[str, str] = {}
+    for name in sorted({name for name in rows.person if name is not None}):
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            first = rows.where[rows.person.index(name)]
+            raise UserError(first, f"the person {name!r} beside {other!r}"[:300], "one spelling of each name")
