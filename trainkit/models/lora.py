@@ -1,0 +1,137 @@
+"""Low-rank corrections of linear layers, one for each modality.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR 2022, arXiv 2106.09685): W x becomes
+W x + (alpha / rank) B A x, with B zero at the start. Here each modality has an A and a B of its own over a shared W
+(Zuo et al., "ReID5o", NeurIPS 2025, arXiv 2506.09385).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit.errors import UserError
+
+
+@dataclass(kw_only=True)
+class Lora:
+    """Low-rank corrections of the linear layers of a transformer."""
+
+    rank: int = 4
+    alpha: float = 4.0
+    """The correction counts alpha / rank times."""
+    layers: int | None = None
+    """How many of the last blocks have them; None: all."""
+    match: list[str] = field(default_factory=lambda: ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"])
+    """Patterns of names of the linear layers that have them."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; 1 or more is needed")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha is {self.alpha}; a factor above 0 is needed")
+        if self.layers is not None and self.layers < 1:
+            raise ValueError(f"layers is {self.layers}; 1 or more is needed, or null for all")
+        if not self.match:
+            raise ValueError("match is empty; a pattern such as '*.attn.qkv' is needed")
+
+
+class Rows:
+    """Which rows of the batch are of which modality, as far as layers deep in a network must know it.
+
+    Set before a forward and cleared after it: the networks between are timm's and hand on nothing but their maps.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] | None = None
+        """Rows of each modality, one after another."""
+        self.mask: Tensor | None = None
+        """(N, modalities), 1 where a row is of a modality; None where there is but one."""
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with a low-rank correction for each modality.
+
+    The corrections of all modalities are one product, and a mask then leaves each row its own: at rank 4 and four
+    modalities 16 columns beside hundreds. Sizes of the batch by modality play no part, so nothing is compiled again
+    where they change, and a modality without a row has a gradient of zero. Queries, keys and values that come of one
+    layer (`parts` 3) have corrections of `rank` each.
+    """
+
+    def __init__(self, linear: nn.Linear, rank: int, alpha: float, modalities: int, rows: Rows, parts: int = 1):
+        weight = linear.weight
+        # On the meta device nothing is made and thrown away.
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, "meta", weight.dtype)
+        self.weight, self.bias = linear.weight, linear.bias
+        self.rank, self.scale, self.modalities, self.parts, self.rows = rank, alpha / rank, modalities, parts, rows
+        made = {"device": weight.device, "dtype": weight.dtype}
+        self.lora_down = nn.Parameter(torch.empty(modalities, parts * rank, self.in_features, **made))
+        self.lora_up = nn.Parameter(torch.zeros(modalities, parts * rank, self.out_features // parts, **made))
+        nn.init.uniform_(self.lora_down, -math.sqrt(1 / self.in_features), math.sqrt(1 / self.in_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, ..., in) to (N, ..., out)."""
+        out = super().forward(x)
+        low = F.linear(x, self.lora_down.flatten(0, 1))
+        if self.rows.mask is not None:
+            mask = self.rows.mask.to(low.dtype).repeat_interleave(self.parts * self.rank, 1)
+            low = low * mask.view(len(x), *(1,) * (x.ndim - 2), -1)
+        return out + F.linear(low, self._up().flatten(0, 1).T)
+
+    def _up(self) -> Tensor:
+        """(modalities, parts*rank, out), each part's rows zero outside the outputs of that part."""
+        if self.parts == 1:
+            return self.lora_up * self.scale
+        up = self.lora_up.unflatten(1, (self.parts, self.rank))[:, :, :, None]
+        own = torch.eye(self.parts, device=up.device, dtype=up.dtype)[:, None, :, None] * self.scale
+        return (up * own).flatten(3).flatten(1, 2)
+
+    @torch.no_grad()
+    def merged(self, modality: int) -> Tensor:
+        """(out, in): the weight of a plain layer that does the same for one modality."""
+        return self.weight + (self._up()[modality].T @ self.lora_down[modality]).to(self.weight.dtype)
+
+
+def add(net: nn.Module, spec: Lora, modalities: int, rows: Rows, where: str) -> list[str]:
+    """Give linear layers of `net` corrections, in place; returns their names.
+
+    Raises UserError when none matches.
+    """
+    linears = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
+    chosen = [name for name in linears if any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.match)]
+    if not chosen:
+        some = ", ".join(list(linears)[:4])
+        raise UserError(
+            f"{where}.match",
+            f"{spec.match} match no linear layer",
+            f"patterns of names such as {some}" if some else "a network with linear layers",
+            "convolutions have no such corrections" if not some else "",
+        )
+    if spec.layers is not None:
+        chosen = _of_last(chosen, spec.layers, where)
+    for name in chosen:
+        linear = linears[name]
+        parts = 3 if name.endswith("qkv") and linear.out_features % 3 == 0 else 1
+        parent, _, last = name.rpartition(".")
+        made = LoraLinear(linear, spec.rank, spec.alpha, modalities, rows, parts)
+        setattr(net.get_submodule(parent), last, made)
+    return chosen
+
+
+def _of_last(names: Sequence[str], layers: int, where: str) -> list[str]:
+    """Those that belong to the last `layers` blocks: a block is what comes before the last number of a name."""
+    blocks = {name: found.group() for name in names if (found := re.match(r".*\.\d+(?=\.)|\d+(?=\.)", name))}
+    order = list(dict.fromkeys(blocks.values()))
+    if layers > len(order):
+        raise UserError(
+            f"{where}.layers", f"{layers}, of a network with {len(order)} such blocks", "that many or fewer"
+        )
+    kept = set(order[-layers:])
+    return [name for name in names if blocks.get(name) in kept]

@@ -1,0 +1,354 @@
+"""The network of multi-modal person re-identification: pictures of four kinds and captions in one space.
+
+One backbone of timm sees the pictures of all modalities, each through a first layer of its own and, in a transformer,
+with low-rank corrections of its own; a second transformer reads captions. A query of several records is fused to one
+vector, and a batch norm before the classifier (Luo et al., "Bag of Tricks", CVPRW 2019, arXiv 1903.07071) gives what
+is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.data.modalities import MODALITIES, RGB
+from trainkit.errors import UserError
+from trainkit.models import lora, text
+from trainkit.models.classifier import Argument, check_arguments, timm_network
+from trainkit.models.lora import Lora, Rows
+from trainkit.models.text import TextEncoder, TextSpec
+from trainkit.task import Meta
+
+WHERE = "task.net"
+
+
+@dataclass(kw_only=True)
+class Fusion:
+    """How the features of the records of a query become one: their mean, with a learnt correction or without."""
+
+    name: Literal["mean", "transformer"] = "mean"
+    layers: int = 2
+    """Blocks of the transformer in which the features see each other."""
+    heads: int = 4
+    dropout: float = 0.0
+    """Share of what each half of a block adds that is set to zero in training."""
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.heads) < 1:
+            raise ValueError(f"layers and heads are {self.layers} and {self.heads}; 1 or more is needed")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; a share from 0 to below 1 is needed")
+
+
+@dataclass(kw_only=True)
+class ReidSpec:
+    """A network for records of people: a backbone of timm for pictures, and where there are captions, one for these."""
+
+    model: str
+    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    args: dict[str, Argument] = field(default_factory=dict)
+    """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
+    weights: str | None = None
+    """`pretrained` (timm's own, downloaded by `trainkit fetch`); a file with weights of the backbone, or with a whole
+    CLIP; or a file, `run:NAME` or `models:/ID` of such a network as this, whose classifier is left out where it is for
+    other people. None: random."""
+    embedding: int | None = 512
+    """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
+    stems: Literal["own", "shared"] = "own"
+    """Whether pictures of each modality have a first convolution (the patch embedding of a transformer), with the norm
+    after it, of their own. All start alike."""
+    lora: Lora | None = None
+    """Low-rank corrections of the backbone's linear layers for each modality."""
+    tune: Literal["all", "lora"] = "all"
+    """What of the backbone is trained: everything; or the corrections and the first layers, above weights that stay."""
+    drop_path: float = 0.0
+    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
+    text: TextSpec = field(default_factory=TextSpec)
+    fusion: Fusion = field(default_factory=Fusion)
+    neck: Literal["bn", "none"] = "bn"
+    """What is between a feature and what is compared and classified."""
+
+    def __post_init__(self) -> None:
+        check_arguments(self.args)
+        if "drop_path_rate" in self.args:
+            raise ValueError("args holds drop_path_rate; say drop_path")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path is {self.drop_path}; a share from 0 to below 1 is needed")
+        if self.embedding is not None and self.embedding < 1:
+            raise ValueError(f"embedding is {self.embedding}; 1 or more is needed, or null for that of the backbone")
+        if self.weights == "pretrained" and "." not in self.model:
+            raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in resnet50.a1_in1k")
+        if self.tune == "lora" and (self.lora is None or self.weights is None):
+            raise ValueError("tune is 'lora', which needs a block `lora`, and weights that it corrects")
+
+
+def needs(spec: ReidSpec) -> dict[str, str]:
+    """Where the weights that a network starts from come from, as `needs` of a task says it: name to word."""
+    net = {"net": f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights}
+    return {name: word for name, word in (net | {"text": spec.text.weights}).items() if word is not None}
+
+
+class OwnStem(nn.Module):
+    """A copy of a layer for each modality of pictures, applied to its rows."""
+
+    def __init__(self, layer: nn.Module, names: Sequence[str], rows: Rows):
+        super().__init__()
+        self.own = nn.ModuleDict({name: copy.deepcopy(layer) for name in names})
+        self.rows = rows
+
+    # How many rows there are of each modality changes with every batch; compiled, it would be so for each pattern.
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, ...), rows of one modality after another, each through its own."""
+        rows = zip(self.own.values(), x.split(self.rows.sizes), strict=True)
+        parts = [(layer, layer(part) if len(part) else None) for layer, part in rows]
+        like = next(part for _, part in parts if part is not None)
+        return torch.cat([no_rows(layer.parameters(), like) if part is None else part for layer, part in parts])
+
+
+class _NoRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, like: Tensor, *params: Tensor) -> Tensor:
+        ctx.save_for_backward(*params)
+        return like.new_empty(like.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(torch.zeros_like(p) for p in ctx.saved_tensors)
+
+
+def no_rows(params: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Rows like those of `like`, none of them, by which parameters get a gradient of zero.
+
+    Without any gradient, averaging over processes would wait for ever. The layers themselves are not asked: a batch
+    norm over no rows makes numbers that are none.
+    """
+    trained = [p for p in params if p.requires_grad]
+    return _NoRows.apply(like[:0].detach(), *trained) if trained else like[:0]
+
+
+class MeanFusion(nn.Module):
+    """The mean of the features that are there."""
+
+    def forward(self, features: Tensor, present: Tensor) -> Tensor:
+        """Features (N, 5, D), of which some are `present` (N, 5), to (N, D); zeros where none is."""
+        there = present[:, :, None]
+        # What is not there may hold anything, even numbers that are none.
+        total = torch.where(there, features, 0).sum(1)
+        return total / present.sum(1, keepdim=True).clamp(min=1).to(features.dtype)
+
+
+class TransformerFusion(nn.Module):
+    """The mean of the features that are there, and what a transformer over them adds to it: nothing at the start.
+
+    A record that is alone is its own fusion, so pictures of the gallery and queries of one record need no pass.
+    """
+
+    def __init__(self, dim: int, fusion: Fusion):
+        super().__init__()
+        self.mean = MeanFusion()
+        self.before = nn.LayerNorm(dim)
+        self.kinds = nn.Parameter(torch.empty(len(MODALITIES), dim))
+        self.blocks = nn.ModuleList(text.Block(dim, fusion.heads, dropout=fusion.dropout) for _ in range(fusion.layers))
+        self.norm, self.out = nn.LayerNorm(dim), nn.Linear(dim, dim)
+        nn.init.normal_(self.kinds, std=0.02)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, features: Tensor, present: Tensor) -> Tensor:
+        """Features (N, 5, D), of which some are `present` (N, 5), to (N, D); zeros where none is."""
+        mean = self.mean(features, present)
+        if not len(features):
+            return no_rows(self.parameters(), mean)
+        several = present.sum(1, keepdim=True) > 1
+        x = self.before(torch.where(present[:, :, None], features, 0)) + self.kinds
+        # Softmax over nothing is no number: a row without records looks at all of them, and is left out below.
+        seen = present | ~present.any(1, keepdim=True)
+        for block in self.blocks:
+            x = block(x, seen[:, None, None])
+        added = self.out(self.norm(self.mean(x, present)))
+        return mean + added * several.to(added.dtype)
+
+    def no_weight_decay(self) -> set[str]:
+        """What stands for a modality is not drawn towards zero."""
+        return {"kinds"}
+
+
+class ReidNet(nn.Module):
+    """Records of people to features, in one space for all modalities.
+
+    Rows of a batch are pictures in the order of `modalities.MODALITIES`, then captions. How many there are of each is
+    known from shapes alone, so nothing waits for the device; a modality may have no row.
+    """
+
+    def __init__(self, spec: ReidSpec, meta: Meta, backbone: nn.Module):
+        super().__init__()
+        known = meta.modalities or (MODALITIES[RGB],)
+        self.pictures = tuple(name for name in known if name != "text")
+        self.tune, self.rows, self.about = spec.tune, Rows(), []
+        self.backbone = backbone
+        wide = _features(backbone, meta.shape)
+        self.dim = spec.embedding or wide
+        self.project = nn.Identity() if spec.embedding is None else nn.Linear(wide, self.dim, bias=False)
+        self.text = self.project_text = None
+        if "text" in known:
+            self.text = TextEncoder(spec.text, meta.vocabulary, meta.text_length)
+            self.project_text = nn.Linear(spec.text.width, self.dim, bias=False)
+        # With RGB and one other modality, no query has two records.
+        several = len(known) > 2 and spec.fusion.name == "transformer"
+        if several and self.dim % spec.fusion.heads:
+            raise UserError(
+                f"{WHERE}.fusion.heads", f"{spec.fusion.heads}, over features of {self.dim}", "a divisor of it"
+            )
+        self.fusion = TransformerFusion(self.dim, spec.fusion) if several else MeanFusion()
+        self.bn = nn.Identity()
+        if spec.neck == "bn":
+            self.bn = nn.BatchNorm1d(self.dim)
+            # A shift would be one for all people, and cosines would depend on where zero is.
+            self.bn.bias.requires_grad_(False)
+        self.classifier = nn.Linear(self.dim, meta.classes, bias=False)
+        nn.init.normal_(self.classifier.weight, std=0.001)
+
+    def forward(
+        self, images: Mapping[str, Tensor], text: Tensor | None, queries: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Features of a batch, and of the queries that are made of its rows.
+
+        `images` are float pictures (b, 3, H, W) by name of modality, of all that the data has; `text` token ids (b, L).
+        Returns `feature` (B, D), `neck` (B, D) and `logits` (B, classes), and with `queries` (Q, 5), rows of the batch
+        or -1, also `fused`, `fused_neck` and `fused_logits`. All of them go through the batch norm at once.
+        """
+        feature = self.encode(images, text)
+        if queries is None:
+            neck = self.neck(feature)
+            return {"feature": feature, "neck": neck, "logits": self.classifier(neck)}
+        fused = self.fuse(feature[queries.clamp(min=0)], queries >= 0)
+        neck = self.neck(torch.cat([feature, fused]))
+        logits = self.classifier(neck)
+        count = len(feature)
+        return {
+            "feature": feature,
+            "neck": neck[:count],
+            "logits": logits[:count],
+            "fused": fused,
+            "fused_neck": neck[count:],
+            "fused_logits": logits[count:],
+        }
+
+    def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
+        """Features (B, D) of pictures, then captions, float32, before the neck."""
+        missing = [name for name in self.pictures if name not in images]
+        if missing:
+            raise KeyError(f"pictures of {', '.join(missing)} are not in the batch, not even none of them")
+        found = [self._pictures([images[name] for name in self.pictures])]
+        if self.text is not None and text is not None:
+            found.append(self._captions(text))
+        return torch.cat(found)
+
+    def _pictures(self, images: Sequence[Tensor]) -> Tensor:
+        sizes = [len(x) for x in images]
+        if not sum(sizes):
+            params = [*self.backbone.parameters(), *self.project.parameters()]
+            return no_rows(params, images[0].new_zeros(0, self.dim))
+        self.rows.sizes, self.rows.mask = sizes, _one_hot(sizes, images[0].device)
+        maps = self.backbone.forward_features(torch.cat(images) if len(images) > 1 else images[0])
+        pooled = self.backbone.forward_head(maps, pre_logits=True)
+        self.rows.sizes = self.rows.mask = None
+        return self.project(pooled).float()
+
+    def _captions(self, text: Tensor) -> Tensor:
+        if not len(text):
+            params = [*self.text.parameters(), *self.project_text.parameters()]
+            return no_rows(params, torch.zeros(0, self.dim, device=text.device))
+        return self.project_text(self.text(text)).float()
+
+    def fuse(self, features: Tensor, present: Tensor) -> Tensor:
+        """Features (N, 5, D), a place for each modality, of which some are `present` (N, 5), to one each, (N, D)."""
+        return self.fusion(features, present).float()
+
+    def neck(self, x: Tensor) -> Tensor:
+        """Features (N, D) to what is compared by cosine, and classified, (N, D)."""
+        return self.bn(x)
+
+    def train(self, mode: bool = True) -> ReidNet:
+        """Statistics of a backbone that stays do not move."""
+        super().train(mode)
+        if self.tune == "lora":
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _trained(module):
+                    module.eval()
+        return self
+
+
+def _trained(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
+
+
+def _one_hot(sizes: Sequence[int], device: torch.device) -> Tensor | None:
+    """(N, modalities), 1 where a row is of a modality; None where there is but one."""
+    if len(sizes) < 2:
+        return None
+    kinds = torch.eye(len(sizes), device=device)
+    return torch.cat([kinds[m].expand(n, -1) for m, n in enumerate(sizes)])
+
+
+def _features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
+    """Length of what the backbone's own pooling gives."""
+    was, device = backbone.training, next(backbone.parameters()).device
+    with torch.no_grad():
+        backbone.eval()
+        maps = backbone.forward_features(torch.zeros(1, *shape, device=device))
+        pooled = backbone.forward_head(maps, pre_logits=True)
+    backbone.train(was)
+    if pooled.ndim != 2:
+        found = f"a network that gives maps of shape {tuple(pooled.shape)}"
+        raise UserError(f"{WHERE}.model", found, "one vector per picture", "take another model, or another global_pool")
+    return pooled.shape[1]
+
+
+def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
+    """The network of `spec` for records of `meta`: pictures of its shape, its modalities, captions and persons.
+
+    `found` holds the files of its weights, under `net` and `text`. Raises UserError when timm has no such network, it
+    does not take such pictures, nothing in it can be corrected, or weights do not fit.
+    """
+    drop = {"drop_path_rate": spec.drop_path}
+    backbone = timm_network(spec.model, meta.shape, {**spec.args, **drop}, 0, WHERE)
+    net = ReidNet(spec, meta, backbone)
+    if spec.stems == "own" and len(net.pictures) > 1:
+        own_stems(net.backbone, net.pictures, net.rows, spec.model)
+    if spec.lora is not None:
+        lora.add(net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
+    return net
+
+
+def own_stems(backbone: nn.Module, names: Sequence[str], rows: Rows, model: str) -> list[str]:
+    """Give each modality a first convolution of its own, and the norm that follows it; returns where they are.
+
+    Raises UserError where timm does not say which the first convolution is.
+    """
+    import timm
+
+    config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
+    first = getattr(config, "first_conv", None)
+    leaves = [name for name, module in backbone.named_modules() if not list(module.children())]
+    if not isinstance(first, str) or first not in leaves:
+        raise UserError(
+            f"{WHERE}.stems",
+            f"own, but timm does not say which is the first convolution of {model}",
+            "a network with one",
+            "take another model, or stems: shared",
+        )
+    after = leaves[leaves.index(first) + 1]
+    chosen = [first]
+    if "Norm" in type(backbone.get_submodule(after)).__name__:
+        chosen.append(after)
+    for name in chosen:
+        parent, _, last = name.rpartition(".")
+        setattr(backbone.get_submodule(parent), last, OwnStem(backbone.get_submodule(name), names, rows))
+    return chosen
