@@ -22,7 +22,7 @@ from trainkit.data import loading
 from trainkit.errors import UserError
 from trainkit.machine import Machine, checksum
 from trainkit.plan import Plan
-from trainkit.recipe import Recipe
+from trainkit.recipe import Optim, Recipe
 from trainkit.speed.clock import Clock
 from trainkit.state import State
 from trainkit.tally import Tally
@@ -196,7 +196,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 machine.accelerator.backward(loss.sum * (machine.world / plan.batch_size))
             losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
         if not leave_out:
-            norm = _finish_gradients(machine, params, plan, losses, recipe.optim.clip_norm)
+            norm = _finish_gradients(machine, params, plan, losses, recipe.optim)
             finite = nonfinite.finite(norm, losses, machine)
             if before is not None and not bool(finite):
                 nonfinite.leave_out(state, bare, parts, before, run)
@@ -332,7 +332,7 @@ def _trial(task: Task, net: nn.Module, split: Split, recipe: Recipe, name: str, 
 
 
 def _finish_gradients(
-    machine: Machine, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], clip: float | None
+    machine: Machine, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], settings: Optim
 ) -> Tensor:
     """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device."""
     if machine.accelerator.scaler is not None:
@@ -345,6 +345,5 @@ def _finish_gradients(
     elif weight != plan.batch_size / plan.world:
         raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
     norm = torch.nn.utils.get_total_norm(grads)
-    if clip is not None:
-        torch.nn.utils.clip_grads_with_norm_(params.values(), clip, norm)
+    optim.clip(params, norm, settings)
     return norm

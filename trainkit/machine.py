@@ -180,13 +180,15 @@ class Machine:
 
     # ---- speaking with the other processes
 
-    def gather(self, x: Tensor) -> Tensor:
-        """(b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient."""
+    def gather(self, x: Tensor, grad: bool = False) -> Tensor:
+        """(b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient.
+
+        With `grad` the gradient comes back: to the rows of a rank the sum of what all ranks' losses send them. Every
+        rank must then run the backward pass.
+        """
         if self.world == 1:
-            return x.detach()
-        out = x.new_empty((self.world * x.shape[0], *x.shape[1:]))
-        dist.all_gather_into_tensor(out, x.detach().contiguous())
-        return out
+            return x if grad else x.detach()
+        return _Gathered.apply(x, self.world, self.rank) if grad else _gathered(x.detach(), self.world)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over ranks, on every rank."""
@@ -285,6 +287,27 @@ class Machine:
         """Leave the process group."""
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _gathered(x: Tensor, world: int) -> Tensor:
+    out = x.new_empty((world * x.shape[0], *x.shape[1:]))
+    dist.all_gather_into_tensor(out, x.contiguous())
+    return out
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows of all ranks, through which a loss of any rank reaches the features of every other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: int, rank: int) -> Tensor:
+        ctx.rows = slice(rank * len(x), (rank + 1) * len(x))
+        return _gathered(x, world)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad)
+        return grad[ctx.rows], None, None
 
 
 def _breaks_onednn(net: nn.Module) -> bool:

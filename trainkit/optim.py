@@ -1,16 +1,16 @@
-"""Parameter groups, the optimizer and the moving average of the weights."""
+"""Parameter groups, the optimizer, clipping and the moving average of the weights."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from trainkit.errors import UserError
-from trainkit.recipe import Optim
+from trainkit.recipe import AdaptiveClip, Optim
 
 
 def rate(optim: Optim, batch_size: int) -> float:
@@ -83,6 +83,59 @@ def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
             "a loss that depends on all that is trained",
             "leave that part of the network out, or choose a loss that uses it",
         )
+
+
+def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -> None:
+    """Clip gradients as the recipe says; `norm` is that of them all. The host waits for nothing.
+
+    Raises UserError when a pattern of what is not to be clipped matches nothing.
+    """
+    if optim.clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(params.values(), optim.clip_norm, norm)
+    if optim.clip_agc is not None:
+        spared = {name for i in range(len(optim.clip_agc.leave_out)) for name in _spared(params, optim.clip_agc, i)}
+        clip_units([p for name, p in params.items() if name not in spared], optim.clip_agc.factor, optim.clip_agc.eps)
+
+
+def _spared(params: Mapping[str, nn.Parameter], settings: AdaptiveClip, i: int) -> list[str]:
+    matched = fnmatch.filter(params, settings.leave_out[i])
+    if not matched:
+        raise UserError(
+            f"optim.clip_agc.leave_out[{i}]",
+            f"{settings.leave_out[i]!r} matches no parameter",
+            f"a pattern such as {', '.join(list(params)[-4:])}",
+        )
+    return matched
+
+
+@torch.no_grad()
+def clip_units(params: Iterable[nn.Parameter], factor: float, eps: float = 1e-3) -> None:
+    """Hold the gradient of each unit to `factor` times the length of its weights, in place (Brock et al. 2021, eq. 3).
+
+    A unit is one output of a layer: a slice of a parameter along its first dimension. A parameter of one dimension or
+    none, such as a bias, is one unit. Weights are taken to be at least `eps` long. Gradients that are short enough keep
+    their bits.
+    """
+    params = sorted(params, key=lambda p: p.ndim > 1)  # vectors first
+    if not params:
+        return
+    weight, grad = (_lengths(tensors) for tensors in (params, [p.grad for p in params]))
+    sizes = [n.numel() for n in weight]
+    # One pair of kernels for the units of all parameters; those that are short enough are multiplied by 1.
+    most = factor * torch.cat(weight).clamp(min=eps)
+    scale = (most / torch.cat(grad).clamp(min=torch.finfo(most.dtype).tiny)).clamp(max=1).split(sizes)
+    grads = [_local(p.grad) for p in params]
+    shapes = [(-1, *(1,) * (g.ndim - 1)) if g.ndim else () for g in grads]
+    torch._foreach_mul_(grads, [part.view(shape) for part, shape in zip(scale, shapes, strict=True)])
+
+
+def _lengths(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Length of each unit of each tensor, (units,); those of one dimension or none come first."""
+    whole = [t for t in tensors if t.ndim <= 1]
+    # FSDP2 cuts along the first dimension: a vector is in parts and its length a sum over ranks, a slice is not.
+    norms = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in (torch._foreach_norm(whole) if whole else ())]
+    rows = [_local(t) for t in tensors[len(whole) :]]
+    return [n.view(1) for n in norms] + [torch.linalg.vector_norm(t, dim=tuple(range(1, t.ndim))) for t in rows]
 
 
 def _undecayed(net: nn.Module) -> set[str]:

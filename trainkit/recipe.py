@@ -57,6 +57,25 @@ class LrRule:
 
 
 @dataclass(kw_only=True)
+class AdaptiveClip:
+    """Clipping by units: the gradient of an output of a layer is held below a share of the length of its own weights.
+
+    Adaptive gradient clipping (Brock et al., ICML 2021, arXiv 2102.06171).
+    """
+
+    factor: float = 0.01
+    """Largest length of a unit's gradient, as a share of that of its weights."""
+    eps: float = 1e-3
+    """Weights are taken to be at least this long, so that what starts at zero can move."""
+    leave_out: list[str] = field(default_factory=list)
+    """Patterns of parameter names that are not clipped, such as the last layer of a classifier; one that matches
+    nothing is an error."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "factor", "eps")
+
+
+@dataclass(kw_only=True)
 class Optim:
     """How the weights move."""
 
@@ -76,6 +95,8 @@ class Optim:
     """Whether biases, norm weights and other one-dimensional parameters decay too."""
     clip_norm: float | None = None
     """Largest norm of the whole gradient; the gradient is scaled down to it."""
+    clip_agc: AdaptiveClip | None = None
+    """Clipping by units in place of the whole gradient."""
     groups: list[Group] = field(default_factory=list)
     layer_decay: float | None = None
     """Factor on the rate from each block to the one below it; the head has the full rate. For networks of timm."""
@@ -84,6 +105,8 @@ class Optim:
 
     def __post_init__(self) -> None:
         _positive(self, "lr", "clip_norm", "eps")
+        if self.clip_norm is not None and self.clip_agc is not None:
+            raise ValueError("clip_norm and clip_agc are two ways to clip; give one")
         if not self.name.startswith("timm:") and self.name not in ("sgd", "adam", "adamw"):
             raise ValueError(f"no optimizer {self.name!r}; there are sgd, adam, adamw and timm:NAME")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:

@@ -23,6 +23,7 @@ class Tally:
         """Begin a new line."""
         self.loss, self.weight = self._zero.clone(), self._zero.clone()
         self.logs: dict[str, Tensor] = {}
+        self.times: dict[str, int] = {}  # how many batches had each of them
         self.batches = 0
         self.norm: Tensor | None = None
 
@@ -33,12 +34,16 @@ class Tally:
             self.weight += loss.weight
             for key, value in loss.logs.items():
                 self.logs[key] = self.logs.get(key, self._zero) + value.detach()
+                self.times[key] = self.times.get(key, 0) + 1
         self.batches += len(losses)
         self.norm = norm
 
     def read(self) -> dict[str, float]:
-        """Means over all processes, as metrics; waits for the device. Every rank calls it."""
-        own = torch.stack([self.loss, self.weight, *(value / self.batches for value in self.logs.values())])
+        """Means over all processes, as metrics; waits for the device. Every rank calls it.
+
+        What only some batches logged, such as norms every 200 steps, is a mean over those.
+        """
+        own = torch.stack([self.loss, self.weight, *(value / self.times[key] for key, value in self.logs.items())])
         loss, weight, *logs = self._machine.sum(own).tolist()
         metrics = {"train/loss": loss / weight}
         metrics |= {f"train/{key}": value / self._machine.world for key, value in zip(self.logs, logs, strict=True)}
@@ -52,6 +57,7 @@ class Tally:
             "loss": float(self.loss),
             "weight": float(self.weight),
             "logs": {key: float(value) for key, value in self.logs.items()},
+            "times": dict(self.times),
             "batches": self.batches,
             "norm": None if self.norm is None else float(self.norm),
         }
@@ -62,4 +68,6 @@ class Tally:
         self.loss, self.weight = self._zero + state["loss"], self._zero + state["weight"]
         self.logs = {key: self._zero + value for key, value in state["logs"].items()}
         self.batches = state["batches"]
+        # A checkpoint of before they were counted: every batch had every key.
+        self.times = dict(state.get("times", dict.fromkeys(self.logs, self.batches)))
         self.norm = None if state["norm"] is None else torch.tensor(state["norm"], device=device)

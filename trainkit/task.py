@@ -152,8 +152,10 @@ class At:
     epoch: int
     progress: float
     """Share of the training that is behind, 0 to 1."""
-    gather: Callable[[Tensor], Tensor]
-    """(b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient."""
+    gather: Callable[..., Tensor]
+    """`gather(x, grad=False)`: (b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient.
+    With `grad=True` the rows of a rank get the sum of the gradients that the losses of all ranks send them, so ranks
+    that each compute one loss of all rows, and weigh it by their own share, train as one process would."""
     autocast: Callable[[], AbstractContextManager]
     """The run's mixed precision, for forwards of frozen networks."""
 
@@ -166,7 +168,8 @@ class Loss:
     weight: float | Tensor
     """What the sum runs over: the number of samples; as a tensor, pixels or whatever else may differ by rank."""
     logs: dict[str, Tensor] = field(default_factory=dict)
-    """Means over the micro-batch, detached, kept on the device; the same keys in every batch and on every rank."""
+    """Means over the micro-batch, detached, kept on the device; the same keys on every rank. A key that only some
+    batches have is written down as the mean over those."""
 
 
 @dataclass
