@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -47,3 +48,133 @@ def index(root: Path, persons: Sequence[str] | int = 4, each: Sequence[int] = (3
     names = [f"p{n:02d}" for n in range(persons)] if isinstance(persons, int) else persons
     write_csv(root / "index.csv", index_rows(root, names, each, seed))
     return root
+
+
+ORBENCH_LISTS = ("NIR", "CP", "SK", "TEXT", "NIR+TEXT", "TEXT+NIR", "NIR+CP+SK", "NIR+CP+SK+TEXT")
+"""Of the 32 lists of the real file; the order of words is part of a name."""
+
+
+def orbench(
+    root: Path, train: int = 3, test: int = 2, rgb: int = 3, others: int = 2, lists: Sequence[str] = ORBENCH_LISTS
+) -> Path:
+    """ORBench: persons 0001 .. of train, then those of test; the numbers of either file begin anew."""
+    kinds, number, people = ("vis", "nir", "cp", "sk"), 0, [f"{n:04d}" for n in range(1, train + test + 1)]
+    for person in people:
+        for kind in kinds:
+            for n in range(rgb if kind == "vis" else others):
+                picture(root / kind / person / f"{person}_{n}_{kind}.jpg", number := number + 1)
+    write_json(
+        root / "train_annos.json",
+        [
+            {"id": id, "file_path": f"vis/{p}/{p}_{n}_vis.jpg", "caption": f"Person {p} walks, picture {n}."}
+            for id, p in enumerate(people[:train], start=1)
+            for n in range(rgb)
+        ],
+    )
+    known = {"RGB_GALLERY": [[i, f"vis/{p}/{p}_{n}_vis.jpg"] for i, p in enumerate(people[train:]) for n in range(rgb)]}
+    for key in lists:
+        words = key.split("+")
+        known[key] = [
+            [
+                i,
+                *(
+                    f"A caption of {p}, {n}." if w == "TEXT" else f"{w.lower()}/{p}/{p}_{n}_{w.lower()}.jpg"
+                    for w in words
+                ),
+            ]
+            for i, p in enumerate(people[train:])
+            for n in range(others)
+        ]
+    write_json(root / "test_gallery_and_queries.json", known)
+    return root
+
+
+def challenge(root: Path, persons: int = 3) -> Path:
+    """The challenge's form of ORBench: everything in `train/`, captions in `text_annos.json`."""
+    orbench(root / "train", persons, 0, lists=())
+    (root / "train" / "train_annos.json").rename(root / "train" / "text_annos.json")
+    (root / "train" / "test_gallery_and_queries.json").unlink()
+    return root
+
+
+def sysu(root: Path, train: int = 2, val: int = 1, test: int = 2, each: int = 2) -> Path:
+    """SYSU-MM01: nobody was seen by camera 5, and the last person of test by camera 3 but not by camera 2."""
+    people, number = list(range(1, train + val + test + 1)), 0
+    for person in people:
+        for camera in (1, 2, 3, 4, 6):
+            if person == people[-1] and camera == 2:
+                continue
+            for n in range(1, each + 1):
+                picture(root / f"cam{camera}" / f"{person:04d}" / f"{n:04d}.jpg", number := number + 1)
+    (root / "cam5").mkdir()
+    parts = {"train": people[:train], "val": people[train : train + val], "test": people[train + val :]}
+    for name, some in parts.items():
+        write_text(root / "exp" / f"{name}_id.txt", ",".join(map(str, some)) + "\n")
+    return root
+
+
+def market(root: Path, train: int = 3, test: int = 2, cameras: int = 2) -> Path:
+    """Market-1501: junk and distractors in the gallery, and the file that Windows leaves in folders."""
+    number = 0
+    for place, person in enumerate(range(2, 2 + train + test)):
+        for camera in range(1, cameras + 1):
+            for n in range(2):
+                name, number = f"{person:04d}_c{camera}s1_{n:06d}_01.jpg", number + 1
+                picture(root / ("bounding_box_train" if place < train else "bounding_box_test") / name, number)
+            if place >= train:
+                picture(root / "query" / f"{person:04d}_c{camera}s1_{9:06d}_00.jpg", 10_000 + number)
+    picture(root / "bounding_box_test" / "-1_c1s1_000401_03.jpg", 20_001)
+    picture(root / "bounding_box_test" / "0000_c2s1_000151_01.jpg", 20_002)
+    (root / "bounding_box_test" / "Thumbs.db").write_bytes(b"thumbs")
+    return root
+
+
+def regdb(root: Path, persons: int = 4, each: int = 2, trials: int = 2) -> Path:
+    """RegDB: half of the persons are of the training of trial 1, the other half of that of trial 2."""
+    for person in range(1, persons + 1):
+        for kind in ("Visible", "Thermal"):
+            for n in range(each):
+                path = root / kind / str(person) / f"male_back_{kind[0].lower()}_{n:05d}_{person}.bmp"
+                picture(path, 10 * person + n + 1000 * (kind == "Thermal"))
+    for trial in range(1, trials + 1):
+        for split in ("train", "test"):
+            half = (split == "train") == (trial % 2 == 1)
+            chosen = range(1, persons // 2 + 1) if half else range(persons // 2 + 1, persons + 1)
+            for kind in ("Visible", "Thermal"):
+                lines = [
+                    f"{kind}/{person}/male_back_{kind[0].lower()}_{n:05d}_{person}.bmp {label}\n"
+                    for label, person in enumerate(chosen)
+                    for n in range(each)
+                ]
+                write_text(root / "idx" / f"{split}_{kind.lower()}_{trial}.txt", "".join(lines))
+    return root
+
+
+def llcm(root: Path, train: int = 2, test: int = 2, each: int = 2) -> Path:
+    """LLCM: the pictures of training by person, those of test by camera; infrared has no camera 3."""
+    number = 0
+    for kind in ("vis", "nir"):
+        lines = []
+        for label, person in enumerate(range(1, train + 1)):
+            for n in range(each):
+                path = f"{kind}/{person:04d}/{person:04d}_c{n + 1:02d}_s000000_f{n}_{kind}.jpg"
+                picture(root / path, number := number + 1)
+                lines.append(f"{path} {label}\n")
+        write_text(root / "idx" / f"train_{kind}.txt", "".join(lines))
+        for person in range(train + 1, train + test + 1):
+            for camera in (1, 3) if kind == "vis" else (1,):
+                for n in range(each):
+                    name = f"{person:04d}_c{camera:02d}_s000000_f{n}_{kind}.jpg"
+                    picture(root / f"test_{kind}" / f"cam{camera}" / f"{person:04d}" / name, number := number + 1)
+    write_text(root / "idx" / "test_id.txt", ",".join(str(p) for p in range(train + 1, train + test + 1)))
+    return root
+
+
+def write_text(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+    return file
+
+
+def write_json(file: Path, value: object) -> Path:
+    return write_text(file, json.dumps(value))

@@ -144,6 +144,11 @@ class PeopleIndex(hashed.Hashed):
         return Path(self.manifest["root"])
 
     @property
+    def hides(self) -> Literal["person", "place"]:
+        """What a query does not meet in its own `place`: records of its person, or (SYSU-MM01) of anybody."""
+        return self.manifest["hides"]
+
+    @property
     def by_person(self) -> bool:
         """Whether its protocol counts persons in place of gallery records for CMC."""
         return self.manifest["by_person"]
@@ -259,7 +264,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     hashed.check_entries(path, manifest, _FILES)
     hashed.check_digest(path, manifest, digest_of(manifest["files"]))
     kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
-    kinds |= {"seconds": float, "by_person": bool, "trials": str}
+    kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
     for key, kind in kinds.items():
         if type(manifest.get(key)) is not kind:
             raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, REBUILD)
@@ -307,7 +312,8 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
         (writer.folder / "names.json").write_text(names, "utf-8")
         manifest = {"format": FORMAT, "version": VERSION, "kind": layout.kind, "where": layout.where}
         manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
-        manifest |= {"records": len(rows), "persons": len(persons), "by_person": rows.by_person, "trials": rows.trials}
+        manifest |= {"records": len(rows), "persons": len(persons), "hides": rows.hides}
+        manifest |= {"by_person": rows.by_person, "trials": rows.trials}
         manifest["modalities"] = dict(zip(MODALITIES, np.bincount(modality, minlength=5).tolist(), strict=True))
         manifest["lists"] = [[name, len(some)] for name, some in rows.lists.items()]
         manifest["seconds"] = time.perf_counter() - begin

@@ -76,6 +76,8 @@ class Rows:
     """Queries that the set itself gives: five records each, one a modality, -1 for none."""
     places: dict[str, int] = field(default_factory=dict)
     """Cameras whose records hide each other, by a number; the others hide nothing."""
+    hides: str = "person"
+    """What a query does not meet of its place: records of its own person, or (`place`) any."""
     by_person: bool = False
     trials: str = "none"
     number: dict[str, int] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class Rows:
 
     def __post_init__(self):
         self._listed: dict[str, frozenset[str]] = {}
+        self._taken: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,9 +109,10 @@ class Rows:
         text = " ".join(text.split())
         if len(text) > LINE_LIMIT:
             raise UserError(where, f"a caption of {len(text)} characters", f"at most {LINE_LIMIT}")
-        own, n = id, 2
+        own = id
         while own in self.number:
-            own, n = f"{id} {n}", n + 1
+            self._taken[id] += 1
+            own = f"{id} {self._taken[id] + 1}"
         return self._add(where, own, person, TEXT, camera, role, of, text)
 
     def _add(self, where, id, person, modality, camera, role, of, text) -> int:
@@ -195,7 +199,12 @@ def find(text: str, part: str = "train") -> Layout:
     for suffix in _TABLES:
         if (path / f"index{suffix}").is_file():
             return _table(path / f"index{suffix}", split)
-    raise UserError(str(path), "a folder of unknown layout", "an index.csv")
+    from trainkit.data import people_layouts
+
+    found = people_layouts.recognise(path, split)
+    if found is None:
+        raise UserError(str(path), "a folder of unknown layout", people_layouts.KNOWN)
+    return found
 
 
 def missing(text: str) -> str | None:
