@@ -49,11 +49,13 @@ class Tokens(Protocol):
     """What turns captions into ids."""
 
     vocabulary: int
-    """Number of ids, `PADDING` among them. The highest ends a caption."""
+    """Number of ids, `PADDING` among them."""
     length: int
     """Ids of a row."""
     begin: int | None
     """Id that begins a caption, where there is one."""
+    end: int
+    """Id that ends a caption, and stands nowhere else: the highest."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a caption, its end included, `length` at most: what is too long is cut, and still ends."""
@@ -72,11 +74,16 @@ class Words:
         if self.vocabulary < 3 or self.length < 2:
             raise ValueError(f"{self.vocabulary} ids and rows of {self.length}: at least 3 and 2 are needed")
 
+    @property
+    def end(self) -> int:
+        """The highest id."""
+        return self.vocabulary - 1
+
     def encode(self, text: str) -> list[int]:
         """Ids 1 .. vocabulary-2 for the words, and the highest for the end."""
         words = _WORD.findall(unicodedata.normalize("NFKC", text[:CHARACTERS]).lower())
         ids = [1 + zlib.crc32(word.encode(errors="replace")) % (self.vocabulary - 2) for word in words]
-        return [*ids[: self.length - 1], self.vocabulary - 1]
+        return [*ids[: self.length - 1], self.end]
 
 
 class Clip:
@@ -101,7 +108,7 @@ class Clip:
         self._ids = {name: number for number, name in enumerate(names)}
         self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
         self.vocabulary = len(names) + 2
-        self.begin = self.vocabulary - 2
+        self.begin, self.end = self.vocabulary - 2, self.vocabulary - 1
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -113,7 +120,7 @@ class Clip:
             ids += self._piece(piece)
             if len(ids) >= self.length:
                 break
-        return [*ids[: self.length - 1], self.vocabulary - 1]
+        return [*ids[: self.length - 1], self.end]
 
     def _piece(self, piece: str) -> list[int]:
         if (known := self._known.get(piece)) is not None:
@@ -174,18 +181,18 @@ def table(tokens: Tokens, texts: Sequence[str]) -> np.ndarray:
     return out
 
 
-def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, tokens: Tokens) -> np.ndarray:
+def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, begin: int | None, end: int) -> np.ndarray:
     """Captions `ids` (n, length) without those ids whose `draws` (n, length), in [0, 1), are below `share`.
 
-    Others move up. Beginning and end stay, and of each caption one id at least: that with the highest draw.
+    Others move up. What begins and ends a caption stays, and of each caption one id at least: that with the highest
+    draw.
     """
     if not len(ids):
         return ids
-    ends = (ids == tokens.vocabulary - 1).argmax(1)[:, None]
+    ends = (ids == end).argmax(1)[:, None]
     place = np.arange(ids.shape[1])
-    # The id for the end stands nowhere but at the end, which every row has.
     words = place < ends
-    if tokens.begin is not None:
+    if begin is not None:
         words &= place > 0
     out = words & (draws < share)
     none_left = (out == words).all(1) & words.any(1)
