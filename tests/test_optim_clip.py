@@ -97,7 +97,7 @@ def test_a_recipe_chooses_between_the_whole_gradient_and_its_units():
         clipped(made(shapes), clip_agc=AdaptiveClip(leave_out=["*.1", "hed"]))
     with pytest.raises(ValueError, match="give one"):
         Optim(lr=1.0, clip_norm=1.0, clip_agc=AdaptiveClip())
-    with pytest.raises(ValueError, match="factor is .* must be above 0"):
+    with pytest.raises(ValueError, match="must be above 0"):
         AdaptiveClip(factor=0.0)
 
 

@@ -1,0 +1,257 @@
+"""People found again in colour pictures from whatever there is of them: infrared, colour pencil, sketch, words.
+
+ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385) for several modalities, and the strong baseline of plain
+re-identification (Luo et al., CVPR Workshops 2019, arXiv 1903.07071) for one. The losses are in `losses.retrieval`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit.data.modalities import MODALITIES, RGB, subsets
+from trainkit.data.protocols import Search
+from trainkit.errors import UserError
+from trainkit.losses import retrieval
+from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
+from trainkit.metrics.search import score_search
+from trainkit.models import reid
+from trainkit.schedule import Span, TrainingSpan
+from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.tasks.embed import hits
+
+
+@dataclass(kw_only=True)
+class Reid:
+    """Learn features by which people are found again, alone and fused, from who is on which record."""
+
+    net: reid.ReidSpec
+    identity: Identity | None = field(default_factory=Identity)
+    """Cross-entropy of records and of fused queries; null trains no classifier."""
+    triplet: Triplet | None = None
+    """Of records, on features before the neck."""
+    sdm: Matching | None = None
+    """Of fused queries and RGB records, after the neck, for each set of modalities."""
+    circle: Circle | None = None
+    """Of records, after the neck."""
+    contrast: Contrast | None = None
+    """Of records, after the neck."""
+    gather: Literal["all", "local"] = "all"
+    """Whom records are compared with: those of all processes, so that a recipe means the same on any number of them;
+    or of their own process alone. Batch norm sees its own process in either case."""
+    norms: TrainingSpan | None = field(default_factory=lambda: Span(200, "steps"))
+    """How often the lengths of features before the neck, of fused ones and of those after the neck are logged; between
+    they are not computed."""
+
+    def __post_init__(self) -> None:
+        if not self._terms():
+            raise ValueError("identity, triplet, sdm, circle and contrast are all null; one loss at least is needed")
+        if self.norms is not None and self.norms.unit != "steps":
+            raise ValueError(f"norms is '{self.norms}'; a number of steps is needed, such as 200 steps")
+
+    def _terms(self) -> dict[str, Identity | Triplet | Matching | Circle | Contrast]:
+        """The losses that are asked for, by name."""
+        names = ("identity", "triplet", "sdm", "circle", "contrast")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def needs(self) -> dict[str, Source]:
+        """The weights that the network starts from, where there are any."""
+        return {name: Source(weights=word) for name, word in reid.needs(self.net).items()}
+
+    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+        """The network, and small copies of the pictures as the reference that it has to beat.
+
+        Raises UserError when the data has no modalities, or none but RGB where queries are matched with RGB.
+        """
+        if not meta.modalities:
+            raise UserError("data", "pictures of one kind", "records of people", "take the data block `people`")
+        kinds = subsets(meta.modalities) or [(RGB,)]
+        if self.sdm is not None and kinds == [(RGB,)]:
+            raise UserError(
+                "task.sdm",
+                "data of RGB alone, where every query would be matched with itself",
+                "queries of another modality",
+                "leave sdm out; triplet, circle and contrast compare records of RGB",
+            )
+        self._kinds = torch.tensor([[m in some for m in range(len(MODALITIES))] for some in kinds])
+        self._net: nn.Module | None = None
+        net = reid.build(self.net, meta, found)
+        if self.identity is None:
+            net.classifier.requires_grad_(False)
+        return Parts(net, frozen={"pixels": Pixels()}, notes=(*net.about, self._note()))
+
+    def _note(self) -> str:
+        """The losses in a sentence."""
+        said = " + ".join(f"{block.weight:g} {name}" for name, block in self._terms().items())
+        among = "the records of all processes" if self.gather == "all" else "the records of each process by itself"
+        return f"loss: {said}; compared are {among}"
+
+    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+        """The weighted sum of the losses, each a mean over what it compares, times the number of records.
+
+        Gathered, each process computes the comparisons of all; their gradients come back as those of one process would.
+        """
+        _refuse_sharded(net)
+        label, modality, queries = batch["label"], batch["modality"], batch["queries"]
+        out = net(*_inputs(batch), queries)
+        person = label[queries.amax(1)]
+        terms, logs = {}, {"accuracy": hits(out["logits"], label)}
+        if self.identity is not None:
+            terms["identity"] = self._identity(out, label, person, at)
+        whole = self._gathered(out, label, modality, person, queries, at)
+        if self.triplet is not None:
+            terms["triplet"] = retrieval.triplet(whole["feature"], whole["label"], self.triplet.margin)
+        if self.sdm is not None:
+            terms["sdm"] = self._matching(whole)
+        if self.circle is not None:
+            circle = self.circle
+            terms["circle"] = retrieval.circle(whole["neck"], whole["label"], circle.margin, circle.scale)
+        if self.contrast is not None:
+            terms["contrast"] = retrieval.contrast(whole["neck"], whole["label"], self.contrast.temperature)
+        total = sum(getattr(self, name).weight * value for name, value in terms.items())
+        logs |= {name: value.detach() for name, value in terms.items()}
+        if self.norms is not None and at.step % int(self.norms.amount) == 0:
+            logs |= {
+                "feature_norm": _mean_length(out["feature"]),
+                "fused_norm": _mean_length(out["fused"]),
+                "bn_norm": _mean_length(out["neck"]),
+            }
+        return Loss(total * len(label), len(label), logs)
+
+    def _identity(self, out: Rows, label: Tensor, person: Tensor, at: At) -> Tensor:
+        """Cross-entropy, the mean over records and queries alike; its mean over processes is that of all of them."""
+        smoothing = self.identity.smoothing
+        loss = torch.cat(
+            [
+                retrieval.identity(out["logits"], label, smoothing),
+                retrieval.identity(out["fused_logits"], person, smoothing),
+            ]
+        )
+        if self.gather == "local":
+            return loss.mean()
+        # Queries may be more on one process than on another.
+        return loss.sum() / at.gather(loss.new_full((1,), len(loss))).mean()
+
+    def _gathered(
+        self, out: Rows, label: Tensor, modality: Tensor, person: Tensor, queries: Tensor, at: At
+    ) -> dict[str, Tensor]:
+        """What the losses compare, of all processes or of this one; of it, what they ask for."""
+        kinds = queries >= 0
+        whole = {"label": label, "modality": modality}
+        if self.triplet is not None:
+            whole["feature"] = out["feature"]
+        if self.sdm is not None or self.circle is not None or self.contrast is not None:
+            whole["neck"] = out["neck"]
+        if self.sdm is not None:
+            whole |= {"fused": out["fused_neck"], "person": person, "kinds": kinds}
+        if self.gather == "local" or whole.keys() == {"label", "modality"}:
+            return whole
+        ranks = at.gather(label.new_zeros(1)).shape[0]
+        if ranks > 1 and self.sdm is not None:
+            # Every rank must send equally many: a query of a set takes a record of its own, so this is never too few.
+            most = len(self._kinds) * len(label)
+            if len(queries) > most:
+                raise ValueError(f"{len(queries)} queries of {len(label)} records, {most} at most expected")
+            short = most - len(queries)
+            whole["fused"] = F.pad(whole["fused"], (0, 0, 0, short))
+            whole["person"] = F.pad(person, (0, short), value=-1)
+            whole["kinds"] = F.pad(kinds, (0, 0, 0, short))
+        learns = ("feature", "neck", "fused")
+        return {
+            key: at.gather(value, grad=True) if key in learns else at.gather(value.to(torch.int64))
+            for key, value in whole.items()
+        }
+
+    def _matching(self, whole: dict[str, Tensor]) -> Tensor:
+        """SDM of every set of modalities against RGB."""
+        if self._kinds.device != whole["kinds"].device:  # once: a copy from the host is waited for
+            self._kinds = self._kinds.to(whole["kinds"].device)
+        asks = (whole["kinds"].bool()[None] == self._kinds[:, None]).all(2)
+        return retrieval.matching(
+            whole["fused"],
+            whole["person"],
+            whole["neck"],
+            whole["label"],
+            self.sdm.temperature,
+            asks,
+            self._kinds.sum(1),
+            whole["modality"] == RGB,
+        )
+
+    def predict(self, net: nn.Module, batch: Batch) -> Rows:
+        """The feature of each record before the neck, from which `score` makes those of queries."""
+        _refuse_sharded(net)
+        self._net = net
+        return {"feature": net.encode(*_inputs(batch))}
+
+    def score(self, rows: Rows, split: Split) -> Scores:
+        """Search with the records of each query fused by the network that `predict` was asked with last."""
+        if not isinstance(split.protocol, Search):
+            raise ValueError(f"{split.name}: no search, but {type(split.protocol).__name__}")
+        if self._net is None:
+            raise RuntimeError(f"{split.name}: scored before anything was predicted")
+        net = self._net
+        device = next((p.device for p in net.parameters()), torch.device("cpu"))
+
+        @torch.no_grad()
+        def finish(features: Tensor, present: Tensor) -> Tensor:
+            return net.neck(net.fuse(features.to(device).float(), present.to(device))).float().cpu()
+
+        was_training = net.training
+        net.eval()
+        try:
+            return score_search(rows["feature"], split.protocol, finish, split.name, split)
+        finally:
+            net.train(was_training)
+
+
+class Pixels(nn.Module):
+    """Small copies of pictures, whatever their modality, as features: the reference that a network has to beat.
+
+    Each is averaged over a grid of 16 x 8 areas and compared by correlation. Words say nothing here: captions are
+    zeros.
+    """
+
+    GRID = (16, 8)
+
+    def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
+        """Pictures (b, C, H, W) of each modality and captions (b, L) to features (B, C x 128) of length 1 or 0."""
+        pictures = torch.cat([F.adaptive_avg_pool2d(x.float(), self.GRID).flatten(1) for x in images.values()])
+        features = F.normalize(pictures - pictures.mean(1, keepdim=True))
+        return features if text is None else torch.cat([features, features.new_zeros(len(text), features.shape[1])])
+
+    def fuse(self, features: Tensor, present: Tensor) -> Tensor:
+        """Features (N, 5, D), of which some are `present` (N, 5), to the sum of these, (N, D)."""
+        return torch.where(present[:, :, None], features, 0).sum(1)
+
+    def neck(self, x: Tensor) -> Tensor:
+        """Features as they are."""
+        return x
+
+
+def _inputs(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Pictures by modality, and captions where the data has any."""
+    keys = {name: f"image.{name}" for name in MODALITIES}
+    return {name: batch[key] for name, key in keys.items() if key in batch}, batch.get("text")
+
+
+@torch.no_grad()
+def _mean_length(x: Tensor) -> Tensor:
+    return x.float().norm(dim=1).sum() / max(1, len(x))
+
+
+def _refuse_sharded(net: nn.Module) -> None:
+    """Evaluation fuses on one process what all have predicted, for which it needs the whole network."""
+    if hasattr(next(net.parameters(), None), "to_local"):
+        raise UserError(
+            "launch",
+            "parameters that are split over processes (FSDP)",
+            "whole ones",
+            "take accelerate_configs/all_gpus.yaml; the task reid needs the whole network on each process",
+        )
