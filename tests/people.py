@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import functools
+import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,10 +17,17 @@ COLUMNS = ("path", "person", "camera", "modality", "text", "of")
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (16, 8)) -> Path:
     """A picture of noise, (height, width); one seed gives one picture."""
-    pixels = np.random.default_rng([20251121, seed]).integers(0, 256, (*size, 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
+    path.write_bytes(_encoded(path.suffix, seed, size))
     return path
+
+
+@functools.cache
+def _encoded(suffix: str, seed: int, size: tuple[int, int]) -> bytes:
+    pixels = np.random.default_rng([20251121, seed]).integers(0, 256, (*size, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, Image.registered_extensions()[suffix])
+    return stream.getvalue()
 
 
 def write_csv(file: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = COLUMNS) -> Path:

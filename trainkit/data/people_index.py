@@ -62,35 +62,41 @@ def indexed(text: str, part: str = "train") -> PeopleIndex:
     layout = people_sources.find(text, part)
     made = [FORMAT, VERSION, layout.kind, layout.where]
     # The folders are known only from a scan, so they are noted under a name that the annotations alone give.
-    noted = packing.cache_root() / f"{packing.key(made, layout.annotations)}.folders"
+    first = packing.key(made, layout.annotations)
+    noted = packing.cache_root() / f"{first}.folders"
+    found: list[Path] = []
 
-    def there() -> Path | None:
+    def is_there(_: Path) -> bool:
         try:
             folders = noted.read_text("utf-8", errors="surrogateescape").split("\n")[:-1]
         except FileNotFoundError:
-            return None
-        folder = noted.parent / packing.key(made, (*layout.annotations, *(layout.root / name for name in folders)))
-        return folder if (folder / "manifest.json").is_file() else None
+            return False
+        stamps = {name: people_sources.stamp(f"{layout.root}/{name}") for name in folders}
+        folder = noted.parent / _key(first, stamps)
+        found[:] = [folder]
+        return (folder / "manifest.json").is_file()
 
     def make() -> None:
         begin = time.perf_counter()
         rows = Rows(layout.root)
         layout.read(rows)
-        listed = "".join(f"{name}\n" for name in sorted(rows.folders()))
-        files = (*layout.annotations, *(layout.root / name for name in sorted(rows.folders())))
-        folder = noted.parent / packing.key(made, files)
+        folder = noted.parent / _key(first, rows.stamps)
         if not (folder / "manifest.json").is_file():
             _write(folder, layout, rows, begin)
         aside = noted.with_name(f"{noted.name}.{uuid.uuid4().hex[:8]}")
-        aside.write_text(listed, "utf-8", errors="surrogateescape")
+        aside.write_text("".join(f"{name}\n" for name in rows.stamps), "utf-8", errors="surrogateescape")
         aside.rename(noted)
+        found[:] = [folder]
         _log.info("scanned %s in %.2f s, once: %d records", layout.where, time.perf_counter() - begin, len(rows))
 
-    packing.make_once(noted, lambda _: there() is not None, make)
-    folder = there()
-    if folder is None:
-        raise UserError(layout.where, "changes while it is scanned", "a set that stays as it is")
-    return PeopleIndex(folder)
+    packing.make_once(noted, is_there, make)
+    return PeopleIndex(found[0])
+
+
+def _key(first: str, stamps: Mapping[str, str]) -> str:
+    """Names the index of a set by its annotations and by when each of its folders last changed."""
+    text = "".join(f"\n{folder} {when}" for folder, when in stamps.items())
+    return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 def missing(text: str) -> str | None:
@@ -200,16 +206,16 @@ class PeopleIndex(hashed.Hashed):
 
     def pictures(self) -> Source:
         """The pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
-        ids = self.ids()[: int(np.count_nonzero(self.modality != TEXT))]
+        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.manifest["root"]
 
         def records() -> Iterator[Record]:
             names = (*self.persons, people_sources.DISTRACTOR)  # -1 is the last
             for id, number in zip(ids, self.person.tolist(), strict=False):
-                path = self.root / id
-                yield Record(id, names[number], path, str(path))
+                path = os.path.join(root, id)
+                yield Record(id, names[number], Path(path), path)
 
         annotations = tuple(Path(file) for file in self.manifest["annotations"])
-        files = (*annotations, *(self.root / id for id in ids))
+        files = (*annotations, *(Path(os.path.join(root, id)) for id in ids))
         return Source(self.kind, self.where, len(ids), records, files)
 
     @functools.cached_property
@@ -280,7 +286,7 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
     """Bring records into their order, and write them as arrays."""
     if not len(rows):
         raise UserError(layout.where, "no records", "at least one")
-    people_sources.check_persons(rows, layout.where)
+    people_sources.check_persons(rows)
     modality = np.asarray(rows.modality, np.int8)
     order = np.argsort(modality, kind="stable")
     # Where each record went, and behind them -1 to itself.

@@ -38,6 +38,15 @@ LINE_LIMIT = 10_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\x85]")
 
 
+def stamp(folder: str) -> str:
+    """When a folder last changed, by the time of its entry: files added, removed or renamed change it."""
+    try:
+        seen = os.stat(folder)
+    except OSError:
+        return "missing"
+    return f"{seen.st_ino} {seen.st_mtime_ns} {seen.st_ctime_ns}"
+
+
 @dataclass(frozen=True)
 class Layout:
     """A set of a known form, not read yet."""
@@ -84,6 +93,8 @@ class Rows:
     """The record of each id."""
 
     def __post_init__(self):
+        self.stamps: dict[str, str] = {}
+        """The folders that were looked into, or looked for, and when each last changed."""
         self._listed: dict[str, frozenset[str]] = {}
         self._taken: Counter[str] = Counter()
 
@@ -141,19 +152,20 @@ class Rows:
 
     def names(self, folder: str) -> frozenset[str]:
         """Names in a folder below the root, listed once; none where it is not there."""
-        if folder not in self._listed:
+        names = self._listed.get(folder)
+        if names is None:
+            place = f"{self.root}/{folder}"
+            # Its time first: what is added while it is listed changes it, and is noticed next time.
+            self.stamps[folder] = stamp(place)
             try:
-                self._listed[folder] = frozenset(os.listdir(self.root / folder))
+                names = frozenset(os.listdir(place))
             except (FileNotFoundError, NotADirectoryError):
-                self._listed[folder] = frozenset()
+                names = frozenset()
             except OSError as error:
                 found = f"cannot be read ({error.strerror or error})"
-                raise UserError(str(self.root / folder), found, "a folder of pictures") from None
-        return self._listed[folder]
-
-    def folders(self) -> list[str]:
-        """The folders that were looked into, or looked for."""
-        return list(self._listed)
+                raise UserError(place, found, "a folder of pictures") from None
+            self._listed[folder] = names
+        return names
 
     def _check_path(self, where: str, path: str) -> None:
         folder, _, name = path.rpartition("/")
@@ -162,6 +174,8 @@ class Rows:
         if not path or len(path) > LINE_LIMIT or _CONTROL.search(path):
             raise UserError(where, f"the path {path[:300]!r}", "a path in one line")
         if name not in self.names(folder):
+            if "\\" in path:
+                raise UserError(where, f"the path {path[:300]!r}", "folders divided by /")
             alike = sorted(other for other in self.names(folder) if other.casefold() == name.casefold())
             remedy = f"there is {few(alike)}: the case of letters counts" if alike else ""
             raise UserError(where, f"{path[:300]} is not in {self.root}", "a file that is there", remedy)
@@ -170,8 +184,6 @@ class Rows:
 
     def _check_folder(self, where: str, path: str) -> None:
         """Refuses paths that lead elsewhere."""
-        if "\\" in path:
-            raise UserError(where, f"the path {path[:300]!r}", "folders divided by /")
         if path.startswith("/") or {"..", ".", ""} & set(path.split("/")):
             raise UserError(where, f"the path {path[:300]!r}", f"a plain path below {self.root}")
 
@@ -244,7 +256,7 @@ def _read_table(rows: Rows, file: Path, split: str | None) -> None:
     chosen = None
     if "split" in header:
         lines = list(lines)
-        chosen = _chosen_split(file, split, Counter(line[7] for _, line in lines))
+        chosen = _chosen_split(file, split, Counter(line[COLUMNS.index("split")] for _, line in lines))
     elif split is not None:
         raise UserError(f"{file}#{split}", "an index without a column `split`", "its path alone")
     captions: list[tuple[str, str, str, str, str, int]] = []
@@ -381,7 +393,7 @@ def _chosen_split(file: Path, split: str | None, counts: Counter[str]) -> str | 
     return split
 
 
-def check_persons(rows: Rows, where: str) -> None:
+def check_persons(rows: Rows) -> None:
     """Raise UserError for persons whose names differ in nothing but the case of letters: one, most likely, cut in two.
 
     A sampler would call them wrong for each other.
