@@ -47,12 +47,14 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 _ROUNDS = (
-    0x9FB21C651E98DF25,
-    0xD6E8FEB86659FD93,
-    0xA0761D6478BD642F,
-    0xE7037ED1A0B428DB,
-    0x8EBC6AF09C88C6E3,
-    0x589965CC75374CC3,
+    0x9E3779B1,
+    0x85EBCA77,
+    0xC2B2AE3D,
+    0x27D4EB2F,
+    0x165667B1,
+    0xD3A2646D,
+    0xB55A4F09,
+    0x5851F42D,
 )
 """Odd numbers with about as many ones as zeros, one for each round of `permuted`."""
 
@@ -62,62 +64,64 @@ def permuted(
 ) -> np.ndarray:
     """Where a permutation of 0 .. size-1 sends `positions`, int64, without a table: it begins at once at any size.
 
-    Each `key` is another permutation. key, size (1 .. 2^52) and positions (0 .. size-1) broadcast.
+    Each `key` is another permutation. key, size (1 .. 2^31) and positions (0 .. size-1) broadcast.
 
-    A position is rotated by a hashed amount, so that over the keys it goes everywhere equally often, and split into
-    digits of two bases whose product is `size` or little more; a hash of each digit in turn is added to the other (a
-    Feistel network of six rounds). What this sends outside is sent on until it is inside: Black and Rogaway, *Ciphers
-    with arbitrary finite domains*, CT-RSA 2002.
+    A position is rotated by a hashed amount, so that over the keys it goes everywhere equally often, and split into two
+    digits, the lower of as many values as a power of two. A hash of each in turn is added to the other: a Feistel
+    network of eight rounds. (Of 0 .. 9 any two positions come to any two places evenly within 3%; six rounds: 9%.) What
+    this sends outside is sent on until it is inside: Black and Rogaway, *Ciphers with arbitrary finite domains*, CT-RSA
+    2002. Raises ValueError at other sizes.
     """
     base = words(seed, stream, key)
     shape = np.broadcast_shapes(base.shape if np.ndim(key) else (), np.shape(size), np.shape(positions))
     # Numbers stay numbers, which halves the time; the rest is laid out flat.
     base = _flat(base, shape) if np.ndim(key) else base[0]
     size = _flat(np.asarray(size, np.int64), shape) if np.ndim(size) else np.int64(size)
-    low = np.ceil(np.sqrt(size)).astype(np.int64)
-    high = np.ceil(size / low).astype(np.int64)
-    x = _flat(np.asarray(positions, np.int64), shape) + _part(base, size)
-    x -= size * (x >= size)
-    x = _mixed(x, base, low, high)
-    outside = np.flatnonzero(x >= size)
-    while len(outside):
-        some = [p[outside] if np.ndim(p) else p for p in (base, low, high)]
-        x[outside] = again = _mixed(x[outside], *some)
-        outside = outside[again >= (size[outside] if np.ndim(size) else size)]
-    return x.reshape(shape)
+    if np.max(size, initial=1) > 1 << 31 or np.min(size, initial=1) < 1:
+        raise ValueError(f"sizes from {np.min(size)} to {np.max(size)}; 1 to 2^31 are needed")
+    bits = (np.frexp(size)[1] // 2).astype(np.uint32)
+    low = np.uint32(1) << bits
+    high = ((size + low - 1) >> bits).astype(np.uint32)
+    params = (bits, low - np.uint32(1), high, base.astype(np.uint32), (base >> np.uint64(32)).astype(np.uint32))
+    turn = ((base >> np.uint64(11)) * (size / (1 << 53))).astype(np.uint32)
+    size = size.astype(np.uint32)
+    x = _flat(np.asarray(positions).astype(np.uint32), shape) + turn
+    with np.errstate(over="ignore"):
+        # Below 0 an unsigned number is a large one.
+        x = _mixed(np.minimum(x, x - size), *params)
+        outside = np.flatnonzero(x >= size)
+        while len(outside):
+            some = [p[outside] if np.ndim(p) else p for p in params]
+            x[outside] = again = _mixed(x[outside], *some)
+            outside = outside[again >= (size[outside] if np.ndim(size) else size)]
+    return x.astype(np.int64).reshape(shape)
 
 
 def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(array, shape).reshape(-1)
 
 
-def _part(bits: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The top of 64 hashed bits as an integer in 0 .. size-1."""
-    return ((bits >> np.uint64(11)) * (1.0 / (1 << 53)) * size).astype(np.int64)
-
-
-def _mixed(x: np.ndarray, base: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """A bijection of 0 .. low * high - 1."""
-    # In floating point: dividing integers by an array of them takes 15 ns each. Exact: see the test.
-    first = np.floor_divide(x, low) if np.ndim(low) == 0 else (x / low).astype(np.int64)
-    digits, bases = [x - first * low, first], (low, high)
-    digits, bases = [d.view(np.uint64) for d in digits], [b.astype(np.uint64) for b in bases]
-    with np.errstate(over="ignore"):
-        for number, odd in enumerate(_ROUNDS):
-            of, onto = number % 2, 1 - number % 2
-            mixed = digits[of] + base
-            mixed *= np.uint64(odd)
-            mixed ^= mixed >> np.uint64(32)
-            mixed *= np.uint64(0xBF58476D1CE4E5B9)
-            mixed >>= np.uint64(32)
-            mixed *= bases[onto]
-            mixed >>= np.uint64(32)
-            mixed += digits[onto]
-            # Below 0 an unsigned number is a large one.
-            digits[onto] = np.minimum(mixed, mixed - bases[onto])
-    digits[1] *= bases[0]
-    digits[1] += digits[0]
-    return digits[1].view(np.int64)
+def _mixed(x: np.ndarray, bits: np.ndarray, mask: np.ndarray, high: np.ndarray, *keys: np.ndarray) -> np.ndarray:
+    """A bijection of 0 .. (mask + 1) * high - 1, of which `mask` covers the lower `bits`. All uint32."""
+    lower, upper = x & mask, x >> bits
+    half = np.uint32(16)
+    for number, odd in enumerate(_ROUNDS):
+        mixed = (lower if number % 2 else upper) + keys[number % 2]
+        mixed *= np.uint32(odd)
+        mixed ^= mixed >> np.uint32(15)
+        mixed *= np.uint32(0x2C1B3C6D)
+        mixed >>= half
+        if number % 2:
+            mixed *= high
+            mixed >>= half
+            mixed += upper
+            upper = np.minimum(mixed, mixed - high)
+        else:
+            lower += mixed
+            lower &= mask
+    upper <<= bits
+    upper |= lower
+    return upper
 
 
 def reseed(device: torch.device, seed: int, step: int, micro: int, rank: int) -> None:

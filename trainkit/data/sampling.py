@@ -16,6 +16,7 @@ P x K batches are of Hermans, Beyer and Leibe 2017, *In defense of the triplet l
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Annotated, Literal
@@ -299,36 +300,42 @@ class Draw:
 
     def _groups(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
         """(people, K): of each of these people in this turn."""
-        spec = self.spec
+        spec, each = self.spec, self.spec.each
         person = unit if self._people is None else self._people[unit].astype(np.int64)
-        bounds = self._bounds(person)
-        turn = turn[:, None]
+        bounds, turn = self._bounds(person), turn[:, None]
         if isinstance(spec, PK):
-            return self._any(bounds[:, :1], bounds[:, -1:], turn, spec.each)
+            return self._take(*_run(bounds[:, :1], bounds[:, -1:], np.arange(each), each), turn)
         if not spec.ensure_rgb:
-            return self._others(bounds, turn, spec.each, 0)[0]
-        if spec.half:
-            rgb = self._any(bounds[:, :1], bounds[:, 1:2], turn, spec.each // 2)
-            return np.concatenate((rgb, self._others(bounds, turn, spec.each // 2, 1)[0]), axis=1)
-        rgb, others = bounds[:, 1:2] - bounds[:, :1], bounds[:, -1:] - bounds[:, 1:2]
-        chosen, more = self._others(bounds, turn, spec.each - 1, 1)
-        if more is None:
-            return np.concatenate((self._cell(bounds[:, :1], rgb, turn, 1, 0), chosen), axis=1)
-        quota = np.clip(spec.each - others, 1, rgb)
-        from_rgb = self._cell(bounds[:, :1], rgb, turn, quota, np.where(more < 0, 0, more))
-        first = self._cell(bounds[:, :1], rgb, turn, quota, 0)
-        return np.concatenate((first, np.where(more < 0, chosen, from_rgb)), axis=1)
+            return self._take(*self._others(bounds, turn, each, 0, np.arange(each)), turn)
+        ours = each // 2 if spec.half else 1
+        which, extra = self._shared(bounds, each - ours)
+        # RGB and the others in one: half of the calls, and the permutation is most of the work.
+        start, size, quota, number = (np.empty((len(unit), each), np.int64) for _ in range(4))
+        rgb = _run(bounds[:, :1], bounds[:, 1:2], np.arange(ours), ours)
+        others = self._others(bounds, turn, each - ours, 1, which)
+        for whole, first, rest in zip((start, size, quota, number), rgb, others, strict=True):
+            whole[:, :ours], whole[:, ours:] = first, rest
+        if extra is not None:
+            least = np.clip(each - (bounds[:, -1:] - bounds[:, 1:2]), 1, rgb[1])
+            quota[:, :1] = least
+            more = extra >= 0
+            for whole, value in zip((start, size, quota, number), (rgb[0], rgb[1], least, extra), strict=True):
+                np.copyto(whole[:, 1:], value, where=more)
+        return self._take(start, size, quota, number, turn)
 
     def _pairs(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
         """(anchors, K): each of these RGB records and its partners in this turn."""
+        need = self.spec.each - 1
         place = np.searchsorted(self._ends, unit, side="right")
         person = place if self._people is None else self._people[place].astype(np.int64)
         bounds = self._bounds(person)
         rgb = bounds[:, 1:2] - bounds[:, :1]
         anchor = unit[:, None] - (self._ends[place].astype(np.int64)[:, None] - rgb)
-        chosen, more = self._others(bounds, turn[:, None] * rgb + anchor, self.spec.each - 1, 1)
-        if more is not None:
-            chosen = np.where(more < 0, chosen, bounds[:, :1] + (anchor + more) % rgb)
+        turn = turn[:, None] * rgb + anchor
+        which, extra = self._shared(bounds, need)
+        chosen = self._take(*self._others(bounds, turn, need, 1, which), turn)
+        if extra is not None:
+            chosen = np.where(extra < 0, chosen, bounds[:, :1] + (anchor + extra) % rgb)
         return np.concatenate((bounds[:, :1] + anchor, chosen), axis=1)
 
     def _bounds(self, person: np.ndarray) -> np.ndarray:
@@ -336,71 +343,68 @@ class Draw:
         width = len(self.cells.modalities)
         return self.cells.starts[person[:, None] * width + np.arange(width + 1)].astype(np.int64)
 
-    def _cell(self, start: np.ndarray, size: np.ndarray, turn: np.ndarray, quota: np.ndarray, which: np.ndarray):
-        """Places of the records number `which`, below quota and size, that turn `turn` takes of a cell.
+    def _take(
+        self, start: np.ndarray, size: np.ndarray, quota: np.ndarray, which: np.ndarray, turn: np.ndarray
+    ) -> np.ndarray:
+        """Places of the records number `which`, below `quota`, that turn `turn` takes of a run of `size` records.
 
-        Turns go through the cell, `quota` records each, in an order that is another one whenever it is through.
+        Turns go through the run, `quota` records each, in an order that is another one whenever it is through.
         """
-        turns = np.maximum(_divided(size, quota), 1)
+        turns = _divided(size, quota)
         cycle = _divided(turn, turns)
         place = (turn - cycle * turns) * quota + which
         return start + seeding.permuted(self.seed, "records", (start << 24) + cycle, size, place)
 
-    def _any(self, start: np.ndarray, end: np.ndarray, turn: np.ndarray, need: int) -> np.ndarray:
-        """`need` records of a run of cells, without regard to modalities; repeated where there are fewer."""
-        size = end - start
-        which = np.arange(need)
-        which = which - _divided(which, size) * size
-        return self._cell(start, size, turn, np.minimum(size, need), which)
-
-    def _others(
-        self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Places of `need` records of the modalities from column `first` on, (people, need).
+    def _shared(self, bounds: np.ndarray, need: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Which of a person's other records are to be taken, by number, (people or 1, need): again where there are few.
 
         And with `short: fill`, where somebody has too few, the numbers of the RGB records to take in their place, -1
         elsewhere: the draw's own RGB record is number 0.
         """
-        spec = self.spec
-        start, end = bounds[:, first : first + 1], bounds[:, -1:]
-        total = end - start
-        which, more = np.arange(need)[None], None
-        if (total < need).any():
-            if spec.short == "fill":
-                # All of a person's records in a row: RGB record 0, the others, the rest of RGB; and from the start.
-                rgb = bounds[:, 1:2] - bounds[:, :1]
-                which = (1 + which) % (total + rgb)
-                more = np.where(which == 0, 0, np.where(which > total, which - total, -1))
-                which = np.where(more < 0, which - 1, 0)
-            else:
-                which = which % total
-        if isinstance(spec, ModalPK) and not spec.prefer_complete:
-            return self._cell(start, total, turn, np.minimum(total, need), which), more
-        return self._complete(bounds[:, first:], turn, need, np.broadcast_to(which, (len(bounds), need))), more
+        which = np.arange(need)[None]
+        total = bounds[:, -1:] - bounds[:, 1:2]
+        if int(total.min()) >= need:
+            return which, None
+        if self.spec.short != "fill":
+            return which % total, None
+        # All of a person's records in a row: RGB record 0, the others, the rest of RGB; and from the start.
+        which = (1 + which) % (bounds[:, -1:] - bounds[:, :1])
+        extra = np.where(which == 0, 0, np.where(which > total, which - total, -1))
+        return np.where(extra < 0, which - 1, 0), extra
 
-    def _complete(self, bounds: np.ndarray, turn: np.ndarray, need: int, which: np.ndarray) -> np.ndarray:
-        """Places of the records number `which` where all are in rounds, each taking one of each modality that has more.
+    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray):
+        """Start, size, quota and number of `need` records of the modalities from column `first` on, (people, need).
 
-        Modalities are in another order in each turn.
+        Where all are to come in rounds, each taking one of each modality that has more, modalities are in another order
+        in each turn.
         """
+        spec = self.spec
+        if isinstance(spec, ModalPK) and not spec.prefer_complete:
+            return _run(bounds[:, first : first + 1], bounds[:, -1:], which, need)
+        bounds = bounds[:, first:]
         people, columns = len(bounds), bounds.shape[1] - 1
-        draws = seeding.uniform(self.seed, "modalities", bounds[:, 0], turn[:, 0])
-        table = np.asarray(list(permutations(range(columns))), np.int64)
-        order = table[(draws * len(table)).astype(np.int64)] + np.arange(people)[:, None] * (columns + 1)
+        draws = seeding.words(self.seed, "modalities", (bounds[:, 0] << 24) + turn[:, 0]) >> np.uint64(40)
+        table = _orders(columns)
+        order = table[(draws * np.uint64(len(table)) >> np.uint64(24)).astype(np.int64)]
+        order += np.arange(0, people * (columns + 1), columns + 1)[:, None]
         starts = bounds.reshape(-1)[order]
         sizes = bounds.reshape(-1)[order + 1] - starts
-        there = (sizes[:, None] > np.arange(need)[:, None]).reshape(people, -1)
+        there = sizes > 0
+        if (there.sum(1) < need).any():
+            there = (sizes[:, None] > np.arange(need)[:, None]).reshape(people, -1)
         number = np.cumsum(there, axis=1, dtype=np.int32)
         slots = np.flatnonzero(there & (number <= need))
         ends = np.minimum(number[:, -1], need)
         slot = slots[(np.cumsum(ends) - ends)[:, None] + which]
+        if there.shape[1] == columns:
+            return starts.reshape(-1)[slot], sizes.reshape(-1)[slot], np.int64(1), np.int64(0)
         group, inside = np.divmod(slot, need * columns)
-        round_, column = np.divmod(inside, columns)
-        # The most rounds in which any modality may be asked, whatever their order.
-        rounds = 1 + (number[:, columns - 1 : -1 : columns] < need).sum(1)
+        rounds, column = np.divmod(inside, columns)
         at = group * columns + column
         size = sizes.reshape(-1)[at]
-        return self._cell(starts.reshape(-1)[at], size, turn, np.minimum(size, rounds[group]), round_)
+        # The most rounds in which any modality may be asked, whatever their order.
+        most = 1 + (number[:, columns - 1 : -1 : columns] < need).sum(1)
+        return starts.reshape(-1)[at], size, np.minimum(size, most[group]), rounds
 
 
 class Order:
@@ -433,6 +437,19 @@ class Order:
         count = min(count, self.shape[0] - update)
         rows = self._draw.rows(self._epoch, update * self._together, count * self._together, self._together)
         self._begin, self._end, self._rows = update, update + count, rows.reshape(count, -1)
+
+
+def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> tuple[np.ndarray, ...]:
+    """Start, size, quota and number of `need` records of a run of cells, without regard to modalities."""
+    size = end - start
+    which = which if int(size.min()) >= need else which % size
+    return start, size, np.minimum(size, need), which
+
+
+@functools.cache
+def _orders(columns: int) -> np.ndarray:
+    """Every order of so many things, int64 (orders, columns)."""
+    return np.asarray(list(permutations(range(columns))), np.int64)
 
 
 def _divided(one: np.ndarray, other: np.ndarray) -> np.ndarray:
