@@ -156,7 +156,7 @@ def infrared(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     picture to picture.
     """
     red, green, blue = rng.uniform((0.75, 0.1, -0.35), (1.05, 0.4, -0.05))
-    mixed = (pixels @ np.array([red, green, blue])) / (red + green + blue)
+    mixed = (pixels[..., 0] * red + pixels[..., 1] * green + pixels[..., 2] * blue) / (red + green + blue)
     gamma, gain, lamp, noise = rng.uniform((0.55, 0.75, 0.1, 3.0), (0.95, 1.15, 0.5, 10.0))
     curve = np.array([round(255 * (level / 255) ** float(gamma)) for level in range(256)], dtype=np.float64)
     seen = curve[np.clip(np.rint(mixed), 0, 255).astype(np.uint8)]
@@ -395,7 +395,7 @@ def measured(pixels: np.ndarray) -> np.ndarray:
     if pixels.shape[:2] != (112, 112):
         pixels = np.asarray(Image.fromarray(pixels).resize((112, 112), Image.Resampling.BICUBIC))
     whole = pixels.astype(np.float64) + 1  # never 0: it is divided by
-    grey = whole @ np.array([0.299, 0.587, 0.114])
+    grey = whole[..., 0] * 0.299 + whole[..., 1] * 0.587 + whole[..., 2] * 0.114
     across = np.abs(np.diff(grey, axis=0))
 
     def mean(values: np.ndarray, left: int, right: int, upper: int, lower: int) -> np.ndarray:
