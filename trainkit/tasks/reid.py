@@ -80,6 +80,7 @@ class Reid:
                 "leave sdm out; triplet, circle and contrast compare records of RGB",
             )
         self._kinds = torch.tensor([[m in some for m in range(len(MODALITIES))] for some in kinds])
+        self._several = sum(len(some) > 1 for some in kinds)
         self._net: nn.Module | None = None
         net = reid.build(self.net, meta, found)
         if self.identity is None:
@@ -154,8 +155,9 @@ class Reid:
             return whole
         ranks = at.gather(label.new_zeros(1)).shape[0]
         if ranks > 1 and self.sdm is not None:
-            # Every rank must send equally many: a query of a set takes a record of its own, so this is never too few.
-            most = len(self._kinds) * len(label)
+            # Every rank must send equally many. Each record asks once alone, and each set of several modalities is
+            # asked no more often than half of the records (`data.people`).
+            most = len(label) + len(label) // 2 * self._several
             if len(queries) > most:
                 raise ValueError(f"{len(queries)} queries of {len(label)} records, {most} at most expected")
             short = most - len(queries)
