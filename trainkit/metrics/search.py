@@ -6,30 +6,30 @@ the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identificatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainkit.data.modalities import MODALITIES, RGB
+from trainkit import seeding
+from trainkit.data.modalities import MODALITIES, RGB, TEXT
 from trainkit.data.protocols import Search
 from trainkit.errors import UserError
 from trainkit.metrics.classification import by_chance
+from trainkit.metrics.ranking import LENGTH, Cosines, Found, Gallery, Led, Scored, hidden, leaders, look_up, whole, whom
 from trainkit.metrics.verification import as_array, refuse_nonfinite
 from trainkit.task import Scores, Split
 
 RANKS = (1, 5, 10)
-LENGTH = 2.0**26
-"""Vectors are scaled to this length and rounded to whole numbers. No sum of products can then pass 2**53, so float64
-holds each exactly, whatever order they are added in: a score depends on no block, library, thread or device. The
-cosine is off by some 1e-8, a sixth of the last digit of float32."""
 FINISHED_AT_ONCE = 2048
-QUERIES_AT_ONCE = 512
-GALLERY_AT_ONCE = 8192
-FAILURES = 60
+FAILURES, LEAST = 60, 4
+"""Queries in the table of failures: as many in all, and from each list at least so many."""
+WORST, EVEN, SHOWN = 4, 6, 10
+"""Ranked lists that are drawn: of the worst queries, and of such that are the same at every step; and their length."""
+TALL = 128
+"""Pictures are drawn at most so many pixels high and wide."""
 
 Finish = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,6 +60,8 @@ def score_search(
     features = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
     if len(features) != len(protocol):
         raise ValueError(f"{len(features)} features for {len(protocol)} records")
+    plain = as_array(features)
+    refuse_nonfinite(np.sqrt(np.einsum("ij,ij->i", plain, plain, dtype=np.float64)), where)
     lists = {name: _checked(name, rows, protocol) for name, rows in protocol.queries.items()}
     everyone = np.unique(np.concatenate(protocol.galleries))
     alone = np.full((len(everyone), len(MODALITIES)), -1)
@@ -67,24 +69,41 @@ def score_search(
     known = whole(finished(features, alone, finish, f"{where}, gallery"))
     galleries = [Gallery.make(rows, known[np.searchsorted(everyone, rows)], protocol) for rows in protocol.galleries]
     found: dict[str, list[Found]] = {}
+    failed: list[Led] = []
+    chosen: list[Led] = []
+    same = _even(lists, galleries[0], protocol) if protocol.kind == "ranked" else {}
     for name, rows in lists.items():
         vectors = whole(finished(features, rows, finish, f"{where}, {name}"))
-        found[name] = [look_up(Cosines(vectors, g.vectors), rows, g, protocol) for g in galleries]
-    return _summed(found, lists, galleries, protocol, where)
+        scored = [_scored(vectors, g.vectors, protocol) for g in galleries]
+        found[name] = [look_up(s, rows, g, protocol) for s, g in zip(scored, galleries, strict=True)]
+        asked = np.flatnonzero(found[name][0].relevant > 0)
+        worst = asked[np.argsort(found[name][0].ap[asked], kind="stable")[: max(LEAST, FAILURES // len(lists))]]
+        for which, kept in ((worst, failed), (np.array(same.get(name, []), np.int64), chosen)):
+            kept += leaders(scored[0], name, which, rows, found[name][0], galleries[0], protocol, SHOWN)
+    scores = _summed(found, lists, galleries, protocol, where)
+    failed.sort(key=lambda led: led.ap)
+    scores.tables["failures"] = _failures(failed, protocol)
+    if protocol.kind == "ranked" and split is not None:
+        scores.pictures["ranked"] = _pictures(failed, chosen, sum(scores.tables["queries"]["queries"]), split)
+    return scores
+
+
+def _scored(queries: np.ndarray, gallery: np.ndarray, protocol: Search) -> Scored:
+    if protocol.kind != "reranked" or not len(queries):
+        return Cosines(queries, gallery)
+    from trainkit.metrics.rerank import Reranked
+
+    return Reranked.make(queries, gallery, LENGTH)
 
 
 def _checked(name: str, rows: np.ndarray, protocol: Search) -> np.ndarray:
     rows = np.asarray(rows, dtype=np.int64).reshape(-1, len(MODALITIES))
     if len(rows) and (rows.max() >= len(protocol) or (rows < 0).all(axis=1).any()):
         raise ValueError(f"queries of {name}: rows beyond {len(protocol)} records, or a query without a record")
-    strangers = (rows >= 0) & (protocol.person[rows] != _whom(rows, protocol)[:, None])
+    strangers = (rows >= 0) & (protocol.person[rows] != whom(rows, protocol)[:, None])
     if strangers.any():
         raise ValueError(f"queries of {name}: the records of query {strangers.any(axis=1).argmax()} show two persons")
     return rows
-
-
-def _whom(queries: np.ndarray, protocol: Search) -> np.ndarray:
-    return protocol.person[queries.max(axis=1)] if len(queries) else np.zeros(0, dtype=np.int64)
 
 
 def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> np.ndarray:
@@ -106,158 +125,83 @@ def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> 
     return out
 
 
-def whole(rows: np.ndarray) -> np.ndarray:
-    """Vectors (n, D) scaled to `LENGTH` and rounded, int32; a row of zeros stays zero."""
-    out = np.empty(rows.shape, dtype=np.int32)
-    for at in range(0, len(rows), GALLERY_AT_ONCE):
-        part = rows[at : at + GALLERY_AT_ONCE].astype(np.float64)
-        length = np.sqrt(np.einsum("ij,ij->i", part, part))
-        part *= (LENGTH / np.where(length > 0, length, 1))[:, None]
-        out[at : at + GALLERY_AT_ONCE] = np.rint(part)
+def _even(lists: dict[str, np.ndarray], gallery: Gallery, protocol: Search) -> dict[str, list[int]]:
+    """For some lists, evenly chosen, a query that has a match: the same whatever the embeddings are."""
+    chosen: dict[str, list[int]] = {}
+    names = [name for name, rows in lists.items() if len(rows)]
+    for k in range(EVEN):
+        name = names[k * len(names) // EVEN]
+        rows = lists[name]
+        drawn = np.argsort(seeding.uniform(0, f"ranked {k}", 0, np.arange(len(rows))), kind="stable")
+        for q in drawn.tolist():
+            person = whom(rows[q : q + 1], protocol)[0]
+            theirs = slice(*(int(np.searchsorted(gallery.person, person, side)) for side in ("left", "right")))
+            if person < 0 or q in chosen.get(name, []) or hidden(rows[q : q + 1], gallery, theirs, protocol).all():
+                continue
+            chosen.setdefault(name, []).append(q)
+            break
+    return chosen
+
+
+def _failures(failed: Sequence[Led], protocol: Search) -> dict[str, list]:
+    """The worst queries by AP: what was asked, where the first right record was, and what was first."""
+    return {
+        "list": [led.list for led in failed],
+        "query": [" + ".join(protocol.ids[row] for row in led.rows if row >= 0) for led in failed],
+        "person": [led.person for led in failed],
+        "relevant": [led.relevant for led in failed],
+        "ap": [led.ap for led in failed],
+        "rank": [led.rank for led in failed],
+        "first": [protocol.ids[led.first[0]] for led in failed],
+        "first_person": [int(protocol.person[led.first[0]]) for led in failed],
+    }
+
+
+def _pictures(failed: Sequence[Led], chosen: Sequence[Led], total: int, split: Any) -> dict[str, Any]:
+    """What `report.ranked` draws: the worst queries, of different persons, then the chosen ones."""
+    worst: list[Led] = []
+    for led in failed:
+        if len(worst) < WORST and led.person not in [other.person for other in worst]:
+            worst.append(led)
+    shown = [*worst, *chosen]
+    asked = np.array([led.rows for led in shown]).reshape(-1, len(MODALITIES))
+    first = np.full((len(shown), SHOWN), -1)
+    for k, led in enumerate(shown):
+        first[k, : len(led.first)] = led.first
+    return {
+        "queries": _thumbnails(split, asked),
+        "present": asked >= 0,
+        "found": _thumbnails(split, first),
+        "text": [split.caption(int(led.rows[TEXT])) if led.rows[TEXT] >= 0 else "" for led in shown],
+        "right": [led.right for led in shown],
+        "list": [led.list for led in shown],
+        "person": [led.person for led in shown],
+        "relevant": [led.relevant for led in shown],
+        "ap": [led.ap for led in shown],
+        "rank": [led.rank for led in shown],
+        "worst": len(worst),
+        "total": total,
+    }
+
+
+def _thumbnails(split: Any, rows: np.ndarray) -> np.ndarray:
+    """Small pictures of records (n, k), uint8 (n, k, h, w, 3): white where there is none."""
+    from PIL import Image
+
+    small: dict[int, np.ndarray] = {}
+    for row in np.unique(rows[rows >= 0]).tolist():
+        picture = split.picture(row)
+        if picture is not None:
+            image = Image.fromarray(np.ascontiguousarray(picture))
+            image.thumbnail((TALL, TALL), Image.Resampling.BOX)
+            small[row] = np.asarray(image.convert("RGB"))
+    tall, wide = (max((picture.shape[axis] for picture in small.values()), default=1) for axis in (0, 1))
+    out = np.full((*rows.shape, tall, wide, 3), 255, dtype=np.uint8)
+    for at in np.argwhere(np.isin(rows, list(small))).tolist():
+        picture = small[int(rows[tuple(at)])]
+        top, left = (tall - picture.shape[0]) // 2, (wide - picture.shape[1]) // 2
+        out[*at, top : top + picture.shape[0], left : left + picture.shape[1]] = picture
     return out
-
-
-class Scored(Protocol):
-    """How near each query is to each gallery record."""
-
-    def scores(self, queries: np.ndarray | slice, gallery: slice) -> np.ndarray:
-        """float64 (queries, gallery), higher is nearer; equal for a pair whatever else is asked with it."""
-
-
-@dataclass(frozen=True)
-class Cosines:
-    """Vectors from `whole`: int32 (Q, D) and (G, D)."""
-
-    queries: np.ndarray
-    gallery: np.ndarray
-
-    def scores(self, queries: np.ndarray | slice, gallery: slice) -> np.ndarray:
-        """Exact inner products, `LENGTH` squared times the cosines."""
-        first, second = (torch.from_numpy(x).double() for x in (self.queries[queries], self.gallery[gallery]))
-        return (first @ second.T).numpy()
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Gallery records in the order of their persons, distractors first."""
-
-    rows: np.ndarray
-    """int64 (G,), row of each in the split."""
-    person: np.ndarray
-    """int64 (G,), ascending."""
-    place: np.ndarray
-    """int64 (G,)."""
-    vectors: np.ndarray
-    """int32 (G, D)."""
-
-    @classmethod
-    def make(cls, rows: np.ndarray, vectors: np.ndarray, protocol: Search) -> Gallery:
-        """Put `rows` (G,) of a split and their vectors (G, D) in order."""
-        order = np.lexsort((rows, protocol.person[rows]))
-        rows = rows[order]
-        return cls(rows, protocol.person[rows], protocol.place[rows], vectors[order])
-
-    @property
-    def firsts(self) -> np.ndarray:
-        """Where each person begins; every distractor is a person of its own."""
-        return np.flatnonzero(np.diff(self.person, prepend=-2).astype(bool) | (self.person < 0))
-
-    def parts(self) -> Iterator[slice]:
-        """Slices of some `GALLERY_AT_ONCE` records that part no person."""
-        cuts, at = np.append(self.firsts, len(self.rows)), 0
-        while at < len(self.rows):
-            to = int(cuts[max(np.searchsorted(cuts, at + GALLERY_AT_ONCE, "right") - 1, np.searchsorted(cuts, at) + 1)])
-            yield slice(at, to)
-            at = to
-
-
-@dataclass(frozen=True)
-class Found:
-    """What each query of a list found in one gallery."""
-
-    relevant: np.ndarray
-    """int64 (Q,), R: how many records are right; 0 for a query without a match, whose other values are 0."""
-    candidates: np.ndarray
-    """int64 (Q,), how many are right or wrong."""
-    ap: np.ndarray
-    """float64 (Q,), average precision."""
-    inp: np.ndarray
-    """float64 (Q,), R / place of the last right one."""
-    rank: np.ndarray
-    """int64 (Q,), place of the first right record, from 1."""
-    person_rank: np.ndarray
-    """int64 (Q,), place of the person among the persons, each at their nearest record."""
-
-
-def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Search) -> Found:
-    """Place the right records of each of `queries` (Q, 5), rows of the split, -1 for none.
-
-    The i-th nearest right one comes after the i - 1 before it and all wrong ones at least as near. These are all
-    records at least as near, less those of the person: nothing is sorted but the right ones, and no more than
-    `QUERIES_AT_ONCE` x `GALLERY_AT_ONCE` scores are held at once.
-    """
-    size = len(queries)
-    person = _whom(queries, protocol)
-    low, high = (np.searchsorted(gallery.person, person, side) for side in ("left", "right"))
-    high = np.where(person < 0, low, high)
-    found = Found(*(np.zeros(size, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int64)))
-    order = np.argsort(person, kind="stable")
-    for at in range(0, size, QUERIES_AT_ONCE):
-        block = order[at : at + QUERIES_AT_ONCE]
-        sought: list[np.ndarray] = []
-        """Scores of the right ones of each query, ascending."""
-        own: list[np.ndarray] = []
-        """Of all records of its person, how many are as near as each of these."""
-        for run in np.split(block, np.flatnonzero(np.diff(person[block])) + 1):
-            theirs = slice(low[run[0]], high[run[0]])
-            scores = scored.scores(run, theirs)
-            right = ~hidden(queries[run], gallery, theirs, protocol)
-            found.relevant[run] = right.sum(axis=1)
-            found.candidates[run] = len(gallery.rows) - (~right).sum(axis=1)
-            for line, which in zip(scores, right, strict=True):
-                sought.append(np.sort(line[which]))
-                own.append(_as_near(line, sought[-1]))
-        near = [np.zeros(len(s), np.int64) for s in sought]
-        asked = [k for k, s in enumerate(sought) if len(s)]
-        if not asked:
-            continue
-        persons = np.zeros(len(block), np.int64)
-        best = np.array([s[-1] if len(s) else np.inf for s in sought])
-        for part in gallery.parts():
-            scores = scored.scores(block, part)
-            for k in asked:
-                near[k] += _as_near(scores[k], sought[k])
-            if protocol.by_person:
-                starts = gallery.firsts
-                starts = starts[(starts >= part.start) & (starts < part.stop)] - part.start
-                persons += np.logical_or.reduceat(scores >= best[:, None], starts, axis=1).sum(axis=1)
-        for k in asked:
-            q, count = block[k], np.arange(len(sought[k]), 0, -1)
-            place = count + near[k] - own[k]
-            found.ap[q] = (count / place).mean()
-            found.inp[q] = count[0] / place[0]
-            found.rank[q] = place[-1]
-            found.person_rank[q] = persons[k]
-    return found
-
-
-def hidden(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search) -> np.ndarray:
-    """Which gallery records of their own person `queries` (q, 5) do not meet, bool (q, part).
-
-    Those from the place of one of the query's records, and these themselves.
-    """
-    used = queries >= 0
-    place = np.where(used, protocol.place[queries], -1)[:, :, None]
-    same = (place >= 0) & (place == gallery.place[part])
-    return (same | (np.where(used, queries, -1)[:, :, None] == gallery.rows[part])).any(axis=1)
-
-
-def _as_near(line: np.ndarray, sought: np.ndarray) -> np.ndarray:
-    """How many of `line` are at least each of `sought`, which ascends."""
-    if len(sought) <= 4:
-        return np.array([np.count_nonzero(line >= score) for score in sought], dtype=np.int64)
-    few = np.sort(line[line >= sought[0]])
-    return len(few) - np.searchsorted(few, sought, side="left")
 
 
 def _summed(
@@ -321,7 +265,7 @@ def _rows(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol:
     if trials > 1:
         columns["trial"] = np.concatenate([np.full(len(f.ap), t) for _, t, f in flat])
     columns["query"] = np.concatenate([np.arange(len(f.ap)) for _, _, f in flat])
-    columns["person"] = np.concatenate([_whom(lists[name], protocol) for name, _, _ in flat])
+    columns["person"] = np.concatenate([whom(lists[name], protocol) for name, _, _ in flat])
     for title, key in (("relevant", "relevant"), ("rank", "rank"), ("ap", "ap"), ("inp", "inp")):
         columns[title] = np.concatenate([getattr(f, key) for _, _, f in flat])
     return columns
@@ -331,8 +275,10 @@ def _chance(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protoco
     asked, odds = [], []
     for name, trials in found.items():
         matched = trials[0].relevant > 0
-        asked.append(_whom(lists[name], protocol)[matched])
+        asked.append(whom(lists[name], protocol)[matched])
         odds.append(trials[0].relevant[matched] / trials[0].candidates[matched])
+    if not sum(map(len, asked)):
+        return {}
     # A person's queries may all be right or wrong together: no more guesses than persons.
     bound = by_chance(len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
     return {} if bound is None else {"rank_1": bound}

@@ -53,7 +53,7 @@ def draw(tracker: Any, history: journal.History, best: str | None, curves: Mappi
 def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw the pictures of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
 
-    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays. Raises ValueError for another one.
+    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays, ranked. Raises ValueError for another one.
     """
     on = title.replace("/ema", ", averaged weights")
     for kind, arrays in pictures.items():
@@ -90,6 +90,11 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
         from trainkit.report import overlays
 
         return overlays.overlays(arrays["planes"], _cases(arrays), arrays["names"], f"{on}: {_chosen(arrays)}")
+    if kind == "ranked":
+        from trainkit.report import ranked
+
+        drawn = [arrays[key] for key in ("queries", "present", "text", "found", "right")]
+        return ranked.ranked(*drawn, _asked(arrays), f"{on}: {_some(arrays)}")
     raise ValueError(f"no picture of kind {kind!r}")
 
 
@@ -112,3 +117,19 @@ def _chosen(arrays: Mapping[str, Any]) -> str:
     if worst + best == arrays["total"]:
         return f"all {arrays['total']} cases"
     return f"the {worst} worst and {best} best of {arrays['total']} cases by mean Dice"
+
+
+def _asked(arrays: Mapping[str, Any]) -> list[str]:
+    """What stands above each ranked list: whether it is of the worst, what was asked, where the first right one is."""
+    captions = []
+    for k, name in enumerate(arrays["list"]):
+        many, rank = arrays["relevant"][k], arrays["rank"][k]
+        caption = f"{name.replace('_', ' + ')}: person {arrays['person'][k]}, AP {arrays['ap'][k]:.3f}, "
+        caption += f"{many:,} right {'record' if many == 1 else 'records'}, the first at place {rank:,}"
+        captions.append("worst: " * (k < arrays["worst"]) + caption)
+    return captions
+
+
+def _some(arrays: Mapping[str, Any]) -> str:
+    worst, others = arrays["worst"], len(arrays["list"]) - arrays["worst"]
+    return f"{worst} of the worst and {others} other of {arrays['total']:,} queries"
