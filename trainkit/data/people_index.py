@@ -69,7 +69,7 @@ def indexed(text: str, part: str = "train") -> PeopleIndex:
     def is_there(_: Path) -> bool:
         try:
             folders = noted.read_text("utf-8", errors="surrogateescape").split("\n")[:-1]
-        except FileNotFoundError:
+        except OSError:
             return False
         stamps = {name: people_sources.stamp(f"{layout.root}/{name}") for name in folders}
         folder = noted.parent / _key(first, stamps)
@@ -259,8 +259,13 @@ class PeopleIndex(hashed.Hashed):
             and (n == 0 or (array.min() >= (0 if name in ("modality", "role") else -1) and array.max() < above[name]))
             for name, kind in _ARRAYS.items()
         )
-        sound = sound and self._queries.dtype == np.int32 and self._queries.shape[1:] == (len(MODALITIES),)
-        sound = sound and (not self._queries.size or (self._queries.min() >= -1 and self._queries.max() < n))
+        asked = self._queries
+        sound = sound and asked.dtype == np.int32 and asked.shape[1:] == (len(MODALITIES),)
+        sound = sound and len(asked) == sum(count for _, count in self.manifest["lists"])
+        if sound and len(asked):
+            sound = asked.min() >= -1 and asked.max() < n
+            # A query has a record in the place of its modality, or none.
+            sound = sound and np.all((asked < 0) | (self.modality[asked] == np.arange(len(MODALITIES))))
         if not sound or not np.all(self.modality[1:] >= self.modality[:-1]):
             raise UserError(str(self.path), "arrays that do not fit each other", remedy=REBUILD)
 
@@ -274,6 +279,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     for key, kind in kinds.items():
         if type(manifest.get(key)) is not kind:
             raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, REBUILD)
+    for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
+        if manifest[key] not in words:
+            raise UserError(str(path / "manifest.json"), f"{key}: {manifest[key]!r}"[:200], " or ".join(words), REBUILD)
+    if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
+        raise UserError(str(path / "manifest.json"), "lists of another form", "names and counts", REBUILD)
     return manifest
 
 

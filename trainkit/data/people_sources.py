@@ -126,7 +126,9 @@ class Rows:
             own = f"{id} {self._taken[id] + 1}"
         return self._add(where, own, person, TEXT, camera, role, of, text)
 
-    def _add(self, where, id, person, modality, camera, role, of, text) -> int:
+    def _add(
+        self, where: str, id: str, person: str | None, modality: int, camera: str, role: int, of: int, text: str
+    ) -> int:
         if person is not None:
             if not person:
                 raise UserError(where, "no person", "who is shown, in every record")
@@ -134,10 +136,11 @@ class Rows:
                 raise UserError(where, f"person {person[:100]!r}", "a name in one line")
         if person is None and (modality != RGB or role == QUERY):
             raise UserError(where, "a distractor that is no gallery picture", "someone to look for, or an rgb picture")
-        try:
-            (id + text).encode(errors="surrogateescape")
-        except UnicodeEncodeError:
-            raise UserError(where, "half a character (a lone surrogate)", "text that UTF-8 can write") from None
+        if not (id.isascii() and text.isascii()):
+            try:
+                (id + text).encode(errors="surrogateescape")
+            except UnicodeEncodeError:
+                raise UserError(where, "half a character (a lone surrogate)", "text that UTF-8 can write") from None
         row = len(self.ids)
         self.number[id] = row
         self.ids.append(id)
