@@ -353,7 +353,8 @@ class PeopleSplit:
             indices, modality = indices[order], modality[order]
         rows, label = self.rows[indices], self.label[indices].astype(np.int64)
         cuts = np.searchsorted(modality, np.arange(len(MODALITIES) + 1))
-        images = self.packed.fetch(self.index.picture[rows[: cuts[TEXT]]])
+        # Mapped arrays give mapped arrays, which take numpy longer.
+        images = np.asarray(self.packed.fetch(self.index.picture[rows[: cuts[TEXT]]]))
         batch = {
             "label": torch.from_numpy(label),
             "modality": torch.from_numpy(modality.astype(np.int64)),
@@ -394,6 +395,10 @@ class PeopleSplit:
     def _first_caption(self) -> int:
         return int(np.searchsorted(self.modality, TEXT))
 
+    @functools.cached_property
+    def _subsets(self) -> list[tuple[int, ...]]:
+        return subsets(tuple(MODALITIES[code] for code in self.known))
+
     def _asked(self, label: np.ndarray, modality: np.ndarray, epoch: int, salt: int) -> np.ndarray:
         """The queries of a training batch, int64 (queries, 5): rows of the batch, -1 for a modality not asked with.
 
@@ -402,12 +407,13 @@ class PeopleSplit:
         times half of the records: what is made of them has a bound that does not depend on the batch.
         """
         _, person = np.unique(label, return_inverse=True)
-        there = np.bincount(modality, minlength=len(MODALITIES)) > 0
-        names = tuple(name for name, some in zip(MODALITIES, there.tolist(), strict=True) if some)
+        others = tuple(code for code in self.known if code != RGB)
         if self.queries == "one":
-            asked = _all_at_once(person, modality)
+            asked = combined(person, modality, [others], any_of=True, cap=True)[0]
+        elif others:
+            asked = np.concatenate(combined(person, modality, self._subsets, cap=True))
         else:
-            asked = np.concatenate([NOBODY, *combined(person, modality, subsets(names), halved=True).values()])
+            asked = np.zeros((0, len(MODALITIES)), np.int64)
         if self.dropout is None or epoch < self.dropout.from_epoch or not len(asked):
             return asked
         draws = seeding.uniform(
@@ -418,62 +424,45 @@ class PeopleSplit:
         return np.where(stays, asked, -1)
 
 
-NOBODY = np.zeros((0, len(MODALITIES)), np.int64)
-"""No queries."""
-
-
 def combined(
-    person: np.ndarray, modality: np.ndarray, wanted: Sequence[tuple[int, ...]], halved: bool = False
-) -> dict[tuple[int, ...], np.ndarray]:
+    person: np.ndarray,
+    modality: np.ndarray,
+    wanted: Sequence[tuple[int, ...]],
+    *,
+    any_of: bool = False,
+    cap: bool = False,
+) -> list[np.ndarray]:
     """Queries for people by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
 
-    `person` is 0 or more for each record. Of whoever has records of all modalities of a set there are as many queries
-    as records of the modality with the most of them; query t takes of each modality record t, and begins again where
-    there are fewer. So with one modality each record asks once. With `halved` a set of several is asked no more often
-    than half of a person's records.
+    `person` is 0 or more for each record. Of whoever has records of all modalities of a set (with `any_of`, of one at
+    least) there are as many queries as records of the modality with the most of them; query t takes of each modality
+    record t, and begins again where there are fewer. So with one modality each record asks once. With `cap` a person is
+    asked for with several at once no more often than half of the person's records.
     """
-    sorted_rows, counts, starts = _by_cell(person, modality)
-    found = {}
-    for some in wanted:
-        cells = counts[:, list(some)]
-        times = cells.max(1) * (cells > 0).all(1)
-        if halved and len(some) > 1:
-            times = np.minimum(times, counts.sum(1) // 2)
-        found[some] = _taken(sorted_rows, counts, starts, some, times)
-    return found
-
-
-def _all_at_once(person: np.ndarray, modality: np.ndarray) -> np.ndarray:
-    """Queries for people by all modalities, RGB apart, that they have records of; as `combined`, halved."""
-    sorted_rows, counts, starts = _by_cell(person, modality)
-    cells = counts[:, RGB + 1 :]
-    several = (cells > 0).sum(1) > 1
-    times = np.where(several, np.minimum(cells.max(1), counts.sum(1) // 2), cells.max(1))
-    return _taken(sorted_rows, counts, starts, tuple(range(RGB + 1, len(MODALITIES))), times)
-
-
-def _by_cell(person: np.ndarray, modality: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows sorted by person and modality; how many each person has of each, and where these begin, (people, 5)."""
-    cell = np.asarray(person, np.int64) * len(MODALITIES) + modality
-    people = int(person.max()) + 1 if len(person) else 0
-    counts = np.bincount(cell, minlength=people * len(MODALITIES))
-    starts = np.cumsum(counts) - counts
-    return np.argsort(cell, kind="stable"), *(a.reshape(people, len(MODALITIES)) for a in (counts, starts))
-
-
-def _taken(
-    sorted_rows: np.ndarray, counts: np.ndarray, starts: np.ndarray, some: tuple[int, ...], times: np.ndarray
-) -> np.ndarray:
-    """`times` queries for each person with a record of each of `some` modalities, where there are records of it."""
-    people = np.repeat(np.arange(len(times)), times)
-    turn = np.arange(len(people)) - np.repeat(np.cumsum(times) - times, times)
-    rows = np.full((len(people), len(MODALITIES)), -1, np.int64)
-    for code in some:
-        has = counts[people, code]
-        there = np.flatnonzero(has)
-        at = people[there]
-        rows[there, code] = sorted_rows[starts[at, code] + turn[there] % has[there]]
-    return rows
+    people, kinds = int(person.max(initial=-1)) + 1, len(MODALITIES)
+    cell = np.asarray(person, np.int64) * kinds + modality
+    ordered = np.argsort(cell, kind="stable")
+    sizes = np.bincount(cell, minlength=people * kinds)
+    starts = (np.cumsum(sizes) - sizes).reshape(people, kinds)
+    sizes = sizes.reshape(people, kinds)
+    chosen = np.zeros((len(wanted), 1, kinds), bool)
+    for number, some in enumerate(wanted):
+        chosen[number, 0, list(some)] = True
+    # (sets, people, 5): how many records of each of its modalities.
+    held = sizes * chosen
+    there = held > 0
+    able = there.any(2) if any_of else (there == chosen).all(2)
+    times = held.max(2, initial=0) * able
+    if cap:
+        times = np.where(there.sum(2) > 1, np.minimum(times, sizes.sum(1) // 2), times)
+    flat = times.reshape(-1)
+    # Which set and person each query is of, and the how manieth of these it is.
+    which = np.repeat(np.arange(len(flat)), flat)
+    turn = np.arange(len(which)) - np.repeat(np.cumsum(flat) - flat, flat)
+    held, starts = held.reshape(-1, kinds)[which], starts[which % max(people, 1)]
+    place = starts + turn[:, None] % np.maximum(held, 1)
+    rows = np.where(held > 0, ordered[np.where(held > 0, place, 0)], -1) if len(which) else place
+    return np.split(rows, np.cumsum(times.sum(1))[:-1])
 
 
 def searches(
@@ -491,7 +480,9 @@ def searches(
         found = f"{asking} queries and {len(gallery)} gallery pictures"
         raise UserError(f"{where} ({index.where})", found, "some of either", "look at its modalities and roles")
     if index.trials == "sysu":
-        drawn = {end: _drawn(index, gallery, *setting) for end, setting in _SYSU.items()}
+        # Another set with such trials (LLCM) has them of single pictures, and no part of it is indoors.
+        settings = _SYSU if index.kind == "SYSU-MM01" else {"": _SYSU[""]}
+        drawn = {end: _drawn(index, gallery, *setting) for end, setting in settings.items()}
     else:
         drawn = {"": (gallery,)}
     made = {end: _search(index, queries, galleries, where) for end, galleries in drawn.items()}
@@ -507,10 +498,10 @@ def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> di
     asks = rows[(index.role[rows] != 2) & (index.person[rows] >= 0) & np.isin(index.modality[rows], known)]
     person, modality = index.person[asks], index.modality[asks]
     wanted = subsets(tuple(MODALITIES[m] for m in known)) or [(RGB,)]
-    found = combined(person, modality, wanted)
     # Row -1 stays that: it looks up the entry behind the last.
     asks = np.append(asks, -1)
-    return {title(some): asks[rows] for some, rows in found.items() if len(rows)}
+    found = zip(wanted, combined(person, modality, wanted), strict=True)
+    return {title(some): asks[rows] for some, rows in found if len(rows)}
 
 
 def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) -> tuple[np.ndarray, ...]:
@@ -546,8 +537,8 @@ def _search(
         group = f"modal_{int((some[0] >= 0).sum())}"
         groups[group] = (*groups.get(group, ()), name)
     search = Search(
-        index.person[rows].astype(np.int64),
-        index.place[rows].astype(np.int64),
+        np.asarray(index.person[rows], np.int64),
+        np.asarray(index.place[rows], np.int64),
         tuple(place[some] for some in galleries),
         {name: place[some] for name, some in queries.items()},
         tuple(ids[row] for row in rows.tolist()),
