@@ -44,16 +44,31 @@ class Lora:
 
 
 class Rows:
-    """Which rows of the batch are of which modality, as far as layers deep in a network must know it.
+    """What layers deep in a network must know of a batch: which rows are of which modality.
 
-    Set before a forward and cleared after it: the networks between are timm's and hand on nothing but their maps.
+    Set before a forward and cleared after it, and only read between: the networks between are timm's and hand on
+    nothing but their maps.
     """
 
     def __init__(self) -> None:
-        self.sizes: list[int] | None = None
-        """Rows of each modality, one after another."""
-        self.mask: Tensor | None = None
-        """(N, modalities), 1 where a row is of a modality; None where there is but one."""
+        self.first: Tensor | None = None
+        """What the first layers made of the pictures, where each modality has its own."""
+        self.widths: set[int] = set()
+        """For how many columns a modality is asked for."""
+        self.own: dict[int, Tensor] = {}
+        """By number of columns a modality, (N, modalities * columns): 1 in those of a row's modality, else 0; empty
+        where all rows are of one."""
+
+    def set(self, sizes: Sequence[int], device: torch.device) -> None:
+        """Of the forward that comes next, how many rows are of each modality, one modality after another."""
+        if len(sizes) > 1 and self.widths:
+            kinds = torch.eye(len(sizes), device=device)
+            one = torch.cat([kinds[m].expand(n, -1) for m, n in enumerate(sizes)])
+            self.own = {width: one.repeat_interleave(width, 1) for width in sorted(self.widths)}
+
+    def clear(self) -> None:
+        """Nothing is kept of a batch."""
+        self.first, self.own = None, {}
 
 
 class LoraLinear(nn.Linear):
@@ -71,6 +86,7 @@ class LoraLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, "meta", weight.dtype)
         self.weight, self.bias = linear.weight, linear.bias
         self.rank, self.scale, self.modalities, self.parts, self.rows = rank, alpha / rank, modalities, parts, rows
+        rows.widths.add(parts * rank)
         made = {"device": weight.device, "dtype": weight.dtype}
         self.lora_down = nn.Parameter(torch.empty(modalities, parts * rank, self.in_features, **made))
         self.lora_up = nn.Parameter(torch.zeros(modalities, parts * rank, self.out_features // parts, **made))
@@ -80,9 +96,9 @@ class LoraLinear(nn.Linear):
         """(N, ..., in) to (N, ..., out)."""
         out = super().forward(x)
         low = F.linear(x, self.lora_down.flatten(0, 1))
-        if self.rows.mask is not None:
-            mask = self.rows.mask.to(low.dtype).repeat_interleave(self.parts * self.rank, 1)
-            low = low * mask.view(len(x), *(1,) * (x.ndim - 2), -1)
+        if self.rows.own:
+            own = self.rows.own[self.parts * self.rank]
+            low = low * own.to(low.dtype).view(len(x), *(1,) * (x.ndim - 2), -1)
         return out + F.linear(low, self._up().flatten(0, 1).T)
 
     def _up(self) -> Tensor:

@@ -9,16 +9,18 @@ is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from trainkit import weights
 from trainkit.data.modalities import MODALITIES, RGB
 from trainkit.errors import UserError
-from trainkit.models import lora, text
+from trainkit.models import lora
+from trainkit.models import text as captions
 from trainkit.models.classifier import Argument, check_arguments, timm_network
 from trainkit.models.lora import Lora, Rows
 from trainkit.models.text import TextEncoder, TextSpec
@@ -54,9 +56,9 @@ class ReidSpec:
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit fetch`); a file with weights of the backbone, or with a whole
-    CLIP; or a file, `run:NAME` or `models:/ID` of such a network as this, whose classifier is left out where it is for
-    other people. None: random."""
+    """`pretrained` (timm's own, downloaded by `trainkit fetch`); a file with weights of the backbone, or with a CLIP,
+    of which it takes the picture tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
+    classifier is left out where it is for other people. None: random."""
     embedding: int | None = 512
     """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
     stems: Literal["own", "shared"] = "own"
@@ -85,6 +87,8 @@ class ReidSpec:
             raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in resnet50.a1_in1k")
         if self.tune == "lora" and (self.lora is None or self.weights is None):
             raise ValueError("tune is 'lora', which needs a block `lora`, and weights that it corrects")
+        if self.text.tune == "lora" and self.weights is None and self.text.weights is None:
+            raise ValueError("text.tune is 'lora', which needs weights that it corrects")
 
 
 def needs(spec: ReidSpec) -> dict[str, str]:
@@ -93,22 +97,16 @@ def needs(spec: ReidSpec) -> dict[str, str]:
     return {name: word for name, word in (net | {"text": spec.text.weights}).items() if word is not None}
 
 
-class OwnStem(nn.Module):
-    """A copy of a layer for each modality of pictures, applied to its rows."""
+class Handed(nn.Module):
+    """In place of a first layer: gives what the first layers of all modalities made of the pictures."""
 
-    def __init__(self, layer: nn.Module, names: Sequence[str], rows: Rows):
+    def __init__(self, rows: Rows):
         super().__init__()
-        self.own = nn.ModuleDict({name: copy.deepcopy(layer) for name in names})
         self.rows = rows
 
-    # How many rows there are of each modality changes with every batch; compiled, it would be so for each pattern.
-    @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
-        """(N, ...), rows of one modality after another, each through its own."""
-        rows = zip(self.own.values(), x.split(self.rows.sizes), strict=True)
-        parts = [(layer, layer(part) if len(part) else None) for layer, part in rows]
-        like = next(part for _, part in parts if part is not None)
-        return torch.cat([no_rows(layer.parameters(), like) if part is None else part for layer, part in parts])
+        """Whatever comes, and what was made before."""
+        return self.rows.first
 
 
 class _NoRows(torch.autograd.Function):
@@ -128,7 +126,7 @@ def no_rows(params: Iterable[Tensor], like: Tensor) -> Tensor:
     Without any gradient, averaging over processes would wait for ever. The layers themselves are not asked: a batch
     norm over no rows makes numbers that are none.
     """
-    trained = [p for p in params if p.requires_grad]
+    trained = [p for p in params if p.requires_grad] if torch.is_grad_enabled() else []
     return _NoRows.apply(like[:0].detach(), *trained) if trained else like[:0]
 
 
@@ -154,7 +152,9 @@ class TransformerFusion(nn.Module):
         self.mean = MeanFusion()
         self.before = nn.LayerNorm(dim)
         self.kinds = nn.Parameter(torch.empty(len(MODALITIES), dim))
-        self.blocks = nn.ModuleList(text.Block(dim, fusion.heads, dropout=fusion.dropout) for _ in range(fusion.layers))
+        self.blocks = nn.ModuleList(
+            captions.Block(dim, fusion.heads, dropout=fusion.dropout) for _ in range(fusion.layers)
+        )
         self.norm, self.out = nn.LayerNorm(dim), nn.Linear(dim, dim)
         nn.init.normal_(self.kinds, std=0.02)
         nn.init.zeros_(self.out.weight)
@@ -190,8 +190,12 @@ class ReidNet(nn.Module):
         super().__init__()
         known = meta.modalities or (MODALITIES[RGB],)
         self.pictures = tuple(name for name in known if name != "text")
-        self.tune, self.rows, self.about = spec.tune, Rows(), []
+        self.tune, self.rows = spec.tune, Rows()
+        self.about: list[str] = []
+        """Sentences about what was built."""
         self.backbone = backbone
+        self.stems: nn.ModuleDict | None = None
+        """First layers of each modality, where it has its own; `build` takes them out of the backbone."""
         wide = _features(backbone, meta.shape)
         self.dim = spec.embedding or wide
         self.project = nn.Identity() if spec.embedding is None else nn.Linear(wide, self.dim, bias=False)
@@ -223,7 +227,45 @@ class ReidNet(nn.Module):
         Returns `feature` (B, D), `neck` (B, D) and `logits` (B, classes), and with `queries` (Q, 5), rows of the batch
         or -1, also `fused`, `fused_neck` and `fused_logits`. All of them go through the batch norm at once.
         """
-        feature = self.encode(images, text)
+        out = self._after(self._first(images), text, queries)
+        self.rows.clear()
+        return out
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile in place all but the first layers.
+
+        How many pictures there are of each modality changes with every batch; compiled, the first layers would be
+        compiled again for each modality that has none or one.
+        """
+        self._after = torch.compile(self._after, *args, **kwargs)
+
+    def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
+        """Features (B, D) of pictures, then captions, float32, before the neck."""
+        feature = self._features(self._first(images), text)
+        self.rows.clear()
+        return feature
+
+    def _first(self, images: Mapping[str, Tensor]) -> Tensor | None:
+        """Pictures of all modalities (N, 3, H, W), None without one; `rows` is set for the layers that need it."""
+        missing = [name for name in self.pictures if name not in images]
+        if missing:
+            raise KeyError(f"pictures of {', '.join(missing)} are not in the batch, not even none of them")
+        parts = {name: images[name] for name in self.pictures}
+        sizes = [len(x) for x in parts.values()]
+        if not sum(sizes):
+            return None
+        self.rows.set(sizes, parts[self.pictures[0]].device)
+        if self.stems is None:
+            return torch.cat(list(parts.values())) if len(parts) > 1 else parts[self.pictures[0]]
+        made = {name: self.stems[name](x) for name, x in parts.items() if len(x)}
+        like = next(iter(made.values()))
+        idle = {name: no_rows(self.stems[name].parameters(), like) for name in parts if name not in made}
+        self.rows.first = torch.cat([(made | idle)[name] for name in parts])
+        # The backbone looks at the size of what comes, and at nothing else.
+        return like.new_zeros(()).expand(sum(sizes), *parts[self.pictures[0]].shape[1:])
+
+    def _after(self, pictures: Tensor | None, text: Tensor | None, queries: Tensor | None) -> dict[str, Tensor]:
+        feature = self._features(pictures, text)
         if queries is None:
             neck = self.neck(feature)
             return {"feature": feature, "neck": neck, "logits": self.classifier(neck)}
@@ -240,32 +282,21 @@ class ReidNet(nn.Module):
             "fused_logits": logits[count:],
         }
 
-    def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
-        """Features (B, D) of pictures, then captions, float32, before the neck."""
-        missing = [name for name in self.pictures if name not in images]
-        if missing:
-            raise KeyError(f"pictures of {', '.join(missing)} are not in the batch, not even none of them")
-        found = [self._pictures([images[name] for name in self.pictures])]
-        if self.text is not None and text is not None:
-            found.append(self._captions(text))
+    def _features(self, pictures: Tensor | None, text: Tensor | None) -> Tensor:
+        none = self.classifier.weight.new_zeros(0, self.dim)
+        if pictures is None:
+            found = [no_rows([*self._shared(), *self.project.parameters()], none)]
+        else:
+            maps = self.backbone.forward_features(pictures)
+            found = [self.project(self.backbone.forward_head(maps, pre_logits=True)).float()]
+        if self.text is not None:
+            some = text is not None and len(text)
+            params = [*self.text.parameters(), *self.project_text.parameters()]
+            found.append(self.project_text(self.text(text)).float() if some else no_rows(params, none))
         return torch.cat(found)
 
-    def _pictures(self, images: Sequence[Tensor]) -> Tensor:
-        sizes = [len(x) for x in images]
-        if not sum(sizes):
-            params = [*self.backbone.parameters(), *self.project.parameters()]
-            return no_rows(params, images[0].new_zeros(0, self.dim))
-        self.rows.sizes, self.rows.mask = sizes, _one_hot(sizes, images[0].device)
-        maps = self.backbone.forward_features(torch.cat(images) if len(images) > 1 else images[0])
-        pooled = self.backbone.forward_head(maps, pre_logits=True)
-        self.rows.sizes = self.rows.mask = None
-        return self.project(pooled).float()
-
-    def _captions(self, text: Tensor) -> Tensor:
-        if not len(text):
-            params = [*self.text.parameters(), *self.project_text.parameters()]
-            return no_rows(params, torch.zeros(0, self.dim, device=text.device))
-        return self.project_text(self.text(text)).float()
+    def _shared(self) -> list[nn.Parameter]:
+        return [*self.backbone.parameters(), *([] if self.stems is None else self.stems.parameters())]
 
     def fuse(self, features: Tensor, present: Tensor) -> Tensor:
         """Features (N, 5, D), a place for each modality, of which some are `present` (N, 5), to one each, (N, D)."""
@@ -278,23 +309,14 @@ class ReidNet(nn.Module):
     def train(self, mode: bool = True) -> ReidNet:
         """Statistics of a backbone that stays do not move."""
         super().train(mode)
-        if self.tune == "lora":
-            for module in self.backbone.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _trained(module):
-                    module.eval()
+        for module in self.backbone.modules() if self.tune == "lora" else ():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _trained(module):
+                module.eval()
         return self
 
 
 def _trained(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
-
-
-def _one_hot(sizes: Sequence[int], device: torch.device) -> Tensor | None:
-    """(N, modalities), 1 where a row is of a modality; None where there is but one."""
-    if len(sizes) < 2:
-        return None
-    kinds = torch.eye(len(sizes), device=device)
-    return torch.cat([kinds[m].expand(n, -1) for m, n in enumerate(sizes)])
 
 
 def _features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
@@ -318,37 +340,128 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
     does not take such pictures, nothing in it can be corrected, or weights do not fit.
     """
     drop = {"drop_path_rate": spec.drop_path}
-    backbone = timm_network(spec.model, meta.shape, {**spec.args, **drop}, 0, WHERE)
-    net = ReidNet(spec, meta, backbone)
-    if spec.stems == "own" and len(net.pictures) > 1:
-        own_stems(net.backbone, net.pictures, net.rows, spec.model)
+    net = ReidNet(spec, meta, timm_network(spec.model, meta.shape, {**spec.args, **drop}, 0, WHERE))
+    tensors = weights.read_tensors(found["net"]) if "net" in found else {}
+    whole = any(name.startswith("backbone.") for name in tensors)
+    if tensors and not whole:
+        _fill_backbone(net, spec.model, tensors, str(found["net"]))
+    if "text" in found and net.text is not None:
+        _fill_text(net, spec.text, found["text"])
+    _first_layers(net, spec, meta.shape)
     if spec.lora is not None:
-        lora.add(net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
-    return net
+        _low_rank(net, net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
+    if spec.text.lora is not None and net.text is not None:
+        if spec.text.tune == "lora":
+            net.text.requires_grad_(False)
+        # Captions are one modality: the same corrections for every row.
+        _low_rank(net, net.text, spec.text.lora, 1, Rows(), f"{WHERE}.text.lora")
+    if whole:
+        _fill_whole(net, tensors, str(found["net"]))
+    count = sum(p.numel() for p in net.parameters())
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    net.about.insert(0, f"{spec.model} and what is around it: {count:,} parameters")
+    if trained < count:
+        net.about.append(f"{trained:,} parameters are trained")
+    return net.train()
 
 
-def own_stems(backbone: nn.Module, names: Sequence[str], rows: Rows, model: str) -> list[str]:
-    """Give each modality a first convolution of its own, and the norm that follows it; returns where they are.
+def _first_layers(net: ReidNet, spec: ReidSpec, shape: tuple[int, ...]) -> None:
+    """Give each modality first layers of its own; where the backbone stays, the first layers are trained all the same.
 
-    Raises UserError where timm does not say which the first convolution is.
+    The first convolution, and the norm where one is next. Raises UserError where timm does not say which that is, or
+    pictures are changed before it.
     """
+    own = spec.stems == "own" and len(net.pictures) > 1
+    if spec.tune == "lora":
+        net.backbone.requires_grad_(False)
+    elif not own:
+        return
+    names = _first_names(net.backbone, spec.model, shape)
+    layers = [net.backbone.get_submodule(name).requires_grad_(True) for name in names]
+    if not own:
+        return
+    net.stems = nn.ModuleDict({name: copy.deepcopy(nn.Sequential(*layers)) for name in net.pictures})
+    for name, instead in zip(names, (Handed(net.rows), nn.Identity()), strict=False):
+        parent, _, last = name.rpartition(".")
+        setattr(net.backbone.get_submodule(parent), last, instead)
+    net.about.append(f"{', '.join(net.pictures)} have {' and '.join(names)} of their own")
+
+
+def _first_names(backbone: nn.Module, model: str, shape: tuple[int, ...]) -> list[str]:
+    """Names of the first convolution and of the norm that takes what it gives, as one forward shows."""
     import timm
 
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
     first = getattr(config, "first_conv", None)
-    leaves = [name for name, module in backbone.named_modules() if not list(module.children())]
-    if not isinstance(first, str) or first not in leaves:
-        raise UserError(
-            f"{WHERE}.stems",
-            f"own, but timm does not say which is the first convolution of {model}",
-            "a network with one",
-            "take another model, or stems: shared",
-        )
-    after = leaves[leaves.index(first) + 1]
-    chosen = [first]
-    if "Norm" in type(backbone.get_submodule(after)).__name__:
-        chosen.append(after)
-    for name in chosen:
-        parent, _, last = name.rpartition(".")
-        setattr(backbone.get_submodule(parent), last, OwnStem(backbone.get_submodule(name), names, rows))
-    return chosen
+    leaves = {name: module for name, module in backbone.named_modules() if not list(module.children())}
+    norms = [name for name, module in leaves.items() if "Norm" in type(module).__name__]
+    seen: dict[str, tuple[Any, Any]] = {}
+
+    def watch(name: str, module: nn.Module) -> Any:
+        def keep(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+            seen.setdefault(name, (given[0], made))
+
+        return module.register_forward_hook(keep)
+
+    handles = [watch(name, leaves[name]) for name in [first, *norms] if name in leaves]
+    was, picture = backbone.training, torch.zeros(1, *shape, device=next(backbone.parameters()).device)
+    with torch.no_grad():
+        backbone.eval().forward_features(picture)
+    backbone.train(was)
+    for handle in handles:
+        handle.remove()
+    if first not in seen or seen[first][0] is not picture:
+        found = f"{model} has no first convolution that timm names and that sees the pictures themselves"
+        raise UserError(f"{WHERE}.stems", found, "a network with one", "take another model, or stems: shared")
+    return [first, *(name for name in norms if name in seen and seen[name][0] is seen[first][1])][:2]
+
+
+def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, rows: Rows, where: str) -> None:
+    names = lora.add(encoder, spec, modalities, rows, where)
+    count = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" in name)
+    net.about.append(
+        f"{where}: rank {spec.rank} in {len(names)} linear layers, {modalities} times, {count:,} parameters"
+    )
+
+
+def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Weights of the backbone alone, or of the picture tower of a CLIP, whose projection is taken where it fits."""
+    import timm
+    from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+
+    if isinstance(net.backbone, VisionTransformer):
+        try:
+            # Names of OpenAI and OpenCLIP; position embeddings and patches of another size are interpolated.
+            tensors = checkpoint_filter_fn(dict(tensors), net.backbone)
+        except (RuntimeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise UserError(where, f"is not of {model} ({' '.join(str(error).split())[:200]})") from error
+    config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
+    heads = config.classifier if isinstance(config.classifier, tuple) else (config.classifier,)
+    heads = tuple(f"{head}." for head in heads if head)
+    weights.load_into(net.backbone, {name: t for name, t in tensors.items() if not name.startswith(heads)}, where)
+    projection = tensors.get("head.weight")
+    if "clip" in model and projection is not None and isinstance(net.project, nn.Linear):
+        _fill_projection(net, net.project, projection, where)
+
+
+def _fill_text(net: ReidNet, spec: TextSpec, file: Any) -> None:
+    projection = captions.load(net.text, spec, weights.read_tensors(file), str(file))
+    if projection is not None:
+        _fill_projection(net, net.project_text, projection, str(file))
+
+
+def _fill_projection(net: ReidNet, into: nn.Linear, projection: Tensor, where: str) -> None:
+    if projection.shape == into.weight.shape:
+        weights.load_into(into, {"weight": projection}, where)
+    else:
+        net.about.append(f"the projection to {len(projection)} in {where} is left out: embedding is {net.dim}")
+
+
+def _fill_whole(net: ReidNet, tensors: dict[str, Tensor], where: str) -> None:
+    """Weights of such a network as this; a classifier of other people is left as it is."""
+    name = "classifier.weight"
+    own = net.state_dict()[name]
+    if name in tensors and tensors[name].shape[:1] != own.shape[:1]:
+        net.about.append(f"the classifier of {len(tensors[name])} people in {where} is left out")
+        tensors = {**tensors, name: own.clone()}
+    weights.load_into(net, tensors, where)

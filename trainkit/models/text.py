@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainkit import weights
 from trainkit.errors import UserError
 from trainkit.models.lora import Lora
 
@@ -49,8 +50,8 @@ class TextSpec:
             raise ValueError(f"width is {self.width}; a multiple of heads ({self.heads}) is needed")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; a share from 0 to below 1 is needed")
-        if self.tune == "lora" and (self.lora is None or self.weights is None):
-            raise ValueError("tune is 'lora', which needs a block `lora`, and weights that it corrects")
+        if self.tune == "lora" and self.lora is None:
+            raise ValueError("tune is 'lora', which needs a block `lora`")
 
 
 class QuickGELU(nn.Module):
@@ -174,21 +175,44 @@ _CLIP = (
 )
 
 
-def from_clip(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The text tower among the tensors of a CLIP under the names of `TextEncoder`, and its projection (width, D).
+_HEAD = 64
+"""Numbers that a head of CLIP's towers sees; no tensor says how many heads there are."""
 
-    The names are those of OpenAI's release or of OpenCLIP (with or without `text.`). Raises UserError where there is no
-    text tower.
+
+def load(net: TextEncoder, spec: TextSpec, tensors: Mapping[str, Tensor], where: str) -> Tensor | None:
+    """Fill an encoder from the text tower of a CLIP, or from a network of which it was a part.
+
+    Of CLIP the names are those of OpenAI's release or of OpenCLIP (with or without `text.`); positions beyond the
+    longest caption are left out. Returns the weight (D, width) of the projection that follows; None where there is
+    none. Raises UserError where there is no such encoder, or it is of another kind.
     """
-    tower: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if re.match(r"(text\.)?(transformer\.resblocks|token_embedding|positional_embedding$|ln_final)", name):
-            for pattern, plain in _CLIP:
-                name = re.sub(pattern, plain, name)
-            tower[name] = tensor
+    if "text.tokens.weight" in tensors:
+        own = {name.removeprefix("text."): t for name, t in tensors.items() if name.startswith("text.")}
+        weights.load_into(net, own, where)
+        return tensors.get("project_text.weight")
+    tower = {_plain(name): t for name, t in tensors.items() if re.match(_TOWER, name)}
     if "tokens.weight" not in tower:
+        remedy = "take a file that holds it"
+        raise UserError(where, "no token_embedding.weight in it", "the text tower of a CLIP", remedy)
+    if not spec.causal or spec.width != _HEAD * spec.heads:
         raise UserError(
-            where, "no token_embedding.weight in it", "the text tower of a CLIP", "take a file that holds it"
+            "task.net.text",
+            f"causal {str(spec.causal).lower()} and {spec.heads} heads of {spec.width}, over weights of a CLIP",
+            f"causal true and a head for every {_HEAD} of the width",
+            "no tensor would show the difference, and nothing would be as it was learnt",
         )
+    if "positions" in tower and len(tower["positions"]) > len(net.positions):
+        tower["positions"] = tower["positions"][: len(net.positions)]
+    weights.load_into(net, tower, where)
     projection = tensors.get("text_projection", tensors.get("text.text_projection"))
-    return tower, projection
+    return None if projection is None else projection.T
+
+
+_TOWER = r"(text\.)?(transformer\.resblocks\.|token_embedding\.|positional_embedding$|ln_final\.)"
+
+
+def _plain(name: str) -> str:
+    """The name in `TextEncoder` of a tensor of CLIP's text tower."""
+    for pattern, plain in _CLIP:
+        name = re.sub(pattern, plain, name)
+    return name
