@@ -1,0 +1,180 @@
+"""Ranked lists as pictures: which queries are shown, what is drawn of them, and that it is drawn for every number."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from trainkit.data.protocols import Search
+from trainkit.metrics import search
+from trainkit.metrics.search import score_search
+from trainkit.report import drawing
+from trainkit.report.ranked import RIGHT, WRONG, ranked
+
+PERSONS, EACH = 8, 3
+CAPTION, COLOUR = 4, 0
+
+
+def people():
+    """Of each person three colour pictures, and as many infrared ones and captions that ask."""
+    kinds = np.repeat([0, 1, 4], PERSONS * EACH)
+    person = np.tile(np.repeat(np.arange(PERSONS), EACH), 3)
+    rows = {m: np.flatnonzero(kinds == m) for m in (0, 1, 4)}
+    both = np.full((PERSONS * EACH, 5), -1)
+    both[:, 1], both[:, 4] = rows[1], rows[4]
+    nir, text = (np.where(np.arange(5) == m, both, -1) for m in (1, 4))
+    lists = {"nir": nir, "text": text, "nir_text": both}
+    return Search(person, np.full(len(person), -1), (rows[0],), lists, tuple(map(str, person)), kind="ranked"), kinds
+
+
+class Split:
+    """Pictures 40 x 20 whose red channel is the row; captions as long as there are."""
+
+    def __init__(self, kinds, broken=()):
+        self.kinds, self.broken, self.asked = kinds, broken, []
+
+    def picture(self, row):
+        self.asked.append(row)
+        picture = np.full((40, 20, 3), 7, np.uint8)
+        picture[..., 0] = row
+        return None if self.kinds[row] == CAPTION or row in self.broken else picture
+
+    def caption(self, row):
+        assert self.kinds[row] == CAPTION
+        return f"caption {row}"
+
+
+def mean(features, present):
+    return features.sum(1) / present.sum(1, keepdim=True)
+
+
+def drawn(seed=0, **changes):
+    protocol, kinds = people()
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(len(kinds), 6)) + rng.normal(size=(PERSONS, 6))[protocol.person]
+    split = Split(kinds, **changes)
+    return score_search(features, protocol, mean, "val", split), protocol, split
+
+
+def test_pictures_are_those_of_the_queries_and_of_what_came_first():
+    scores, protocol, split = drawn()
+    arrays = scores.pictures["ranked"]
+    shown = len(arrays["list"])
+    assert shown == search.WORST + search.EVEN and arrays["worst"] == search.WORST
+    assert arrays["total"] == 3 * PERSONS * EACH
+    assert arrays["queries"].shape == (shown, 5, 40, 20, 3) and arrays["found"].shape == (shown, 10, 40, 20, 3)
+    assert arrays["queries"].dtype == np.uint8
+    for k in range(shown):
+        for m in (0, 2, 3, CAPTION):
+            assert (arrays["queries"][k, m] == 255).all()
+        assert arrays["present"][k, 1] == ("nir" in arrays["list"][k])
+        assert (arrays["text"][k] != "") == arrays["present"][k, CAPTION] == ("text" in arrays["list"][k])
+        if arrays["present"][k, 1]:
+            row = int(arrays["queries"][k, 1, 0, 0, 0])
+            assert split.kinds[row] == 1 and protocol.person[row] == arrays["person"][k]
+        first = arrays["found"][k, :, 0, 0, 0]
+        assert (split.kinds[first] == COLOUR).all() and len(set(first.tolist())) == 10
+        assert (protocol.person[first] == arrays["person"][k]).tolist() == arrays["right"][k].tolist()
+        if arrays["rank"][k] <= 10:
+            assert arrays["right"][k].tolist().index(True) == arrays["rank"][k] - 1
+        else:
+            assert not arrays["right"][k].any()
+    assert len(split.asked) == len(set(split.asked))  # each picture is read once
+
+
+def test_the_worst_are_of_different_persons_and_the_others_the_same_at_every_step():
+    first, protocol, _ = drawn(0)
+    other, _, _ = drawn(1)
+    ours, theirs = (scores.pictures["ranked"] for scores in (first, other))
+    assert len(set(ours["person"][: search.WORST])) == search.WORST
+    assert ours["ap"][0] == min(ours["ap"]) == first.tables["failures"]["ap"][0]
+    some = slice(search.WORST, None)
+    assert ours["list"][some] == theirs["list"][some] and ours["person"][some] == theirs["person"][some]
+    assert (ours["queries"][some] == theirs["queries"][some]).all()
+    assert ours["ap"][some] != theirs["ap"][some]
+    assert set(ours["list"][some]) == set(protocol.queries)
+
+
+def test_a_picture_that_cannot_be_read_is_white():
+    broken = set(range(PERSONS * EACH)) - {3}
+    arrays = drawn(broken=broken)[0].pictures["ranked"]
+    red = arrays["found"][..., 0, 0, 0]
+    assert set(np.unique(red).tolist()) <= {3, 255} and 3 in red
+
+
+def test_scores_alone_read_no_picture():
+    protocol, kinds = people()
+    split, features = Split(kinds), np.random.default_rng(0).normal(size=(len(kinds), 4))
+    for kind in ("scores", "reranked"):
+        assert score_search(features, replace(protocol, kind=kind), mean, "val", split).pictures == {}
+    assert split.asked == []
+    assert score_search(features, protocol, mean, "val").pictures == {}
+
+
+def test_frames_say_what_is_right_and_words_what_was_asked():
+    arrays = drawn()[0].pictures["ranked"]
+    figure = drawing.picture("ranked", arrays, "val.ranked, step 100")
+    (sheet,) = figure.axes
+    frames = [to_hex(p.get_edgecolor()) for p in sheet.patches if isinstance(p, Rectangle)]
+    right = sum(int(hits.sum()) for hits in arrays["right"])
+    assert frames.count(RIGHT) == 1 + right and frames.count(WRONG) == 1 + 10 * len(arrays["list"]) - right
+    assert len(sheet.images) == 10 * len(arrays["list"]) + sum("nir" in name for name in arrays["list"])
+    words = [text.get_text() for text in sheet.texts]
+    assert words[0] == "val.ranked, step 100: 4 of the worst and 6 other of 72 queries"
+    assert sum(word.startswith("worst: ") for word in words) == 4
+    assert sum("nir + text: person" in word for word in words) == arrays["list"].count("nir_text")
+    for text in arrays["text"]:
+        assert not text or f"“{text}”" in words
+    assert words.count("words\nalone") == arrays["list"].count("text")
+    assert words.count("10") == len(arrays["list"]) and words.count("nir") == sum(arrays["present"][:, 1])
+
+
+def test_nothing_overlaps_or_leaves_the_figure():
+    arrays = drawn()[0].pictures["ranked"]
+    arrays["text"] = [("a woman in a long red coat with a small bag " * k).strip() for k in range(len(arrays["list"]))]
+    figure = drawing.picture("ranked", arrays, "val.ranked, step 100")
+    figure.draw_without_rendering()
+    (sheet,) = figure.axes
+    words = [text.get_window_extent() for text in sheet.texts]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0 for box in words)
+    tops = sorted((box.y0, box.y1) for text, box in zip(sheet.texts, words, strict=True) if len(text.get_text()) > 20)
+    assert all(low[1] <= high[0] + 3 for low, high in pairwise(tops))
+    for image in sheet.images:
+        box = image.get_window_extent()
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1
+        assert box.width == pytest.approx(box.height / 2, abs=1.5)
+        assert not any(box.x0 < w.x1 and w.x0 < box.x1 and box.y0 + 2 < w.y1 and w.y0 < box.y1 - 2 for w in words)
+
+
+@pytest.mark.parametrize(("size", "shape"), [(0, (64, 32)), (1, (64, 32)), (2, (20, 60)), (2, (90, 10))])
+def test_a_picture_is_drawn_of_any_number_and_shape(size, shape):
+    queries, found = np.zeros((size, 5, *shape, 3), np.uint8), np.zeros((size, 10, *shape, 3), np.uint8)
+    present = np.zeros((size, 5), bool)
+    present[:1] = True
+    hits = [np.array([True, False])] * size
+    figure = ranked(queries, present, ["a word"] * size, found, hits, ["above"] * size, "val")
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    wide, tall = Image.open(out).size
+    assert wide == 1200 and tall < 400 + 300 * size
+    assert [text.get_text() for text in figure.axes[0].texts].count("none") == (size == 0)
+    assert len(figure.axes[0].images) == 2 * size + 4 * min(size, 1)
+
+
+def test_long_captions_are_cut():
+    figure = ranked(np.zeros((1, 5, 4, 2, 3)), np.zeros((1, 5)), ["word " * 300], np.zeros((1, 0, 4, 2, 3)), [[]],
+                    ["above"], "val")  # fmt: skip
+    words = [text.get_text() for text in figure.axes[0].texts if "word word" in text.get_text()]
+    assert len(words) == 3 and words[-1].endswith("…") and max(map(len, words)) <= 135
+
+
+def test_arrays_that_do_not_belong_together_are_refused():
+    with pytest.raises(ValueError, match="2 captions"):
+        ranked(np.zeros((1, 5, 4, 2, 3)), np.zeros((1, 5)), [""], np.zeros((1, 3, 4, 2, 3)), [[]], ["a", "b"], "val")
