@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import people
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainkit.data import people_sources
 from trainkit.data.modalities import CP, NIR, RGB, SK, TEXT
@@ -465,6 +467,8 @@ def test_mistakes_in_sysu(tmp_path):
         assert "persons that are in" in str(refused(f"{tmp_path}#{split}"))
     people.write_text(tmp_path / "exp" / "test_id.txt", "4,five")
     assert "five" in str(refused(f"{tmp_path}#test"))
+    people.write_text(tmp_path / "exp" / "test_id.txt", "4," + "5" * 5000)
+    assert "55555" in str(refused(f"{tmp_path}#test"))
     people.write_text(tmp_path / "exp" / "test_id.txt", "")
     assert "no numbers" in str(refused(f"{tmp_path}#test"))
     (tmp_path / "exp" / "test_id.txt").unlink()
@@ -497,6 +501,9 @@ def test_mistakes_in_market(tmp_path):
     error = refused(tmp_path)
     assert error.where == str(wrong)
     assert "0002_c1s1_000451_03.jpg" in error.expected
+    wrong.unlink()
+    wrong = people.picture(tmp_path / "bounding_box_train" / "0002_c99999s1_000001_01.jpg")
+    assert refused(tmp_path).where == str(wrong)
     wrong.unlink()
     people.picture(tmp_path / "query" / "0000_c1s1_000001_00.jpg")
     assert "a distractor outside the gallery" in str(refused(f"{tmp_path}#test"))
@@ -534,3 +541,61 @@ def test_llcm(tmp_path):
     assert (test.hides, test.by_person, test.trials) == ("person", True, "sysu")
     people.write_text(tmp_path / "idx" / "test_id.txt", "99")
     assert "no pictures" in str(refused(f"{tmp_path}#test"))
+
+
+# Nothing but sentences.
+
+_ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.floats()
+    | st.sampled_from(["", "vis/0001/0001_0_vis.jpg", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "caption", "NIR"]), inner),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def orbench(tmp_path_factory) -> Path:
+    return people.orbench(tmp_path_factory.mktemp("orbench"), train=1, test=1, lists=("NIR", "NIR+TEXT"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_to_an_annotation_is_said_in_a_sentence(orbench, data):
+    name, split = data.draw(st.sampled_from([("train_annos.json", "train"), ("test_gallery_and_queries.json", "test")]))
+    file = orbench / name
+    whole = file.read_text()
+    value = json.loads(whole)
+    place = value
+    while isinstance(place, list | dict) and place:
+        keys = list(range(len(place))) if isinstance(place, list) else sorted(place)
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], list | dict) or data.draw(st.booleans()):
+            place[key] = data.draw(_ANY)
+            break
+        place = place[key]
+    try:
+        file.write_text(json.dumps(value))
+        read(f"{orbench}#{split}")
+    except UserError as error:
+        assert str(file) in error.where or str(orbench) in error.where
+    finally:
+        file.write_text(whole)
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.booleans())
+def test_any_damage_to_an_index_is_said_in_a_sentence(orbench, at, byte, cut):
+    root = orbench / "index"
+    if not root.is_dir():
+        people.index(root, 2)
+    text = bytearray((root / "index.csv").read_bytes())
+    at %= len(text)
+    text = text[:at] if cut else text[:at] + bytes([byte]) + text[at + 1 :]
+    (root / "changed.csv").write_bytes(text)
+    try:
+        read(root / "changed.csv")
+    except UserError as error:
+        assert "changed.csv" in error.where

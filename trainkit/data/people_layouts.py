@@ -254,7 +254,7 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
 def _numbers(file: Path) -> list[str]:
     """Persons of a file of numbers divided by commas, as four digits: their folders are called so."""
     words = [word.strip() for word in _text(file).replace("\n", ",").split(",") if word.strip()]
-    bad = [word for word in words if not (word.isascii() and word.isdigit())]
+    bad = [word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)]
     if bad or not words:
         raise UserError(str(file), f"{few(bad)}"[:200] if bad else "no numbers", "numbers divided by commas")
     return [f"{int(word):04d}" for word in words]
@@ -262,7 +262,7 @@ def _numbers(file: Path) -> list[str]:
 
 # Market-1501: Zheng et al., "Scalable Person Re-identification: A Benchmark", ICCV 2015. DukeMTMC-reID has its layout.
 
-_MARKET = re.compile(r"(-1|\d{4,})_c(\d+)\D.*")
+_MARKET = re.compile(r"(-1|[0-9]{4,9})_c([0-9]{1,4})[^0-9].*")
 
 
 def _is_market(path: Path) -> bool:
@@ -328,7 +328,7 @@ def _regdb(path: Path) -> _Splits:
 # LLCM: Zhang and Wang, "Diverse Embedding Expansion Network and Low-Light Cross-Modality Benchmark for Visible-Infrared
 # Person Re-identification", CVPR 2023, arXiv 2303.14481.
 
-_LLCM = re.compile(r"_c(\d+)_")
+_LLCM = re.compile(r"_c([0-9]{1,4})_")
 
 
 def _is_llcm(path: Path) -> bool:
@@ -355,7 +355,7 @@ def _read_llcm_test(rows: Rows, file: Path) -> None:
     persons = sorted(_numbers(file))
     for folder, modality, role in (("test_vis", RGB, GALLERY), ("test_nir", NIR, QUERY)):
         found = 0
-        for camera in sorted(name for name in rows.names(folder) if re.fullmatch(r"cam\d+", name)):
+        for camera in sorted(name for name in rows.names(folder) if re.fullmatch(r"cam[0-9]{1,4}", name)):
             rows.places[camera] = int(camera[3:])
             for person in persons:
                 if person in rows.names(f"{folder}/{camera}"):
