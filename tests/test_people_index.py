@@ -29,11 +29,9 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def scans(monkeypatch) -> list[str]:
-    """What is scanned, in place of reopened."""
-    done, write = [], people_index._write
-    monkeypatch.setattr(
-        people_index, "_write", lambda folder, layout, *a: done.append(layout.where) or write(folder, layout, *a)
-    )
+    """The sets that are scanned, not reopened."""
+    done = []
+    monkeypatch.setattr(people_index, "Rows", lambda root: done.append(str(root)) or Rows(root))
     return done
 
 
@@ -154,7 +152,7 @@ def test_a_set_is_scanned_once(tmp_path, scans, caplog):
         first = indexed(str(tmp_path / "set"))
     assert "36 records" in caplog.text
     again = indexed(str(tmp_path / "set"))
-    assert scans == [str(tmp_path / "set" / "index.csv")]
+    assert scans == [str(tmp_path / "set")]
     assert (again.path, again.digest, again.seconds) == (first.path, first.digest, first.seconds)
 
 
@@ -199,7 +197,7 @@ def test_a_changed_index_is_scanned_again_and_a_vanished_picture_noticed(tmp_pat
     (root / "nir" / "p01" / "1.png").unlink()
     with pytest.raises(UserError, match=r"index\.csv, line 15: nir/p01/1\.png is not in"):
         indexed(str(root))
-    assert len(scans) == 2
+    assert len(scans) == 3
 
 
 def test_the_content_of_pictures_is_no_part_of_it(tmp_path, scans):
