@@ -1,18 +1,16 @@
-"""Losses of retrieval against plain loops, pytorch-metric-learning and two processes."""
+"""Losses of retrieval against plain loops and pytorch-metric-learning."""
 
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.autograd import gradcheck
 
-from trainkit.data.modalities import subsets
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 
@@ -235,20 +233,29 @@ def test_blocks_say_what_is_wrong():
         assert said in str(caught.value)
 
 
-# ---- Two processes
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_loss_looks_at_a_value_on_the_host(name):
+    """Tensors without values: whatever asks for one, such as a branch or a selection by a mask, raises here."""
+    with FakeTensorMode():
+        x, label = torch.randn(8, 3, requires_grad=True), torch.zeros(8, dtype=torch.int64)
+        LOSSES[name](x, label).backward()
+        with pytest.raises(DataDependentOutputException):
+            bool(label.sum() > 0)
 
 
-def _loss(x, label, modality, person_rows):
-    """All losses of a batch; `person_rows` are queries of two records, by the mean."""
-    fused = (x[person_rows[:, 0]] + x[person_rows[:, 1]]) / 2
-    asked = label[person_rows[:, 0]]
-    return fused, asked
-
-
-def whole(x, label, rgb, fused, asked, asks, size):
-    return (
-        retrieval.triplet(x, label, "soft")
-        + retrieval.circle(x, label, 0.25, 8.0)
-        + retrieval.contrast(x, label, 0.2)
-        + retrieval.matching(fused, asked, x, label, 0.2, asks, size, rgb)
-    )
+@pytest.mark.slow
+def test_losses_are_those_of_pytorch_metric_learning():
+    losses, miners = (pytest.importorskip(f"pytorch_metric_learning.{name}") for name in ("losses", "miners"))
+    distances = pytest.importorskip("pytorch_metric_learning.distances")
+    x, label = features(24, 8), torch.arange(24) % 5
+    euclid = distances.LpDistance(normalize_embeddings=False)
+    hard = miners.BatchHardMiner(distance=euclid)(x, label)
+    for margin, soft in (("soft", True), (0.3, False)):
+        theirs = losses.TripletMarginLoss(0.0 if soft else margin, smooth_loss=soft, distance=euclid)
+        if not soft:  # theirs is the mean over triplets that cost something
+            theirs.reducer = pytest.importorskip("pytorch_metric_learning.reducers").MeanReducer()
+        ours = retrieval.triplet(x, label, margin)
+        assert ours.item() == pytest.approx(theirs(x, label, hard).item(), rel=1e-6)
+    assert retrieval.contrast(x, label, 0.2).item() == pytest.approx(losses.SupConLoss(0.2)(x, label).item(), rel=1e-5)
+    theirs = losses.CircleLoss(m=0.25, gamma=16)(x, label).item()
+    assert retrieval.circle(x, label, 0.25, 16.0).item() == pytest.approx(theirs, rel=1e-5)

@@ -177,31 +177,38 @@ def matching(
     """
     cosine_QG = cosines(query_QD, gallery_GD) / temperature
     if asks_SQ is None:
-        asks_SQ = query_label_Q.new_ones((1, len(query_label_Q)), dtype=torch.bool)
+        asks_SQ = torch.ones_like(query_label_Q, dtype=torch.bool)[None]
     if size_S is None:
         size_S = query_label_Q.new_ones(len(asks_SQ))
     if in_gallery_G is None:
         in_gallery_G = torch.ones_like(gallery_label_G, dtype=torch.bool)
     same_QG = (query_label_Q[:, None] == gallery_label_G) & in_gallery_G
-    there_QG, asked_Q = in_gallery_G.expand_as(same_QG), asks_SQ.any(0)
-    to_gallery_Q = _divergence(cosine_QG, there_QG, same_QG)
-    counts_Q = asked_Q & same_QG.any(1)
-    # A gallery record sees the queries of one set at a time: S softmaxes over the same cosines.
-    seen_SGQ = asks_SQ[:, None, :] & in_gallery_G[None, :, None]
-    same_SGQ = seen_SGQ & same_QG.T
-    to_queries_SG = _divergence(cosine_QG.T.expand(len(asks_SQ), -1, -1), seen_SGQ, same_SGQ)
-    counts_SQ, counts_SG = asks_SQ & counts_Q, same_SGQ.any(2)
-    loss_S = _mean(to_gallery_Q.expand_as(counts_SQ), counts_SQ) + _mean(to_queries_SG, counts_SG)
+    counts_SQ = asks_SQ & same_QG.any(1)
+    log_p_QG = F.log_softmax(cosine_QG.masked_fill(~in_gallery_G, torch.finfo(cosine_QG.dtype).min), dim=1)
+    to_gallery_Q = _terms(log_p_QG, same_QG, same_QG.sum(1, keepdim=True)).masked_fill(~in_gallery_G, 0).sum(1)
+    # The other way a softmax ends where a set ends: sums over the queries of a set, in a last column those of padding.
+    sets = len(asks_SQ)
+    set_Q = torch.where(asks_SQ.any(0), asks_SQ.to(torch.int8).argmax(0), sets)
+    x_GQ, same_GQ = cosine_QG.T, same_QG.T
+    with torch.no_grad():
+        top_GS = x_GQ.new_full((len(x_GQ), sets + 1), torch.finfo(x_GQ.dtype).min)
+        top_GS = top_GS.scatter_reduce(1, set_Q.expand_as(x_GQ), x_GQ, "amax")
+    x_GQ = x_GQ - top_GS[:, set_Q]
+    zeros_GS = x_GQ.new_zeros(top_GS.shape)
+    log_p_GQ = x_GQ - zeros_GS.index_add(1, set_Q, x_GQ.exp()).clamp(min=1).log()[:, set_Q]  # at the top exp(0)
+    matches_GS = zeros_GS.index_add(1, set_Q, same_GQ.to(x_GQ.dtype))
+    to_queries_GS = zeros_GS.index_add(1, set_Q, _terms(log_p_GQ, same_GQ, matches_GS[:, set_Q]))[:, :sets]
+    counts_SG = (matches_GS[:, :sets] > 0).T
+    loss_S = _mean(to_gallery_Q.expand_as(counts_SQ), counts_SQ) + _mean(to_queries_GS.T, counts_SG)
     sizes_K = torch.arange(1, len(MODALITIES) + 1, device=loss_S.device)
     counts_KS = (size_S == sizes_K[:, None]) & counts_SQ.any(1)
     return _mean(_mean(loss_S.expand_as(counts_KS), counts_KS), counts_KS.any(1))
 
 
-def _divergence(x: Tensor, there: Tensor, same: Tensor) -> Tensor:
-    """KL(softmax of `x` over those `there`, in the last dimension || even over those that are the `same`)."""
-    log_p = F.log_softmax(x.masked_fill(~there, torch.finfo(x.dtype).min), dim=-1)
-    q = same.to(x.dtype) / same.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(there, log_p.exp() * (log_p - (q + SDM_EPS).log()), 0).sum(-1)
+def _terms(log_p: Tensor, same: Tensor, matches: Tensor) -> Tensor:
+    """The terms of KL(p || q), of q that is even over those that are the `same`, so many `matches` in all."""
+    q = same.to(log_p.dtype) / matches.clamp(min=1)
+    return log_p.exp() * (log_p - (q + SDM_EPS).log())
 
 
 def _pairs(label_B: Tensor) -> tuple[Tensor, Tensor]:
