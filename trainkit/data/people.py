@@ -403,8 +403,8 @@ class PeopleSplit:
         """The queries of a training batch, int64 (queries, 5): rows of the batch, -1 for a modality not asked with.
 
         A combination is asked once for each of the records that a person has of the modality with the most of them, of
-        several modalities no more often than half of the person's records. So there are never more queries than 15
-        times half of the records: what is made of them has a bound that does not depend on the batch.
+        several modalities no more often than half of the person's records. So a batch of n records has n + n/2 x S
+        queries at the most, with S the combinations of several: a bound that does not depend on who is in it.
         """
         _, person = np.unique(label, return_inverse=True)
         others = tuple(code for code in self.known if code != RGB)
