@@ -12,6 +12,7 @@ ROWS = np.arange(100_000)
 PINNED_NUMBER = 5192706445441871157
 PINNED_UNIFORM = [0.008059903778410815, 0.43053148472412883, 0.8635503910049872]
 PINNED_ORDER = [2, 8, 4, 7, 9, 3, 6, 1, 5, 0]
+PINNED_PERMUTED = [16, 12, 10, 4, 9, 14, 13, 2, 7, 15, 17, 18, 8, 6, 0, 19, 11, 1, 3, 5]
 PINNED_NORMAL = [-0.6642495393753052, -0.2622249722480774]
 
 
@@ -117,3 +118,81 @@ def test_layers_draw_by_step_micro_batch_and_rank():
     first = [drawn(*place) for place in places]
     assert len({tuple(draw) for draw in first}) == 5
     assert [drawn(*place) for place in reversed(places)] == first[::-1], "whatever was drawn before"
+
+
+def plain_permuted(seed: int, stream: str, key: int, size: int, position: int) -> int:
+    """`seeding.permuted` with Python's own integers, cell by cell on its grid."""
+    base = plain_word(seed, stream, key)
+    width = 2 ** (size.bit_length() // 2)
+    keys, mask = (base % 2**32, base // 2**32), 2**32 - 1
+    row, column = divmod((position + int((base >> 11) / 2**53 * size)) % size, width)
+    for number, odd in enumerate(seeding._ROUNDS):
+        x = ((column if number % 2 else row) + keys[number % 2]) * odd & mask
+        x = ((x ^ (x >> 15)) * 0x2C1B3C6D & mask) >> 16
+        if number % 2:
+            cells = sum(1 for r in range(-(-size // width)) if r * width + column < size)
+            row = (row + (x * cells >> 16)) % cells
+        else:
+            cells = min(width, size - row * width)
+            column = (column + (x * cells >> 16)) % cells
+    return row * width + column
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 257])
+def test_permuted_is_its_definition_and_a_permutation(size):
+    for key in (0, 1, 12345678901):
+        places = seeding.permuted(7, "x", key, size, np.arange(size))
+        assert places.dtype == np.int64 and sorted(places.tolist()) == list(range(size))
+        assert places.tolist() == [plain_permuted(7, "x", key, size, i) for i in range(size)]
+
+
+def test_permuted_takes_numbers_and_arrays_in_any_mixture():
+    rng = np.random.default_rng(0)
+    keys, sizes = rng.integers(0, 2**40, (50, 1)), rng.integers(1, 200, (50, 8))
+    positions = rng.integers(0, sizes)
+    places = seeding.permuted(3, "x", keys, sizes, positions)
+    assert places.shape == (50, 8)
+    for i, j in ((0, 0), (17, 3), (49, 7)):
+        one = seeding.permuted(3, "x", int(keys[i, 0]), int(sizes[i, j]), int(positions[i, j]))
+        assert one.shape == () and places[i, j] == one
+    assert (
+        seeding.permuted(3, "x", 5, 60, np.arange(60)) == seeding.permuted(3, "x", 5, np.full(60, 60), np.arange(60))
+    ).all()
+    assert seeding.permuted(3, "x", 5, 60, np.zeros((0, 4), int)).shape == (0, 4)
+    assert seeding.permuted(3, "x", 5, np.ones((0, 4), int), 0).shape == (0, 4)
+
+
+def test_permuted_reaches_the_largest_sizes():
+    for size in (2**31, 2**31 - 1, 10**9):
+        ends = np.r_[0:1000, size - 1000 : size]
+        places = seeding.permuted(0, "x", 1, size, ends)
+        assert places.min() >= 0 and places.max() < size and len(set(places.tolist())) == 2000
+        assert abs(places.mean() / size - 0.5) < 5 / (12 * 2000) ** 0.5
+    for size in (0, 2**31 + 1, np.array([3, 0])):
+        with pytest.raises(ValueError, match="1 to 2"):
+            seeding.permuted(0, "x", 1, size, 0)
+
+
+@pytest.mark.parametrize(("size", "uneven"), [(2, 0), (3, 0.02), (5, 0.05), (10, 0.06), (31, 0.02), (100, 0.02)])
+def test_permuted_sends_positions_everywhere_alike_often(size, uneven):
+    """Single positions by chance alone; pairs of them within `uneven` of even, root mean square, and chance."""
+    keys = np.arange(100_000)
+    one, other = seeding.permuted(0, "x", keys[:, None], size, np.array([0, size - 1])).T
+    expected = len(keys) / size
+    assert abs(np.bincount(one, minlength=size) - expected).max() < 5 * expected**0.5
+    met = np.bincount(one * size + other, minlength=size * size).reshape(size, size)
+    assert not met.diagonal().any()
+    expected = len(keys) / (size * (size - 1))
+    spread = ((met[~np.eye(size, dtype=bool)] / expected - 1) ** 2).mean()
+    assert spread < uneven**2 + (1 + 6 * (2 / (size * (size - 1))) ** 0.5) / expected
+
+
+def test_permutations_of_different_keys_and_streams_are_unrelated():
+    whole = [
+        seeding.permuted(*place, 10_000, np.arange(10_000))
+        for place in ((0, "x", 0), (0, "x", 1), (1, "x", 0), (0, "y", 0))
+    ]
+    for place, other in enumerate(whole[1:]):
+        assert (whole[0] == other).sum() < 10, place  # as many as positions come to the same place by chance: 1
+        assert abs(np.corrcoef(whole[0], other)[0, 1]) < 0.05
+    assert seeding.permuted(0, "flip", 3, 20, np.arange(20)).tolist() == PINNED_PERMUTED

@@ -8,45 +8,56 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainkit.data.modalities import MODALITIES, RGB
-from trainkit.data.sampling import Draw, ModalPK, Pairs, eligible
-from trainkit.errors import few
+from trainkit.data.sampling import PK, AnySampler, Draw, ModalPK, Pairs, eligible
+
+NAMED = 5
+"""People of one modality whose names are given."""
+
+_LENGTHS = {
+    "people": "every person once",
+    "records": "as many draws as records",
+    "anchors": "every RGB record once",
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Counts of a set as a sampler sees it."""
 
+    sampler: AnySampler
     records: int
     persons: int
     """People with records."""
     pairable: int
     """People that can be drawn."""
+    usable: int
+    """Records of these."""
     unpaired: int
-    """People that cannot: without RGB or without anything else, as the sampler asks for."""
+    """People that cannot be drawn, whatever `short` says: what the sampler asks for, they do not have."""
     dropped: int
     """People that could be, and are not because they have too few records (`short: drop`)."""
     lacking: dict[str, int]
     """Modality to how many people have no record of it, for those that anybody has."""
+    singles: int
+    """People with records of one modality only."""
     single: tuple[str, ...]
-    """People with records of one modality only, with its name: `0007 (rgb)`."""
+    """The first of them, with its name: `0007 (rgb)`."""
     short: int
     """People of whom some record comes more than once in a draw."""
     repeats: float
-    """Share of the rows of a pass that repeat a record of the same draw: expected, by exact counts."""
+    """Share of the rows drawn that repeat a row of the same draw. Exact: how many is known for each person."""
     batches: int
     """Blocks of an epoch."""
     lengths: dict[str, int]
-    """Blocks of an epoch by each definition: `people`, `records`, `anchors`."""
-    block: tuple[int, int]
-    """P and K."""
-    anchored: bool
-    """RGB records are drawn and not people."""
+    """Blocks of an epoch by each definition: `people`, `records`, and of `pairs` `anchors`."""
     left: int
     """People, or RGB records, that a pass leaves out because they fill no block."""
     bytes: int
     """Of the sampler's index."""
     scan_seconds: float | None
+    """What finding the records took."""
     scan_bytes: int | None
+    """What is kept of them."""
 
     def sentences(self) -> tuple[str, ...]:
         """To be said with the plan."""
@@ -55,39 +66,34 @@ class Report:
             told += f", scanned in {self.scan_seconds:.2g} s"
         if self.scan_bytes is not None:
             told += f", {self.scan_bytes / 1e6:.2g} MB"
-        lines = [f"{told}; the sampler's index takes {self.bytes / max(self.records, 1):.1f} bytes a record"]
-        share = f"{self.pairable:,} of {self.persons:,} people ({100 * self.pairable / max(self.persons, 1):.1f}%)"
-        rest = [f"{self.unpaired:,} cannot"] * bool(self.unpaired)
-        rest += [f"{self.dropped:,} are dropped for too few records"] * bool(self.dropped)
-        lines.append(f"the sampler can draw {share}" + "".join(f"; {text}" for text in rest))
+        lines = [f"{told}; the sampler's index takes {self.bytes / self.records:.1f} bytes a record", self._people()]
         if starved := [f"{name} {count:,}" for name, count in self.lacking.items() if count]:
             lines.append(f"people without records of a modality: {', '.join(starved)}")
-        if self.single:
-            lines.append(f"people of one modality: {few(self.single)}")
+        if self.singles:
+            more = f" and {self.singles - len(self.single):,} more" if self.singles > len(self.single) else ""
+            lines.append(f"people of one modality: {', '.join(self.single)}{more}")
         if self.repeats:
             lines.append(f"{100 * self.repeats:.2g}% of draws repeat a record, of {self.short:,} people with too few")
-        people, each = self.block
+        people, each = self.sampler.people, self.sampler.each
+        lengths = ", ".join(f"{_LENGTHS[name]} is {length:,}" for name, length in self.lengths.items())
         drawn = self.batches * people * each
         lines.append(
-            f"an epoch is {self.batches:,} blocks of {people} x {each}, {drawn:,} draws "
-            f"({100 * drawn / max(self.records, 1):.3g}% of the records' number); {self._lengths()}"
+            f"an epoch is {self.batches:,} blocks of {people} x {each}, {drawn:,} draws for {self.usable:,} records; "
+            + lengths
         )
         return tuple(lines)
 
-    def _lengths(self) -> str:
-        words = {
-            "people": "every person once",
-            "records": "as many draws as records",
-            "anchors": "every RGB record once",
-        }
-        return ", ".join(
-            f"{words[name]} is {length:,}"
-            for name, length in self.lengths.items()
-            if name != "anchors" or self.anchored
-        )
+    def _people(self) -> str:
+        share = 100 * self.pairable / self.persons
+        told = f"{self.sampler.name} can draw {self.pairable:,} of {self.persons:,} people ({share:.1f}%)"
+        if self.unpaired:
+            one = isinstance(self.sampler, ModalPK) and not self.sampler.ensure_rgb
+            why = "records of one modality" if one else "no RGB record, or no other"
+            told += f"; {self.unpaired:,} have {why}"
+        return told + (f"; {self.dropped:,} are dropped for too few records" if self.dropped else "")
 
     def columns(self) -> dict[str, list]:
-        """The same as a table: what, and how much."""
+        """The same as a table of two columns: `what`, and its `value` as a float."""
         rows = {
             "records": self.records,
             "people": self.persons,
@@ -95,13 +101,11 @@ class Report:
             "people that cannot": self.unpaired,
             "people dropped for too few records": self.dropped,
             **{f"people without {name}": count for name, count in self.lacking.items()},
-            "people of one modality": len(self.single),
+            "people of one modality": self.singles,
             "people with repeated records": self.short,
             "share of draws that are repeats": self.repeats,
             "blocks of an epoch": self.batches,
-            "blocks: every person once": self.lengths["people"],
-            "blocks: as many draws as records": self.lengths["records"],
-            **({"blocks: every RGB record once": self.lengths["anchors"]} if self.anchored else {}),
+            **{f"blocks: {_LENGTHS[name]}": length for name, length in self.lengths.items()},
             "left out of a pass": self.left,
             "bytes of the index": self.bytes,
         }
@@ -117,24 +121,25 @@ def report(
     spec, counts = draw.spec, draw.cells.counts()
     able, dropped = eligible(spec, counts)
     there = counts.sum(1) > 0
-    single = np.flatnonzero((counts > 0).sum(1) == 1)
-    again = repeated(spec, counts)
+    singles = np.flatnonzero((counts > 0).sum(1) == 1)
+    again = np.where(able, repeated(spec, counts), 0)
     # Of pairs a person comes as often as it has RGB records, else once a pass.
     weight = np.where(able, counts[:, RGB] if isinstance(spec, Pairs) else 1, 0)
     return Report(
+        sampler=spec,
         records=int(counts.sum()),
         persons=int(there.sum()),
-        pairable=int(able.sum()),
+        pairable=draw.persons,
+        usable=draw.records,
         unpaired=int((there & ~able & ~dropped).sum()),
         dropped=int(dropped.sum()),
         lacking={MODALITIES[m]: int((there & (counts[:, m] == 0)).sum()) for m in draw.cells.modalities},
-        single=tuple(f"{names[person]} ({MODALITIES[int(counts[person].argmax())]})" for person in single.tolist()),
-        short=int((able & (again > 0)).sum()),
+        singles=len(singles),
+        single=tuple(f"{names[who]} ({MODALITIES[int(counts[who].argmax())]})" for who in singles[:NAMED].tolist()),
+        short=int((again > 0).sum()),
         repeats=float((again * weight).sum() / (spec.each * weight.sum())),
         batches=draw.batches,
-        lengths=dict(draw.lengths),
-        block=(spec.people, spec.each),
-        anchored=isinstance(spec, Pairs),
+        lengths={name: n for name, n in draw.lengths.items() if name != "anchors" or isinstance(spec, Pairs)},
         left=draw.units % spec.people,
         bytes=draw.bytes,
         scan_seconds=scan_seconds,
@@ -142,15 +147,14 @@ def report(
     )
 
 
-def repeated(spec, counts: np.ndarray) -> np.ndarray:
-    """How many rows of a draw of each person repeat a record of it, int64 (persons,). `counts`: `Cells.counts()`."""
-    total, rgb = counts.sum(1), counts[:, RGB]
+def repeated(spec: AnySampler, counts: np.ndarray) -> np.ndarray:
+    """How many rows of a draw of each person repeat a row of it, int64 (persons,), of those that can be drawn.
 
-    def lack(have: np.ndarray, need: int) -> np.ndarray:
-        return np.maximum(need - have, 0)
-
+    `counts`: `Cells.counts()`.
+    """
+    total, rgb, each = counts.sum(1), counts[:, RGB], spec.each
+    if isinstance(spec, PK) or spec.short == "fill" or (isinstance(spec, ModalPK) and not spec.ensure_rgb):
+        return np.maximum(each - total, 0)
     if isinstance(spec, ModalPK) and spec.half:
-        return lack(rgb, spec.each // 2) + lack(total - rgb, spec.each // 2)
-    if isinstance(spec, ModalPK | Pairs) and getattr(spec, "ensure_rgb", True) and spec.short != "fill":
-        return lack(total - rgb, spec.each - 1)
-    return lack(total, spec.each)
+        return np.maximum(each // 2 - rgb, 0) + np.maximum(each // 2 - (total - rgb), 0)
+    return np.maximum(each - 1 - (total - rgb), 0)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -32,8 +32,10 @@ WHERE = "data.sampler"
 
 CHUNK = 256
 """Blocks that are drawn at once when batches are asked for one after another: a call of numpy costs 1 us or more."""
-FIRST = 16
+FIRST = 32
 """Blocks that are drawn at once where nobody has asked for the ones before."""
+
+_NONE = (0, 0, np.zeros((0, 0), np.int64))
 
 
 @dataclass(kw_only=True)
@@ -151,7 +153,7 @@ class Cells:
     starts: np.ndarray
     """int32 (persons * modalities + 1,): where in `rows` each cell begins."""
     modalities: tuple[int, ...]
-    """Codes of those that there are."""
+    """Codes of those that there are; at least one."""
 
     @staticmethod
     def make(person: np.ndarray, modality: np.ndarray, persons: int) -> Cells:
@@ -170,7 +172,7 @@ class Cells:
             row = int(np.flatnonzero((modality < 0) | (modality >= len(MODALITIES)))[0])
             expected = ", ".join(f"{code} ({name})" for code, name in enumerate(MODALITIES))
             raise UserError(f"record {row}", f"modality {int(modality[row])}", expected, "say what each record is")
-        known = tuple(np.flatnonzero(held).tolist())
+        known = tuple(np.flatnonzero(held).tolist()) or (RGB,)
         column = np.searchsorted(known, np.arange(len(MODALITIES)))
         # Cell and row in one word, so that the fastest sort there is keeps the order within a cell.
         words = (person.astype(np.int64) * len(known) + column[modality]) << 32 | np.arange(len(person))
@@ -184,7 +186,7 @@ class Cells:
     @property
     def persons(self) -> int:
         """How many people there are, with records or without."""
-        return (len(self.starts) - 1) // max(len(self.modalities), 1)
+        return (len(self.starts) - 1) // len(self.modalities)
 
     @property
     def bytes(self) -> int:
@@ -230,6 +232,8 @@ class Draw:
         self.persons, self.records = len(people), int(counts[people].sum())
         if not self.persons:
             raise UserError(WHERE, f"nobody among {cells.persons} people can be drawn", _needed(spec), _remedy(spec))
+        if self.persons < 2:
+            raise UserError(WHERE, f"1 of {cells.persons} people can be drawn", f"2 to tell apart, {_needed(spec)}")
         self._people = None if self.persons == cells.persons else people.astype(np.int32)
         self._ends = None
         if isinstance(spec, Pairs):
@@ -241,6 +245,10 @@ class Draw:
         lengths["anchors"] = self.units // spec.people
         self.lengths = {name: max(1, length) for name, length in lengths.items()}
         self.batches = spec.batches_per_epoch or self.lengths[spec.epoch]
+        self._kept = _NONE
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": _NONE}
 
     @property
     def block(self) -> int:
@@ -263,9 +271,28 @@ class Draw:
         A pure function of its arguments and the seed. `together` blocks, from a multiple of it on, are one update:
         their people (of `pairs` their anchors) are all different. Raises UserError where there are not so many.
         """
+        number = epoch * (self.batches // together * together) + first
+        return self._blocks(number, count, together)
+
+    def update(self, number: int, together: int) -> np.ndarray:
+        """Rows of update `number` of `together` blocks, counted on from epoch to epoch, int64 (together * P * K,).
+
+        Asked for one after another they are drawn in chunks, across the ends of epochs.
+        """
+        kept, begin, chunk = self._kept
+        at = number - begin
+        if kept != together or not 0 <= at < len(chunk):
+            blocks = CHUNK if number == 0 or (kept == together and at == len(chunk)) else FIRST
+            count = max(1, blocks // together)
+            chunk = self._blocks(number * together, count * together, together).reshape(count, -1)
+            self._kept, at = (together, number, chunk), 0
+        return chunk[at]
+
+    def _blocks(self, number: int, count: int, together: int) -> np.ndarray:
+        """Rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
         self._fits(together)
         per_pass = self.units // (self.spec.people * together) * together
-        number = epoch * (self.batches // together * together) + first + np.arange(count)[:, None]
+        number = number + np.arange(count)[:, None]
         turn = number // per_pass
         place = (number - turn * per_pass) * self.spec.people + np.arange(self.spec.people)
         unit = seeding.permuted(self.seed, "people", turn, self.units, place).reshape(-1)
@@ -306,7 +333,8 @@ class Draw:
         if isinstance(spec, PK):
             return self._take(*_run(bounds[:, :1], bounds[:, -1:], np.arange(each), each), turn)
         if not spec.ensure_rgb:
-            return self._take(*self._others(bounds, turn, each, 0, np.arange(each)), turn)
+            which = np.arange(each) % (bounds[:, -1:] - bounds[:, :1])
+            return self._take(*self._others(bounds, turn, each, 0, which), turn)
         ours = each // 2 if spec.half else 1
         which, extra = self._shared(bounds, each - ours)
         # RGB and the others in one: half of the calls, and the permutation is most of the work.
@@ -408,35 +436,22 @@ class Draw:
 
 
 class Order:
-    """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64.
-
-    One after another they come in chunks, which double up to `CHUNK` blocks.
-    """
+    """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64."""
 
     def __init__(self, draw: Draw, epoch: int, together: int):
         """Of `together` blocks an update."""
-        self._draw, self._epoch, self._together = draw, epoch, together
         self.shape = (draw.batches // together, together * draw.block)
         """Updates, and rows of each."""
-        self._begin, self._end, self._rows = 0, 0, np.zeros((0, self.shape[1]), np.int64)
+        self._draw, self._together, self._first = draw, together, epoch * (draw.batches // together)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, key: tuple[int, slice] | int) -> np.ndarray:
         update, part = key if isinstance(key, tuple) else (key, slice(None))
-        if not self._begin <= update < self._end:
-            self._fill(update)
-        return self._rows[update - self._begin, part]
-
-    def _fill(self, update: int) -> None:
         if not 0 <= update < self.shape[0]:
             raise IndexError(f"update {update} of {self.shape[0]}")
-        most, few = (max(1, blocks // self._together) for blocks in (CHUNK, FIRST))
-        count = min(2 * len(self._rows), most) if update == self._end and len(self._rows) else few
-        count = min(count, self.shape[0] - update)
-        rows = self._draw.rows(self._epoch, update * self._together, count * self._together, self._together)
-        self._begin, self._end, self._rows = update, update + count, rows.reshape(count, -1)
+        return self._draw.update(self._first + update, self._together)[part].copy()
 
 
 def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> tuple[np.ndarray, ...]:

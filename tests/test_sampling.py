@@ -1,0 +1,442 @@
+"""Samplers of people: whole groups of what is asked for, each person once a pass, and the same rows whoever asks."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from itertools import combinations
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from trainkit.data.modalities import RGB
+from trainkit.data.sampling import CHUNK, PK, Cells, Draw, ModalPK, Pairs, Sampler
+from trainkit.errors import UserError
+from trainkit.plan import Plan
+
+SPECS = [
+    PK(people=2, each=3),
+    PK(people=3, each=2, short="drop"),
+    ModalPK(people=2, each=4),
+    ModalPK(people=2, each=4, short="fill"),
+    ModalPK(people=2, each=3, short="drop"),
+    ModalPK(people=2, each=4, half=True),
+    ModalPK(people=2, each=4, half=True, short="drop"),
+    ModalPK(people=2, each=3, ensure_rgb=False),
+    ModalPK(people=2, each=3, ensure_rgb=False, short="drop"),
+    ModalPK(people=2, each=4, prefer_complete=False),
+    ModalPK(people=2, each=4, prefer_complete=False, short="fill"),
+    ModalPK(people=2, each=8, half=True, prefer_complete=False),
+    Pairs(people=3),
+    Pairs(people=2, each=4),
+    Pairs(people=2, each=4, short="fill"),
+    Pairs(people=2, each=3, short="drop"),
+]
+
+
+def titled(spec) -> str:
+    return "-".join(str(v) for v in getattr(spec, "__dict__", {"": spec}).values() if v is not None)
+
+
+def table(counts) -> tuple[np.ndarray, np.ndarray]:
+    """Person and modality of each record, shuffled, from counts (persons, 5)."""
+    cell = np.repeat(np.arange(np.size(counts)), np.ravel(counts))
+    cell = np.random.default_rng(0).permutation(cell)
+    return cell // 5, cell % 5
+
+
+def drawn(spec, counts, seed=0) -> tuple[Draw, np.ndarray, np.ndarray]:
+    person, modality = table(counts)
+    return Draw(spec, Cells.make(person, modality, len(counts)), seed), person, modality
+
+
+def full(people=12, each=(6, 4, 3, 3, 5)) -> np.ndarray:
+    return np.tile(each, (people, 1))
+
+
+def by_person(counts) -> dict[int, dict[int, set[int]]]:
+    """Rows of each person by modality, with dictionaries."""
+    person, modality = table(counts)
+    found: dict[int, dict[int, set[int]]] = {}
+    for row, (who, what) in enumerate(zip(person.tolist(), modality.tolist(), strict=True)):
+        found.setdefault(who, {}).setdefault(what, set()).add(row)
+    return found
+
+
+def can_be_drawn(spec, cells: dict[int, set[int]]) -> bool:
+    rgb, others = len(cells.get(RGB, ())), sum(len(rows) for m, rows in cells.items() if m != RGB)
+    drop = spec.short == "drop"
+    if isinstance(spec, PK):
+        return rgb + others >= (spec.each if drop else 1)
+    if isinstance(spec, ModalPK) and not spec.ensure_rgb:
+        return len(cells) > 1 and rgb + others >= (spec.each if drop else 1)
+    if isinstance(spec, ModalPK) and spec.half:
+        return min(rgb, others) >= (spec.each // 2 if drop else 1)
+    return rgb > 0 and others >= (spec.each - 1 if drop else 1)
+
+
+def check_group(spec, group: list[int], cells: dict[int, set[int]]) -> None:
+    """That K rows of one person are what the sampler promises. Written from its description, with sets."""
+    place = {row: modality for modality, rows in cells.items() for row in rows}
+    rgb, others = [r for r in group if place[r] == RGB], [r for r in group if place[r] != RGB]
+    sizes = {m: len(rows) for m, rows in cells.items()}
+    free = sum(n for m, n in sizes.items() if m != RGB)
+
+    def few_repeats(rows: list[int], there: int) -> None:
+        assert len(set(rows)) == min(len(rows), there), "repeated only where there are too few"
+        assert max(Counter(rows).values()) <= -(-len(rows) // there), "and then evenly"
+
+    def in_rounds(rows: list[int], modalities: dict[int, int]) -> None:
+        taken = Counter(place[r] for r in set(rows))
+        for one, size in modalities.items():
+            for other in modalities:
+                assert taken[one] >= min(taken[other] - 1, size), "one of each before a second of any"
+
+    if isinstance(spec, PK):
+        return few_repeats(group, sum(sizes.values()))
+    complete = isinstance(spec, Pairs) or spec.prefer_complete
+    if isinstance(spec, ModalPK) and not spec.ensure_rgb:
+        few_repeats(group, sum(sizes.values()))
+        return in_rounds(group, sizes) if complete else None
+    if isinstance(spec, ModalPK) and spec.half:
+        assert len(rgb) == len(others) == spec.each // 2, "strictly half"
+        few_repeats(rgb, sizes[RGB])
+    elif spec.short == "fill" and free < spec.each - 1:
+        few_repeats(group, free + sizes[RGB])
+        assert set(others) == {r for r in place if place[r] != RGB}, "RGB only where there is nothing else"
+    else:
+        assert len(rgb) == 1
+    if len(others) <= free or spec.short != "fill":
+        few_repeats(others, free)
+    if complete:
+        in_rounds(others, {m: n for m, n in sizes.items() if m != RGB})
+    return None
+
+
+counts_of_people = st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=1, max_size=9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(spec=st.sampled_from(SPECS), counts=counts_of_people, seed=st.integers(0, 9), epoch=st.integers(0, 50))
+@example(spec=ModalPK(people=2, each=4, ensure_rgb=False), counts=[[0, 0, 0, 1, 1]] * 2, seed=0, epoch=0)
+def test_every_group_is_whole_and_each_pass_takes_everybody_once(spec, counts, seed, epoch):
+    found = by_person(counts)
+    able = {who for who, cells in found.items() if can_be_drawn(spec, cells)}
+    units = sum(len(found[who][RGB]) for who in able) if isinstance(spec, Pairs) else len(able)
+    if units < spec.people or (isinstance(spec, Pairs) and len(able) < 2):
+        with pytest.raises(UserError):
+            drawn(spec, counts, seed)
+        return
+    draw, person, _ = drawn(spec, counts, seed)
+    per_pass = units // spec.people
+    rows = draw.rows(0, epoch * per_pass, per_pass)
+    assert rows.dtype == np.int64 and rows.shape == (per_pass, spec.block)
+    groups = rows.reshape(-1, spec.each).tolist()
+    for group in groups:
+        assert len({int(person[row]) for row in group}) == 1, "K rows in a run for each person"
+        check_group(spec, group, found[int(person[group[0]])])
+    who = [int(person[group[0]]) for group in groups]
+    assert set(who) <= able
+    first = [group[0] for group in groups]
+    unit = first if isinstance(spec, Pairs) else who
+    assert len(set(unit)) == len(unit) == per_pass * spec.people
+    if isinstance(spec, Pairs):
+        assert all(row in found[int(person[row])][RGB] for row in first)
+
+
+@settings(deadline=None, max_examples=20)
+@given(counts=counts_of_people)
+def test_cells_are_those_of_dictionaries(counts):
+    person, modality = table(counts)
+    cells, found = Cells.make(person, modality, len(counts)), by_person(counts)
+    assert (cells.counts() == np.asarray(counts)).all() or not len(person)
+    width = len(cells.modalities)
+    for place, (start, end) in enumerate(zip(cells.starts[:-1], cells.starts[1:], strict=True)):
+        who, what = divmod(place, width)
+        rows = cells.rows[start:end].tolist()
+        assert rows == sorted(found.get(who, {}).get(cells.modalities[what], set()))
+    assert len(cells.rows) == len(person)
+
+
+def test_records_of_nobody_are_left_out_and_cells_take_few_bytes():
+    person, modality = table(full(50))
+    person[::7] = -1
+    cells = Cells.make(person, modality, 50)
+    assert len(cells.rows) == (person >= 0).sum() and (person[cells.rows] >= 0).all()
+    whole = Cells.make(*table(full(50)), 50)
+    assert whole.rows.dtype == whole.starts.dtype == np.int32
+    assert whole.bytes == 4 * 1050 + 4 * 251 <= 8 * 1050
+    rgb = Cells.make(np.arange(1000) // 4, np.zeros(1000, int), 250)
+    assert rgb.modalities == (RGB,) and rgb.bytes <= 8 * 1000, "few records of one modality each"
+
+
+@pytest.mark.parametrize("code", [-1, 5, 100])
+def test_a_record_without_a_known_modality_is_an_error_and_not_rgb(code):
+    modality = np.array([0, 1, code, 0])
+    with pytest.raises(UserError, match=rf"record 2: modality {code}; expected 0 \(rgb\)"):
+        Cells.make(np.zeros(4, int), modality, 1)
+
+
+@pytest.mark.parametrize(("person", "persons"), [([0, 3], 3), ([-2, 0], 3)])
+def test_people_out_of_range_are_refused(person, persons):
+    with pytest.raises(ValueError, match="people from"):
+        Cells.make(np.asarray(person), np.zeros(2, int), persons)
+    with pytest.raises(ValueError, match="one each"):
+        Cells.make(np.asarray(person), np.zeros(3, int), persons)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=titled)
+def test_a_block_is_the_same_however_it_is_asked_for(spec):
+    counts = np.random.default_rng(1).integers(0, 5, (40, 5))
+    counts[:20] = 4
+    draw, _, _ = drawn(spec, counts, seed=3)
+    whole = draw.rows(2, 0, 30)
+    parts = np.concatenate([draw.rows(2, first, 1) for first in range(30)])
+    assert (whole == parts).all(), "in one chunk or one by one"
+    again, _, _ = drawn(spec, counts, seed=3)
+    assert (again.rows(2, 11, 7) == whole[11:18]).all()
+    kept = pickle.loads(pickle.dumps(draw))
+    assert (kept.rows(2, 11, 7) == whole[11:18]).all()
+    other, _, _ = drawn(spec, counts, seed=4)
+    assert (other.rows(2, 0, 30) != whole).mean() > 0.5
+    assert (draw.rows(3, 0, 30) != whole).mean() > 0.5
+
+
+def keys(draw: Draw, world: int, rank: int, together: int, start: int = 0, epochs: int = 3) -> list:
+    batch = together * draw.block
+    updates = draw.batches // together
+    share = together // world
+    plan = Plan(epochs * updates, updates, batch, draw.block, share, world, rank)
+    return list(plan.keys(SimpleNamespace(order=draw.order), start))
+
+
+@pytest.mark.parametrize("spec", [PK(people=3, each=4), ModalPK(people=3, each=4), Pairs(people=6)], ids=titled)
+def test_processes_share_one_order_and_their_people_differ(spec):
+    draw, person, _ = drawn(spec, full(50))
+    alone = keys(draw, 1, 0, 4)
+    for world in (2, 4):
+        ranks = [keys(draw, world, rank, 4) for rank in range(world)]
+        woven = [ranks[n % world][n // world] for n in range(len(alone))]
+        assert all(a[0] == b[0] and (a[1] == b[1]).all() for a, b in zip(alone, woven, strict=True))
+    assert all(len(rows) == spec.block for _, rows in alone), "whole blocks"
+    for update in range(len(alone) // 4):
+        rows = np.concatenate([rows for _, rows in alone[4 * update : 4 * update + 4]])
+        unit = rows[:: spec.each] if isinstance(spec, Pairs) else person[rows[:: spec.each]]
+        assert len(set(unit.tolist())) == 4 * spec.people, "on all processes and in all of accumulation"
+
+
+def test_resuming_anywhere_goes_on_with_the_same_rows():
+    draw, _, _ = drawn(ModalPK(people=3, each=4, batches_per_epoch=10), full(50))
+    whole = keys(draw, 1, 0, 2)
+    for step in (1, 4, 5, 12, 14):
+        rest = keys(draw, 1, 0, 2, start=step)
+        assert len(rest) == len(whole) - 2 * step
+        assert all(a[0] == b[0] and (a[1] == b[1]).all() for a, b in zip(rest, whole[2 * step :], strict=True))
+
+
+def test_an_order_is_read_in_any_order():
+    draw, _, _ = drawn(ModalPK(people=2, each=2, epoch="records"), full(60))
+    order = draw.order(5, 2 * draw.block)
+    assert order.shape == (len(order), 2 * draw.block) == (draw.batches // 2, 8) and len(order) > CHUNK // 2
+    expected = draw.rows(5, 0, 2 * len(order), 2).reshape(order.shape)
+    assert (np.stack([order[u, :] for u in range(len(order))]) == expected).all()
+    for update in (99, 3, 4, 5, 0, len(order) - 1, 98):
+        assert (order[update, 4:9] == expected[update, 4:9]).all()
+        assert (order[update] == expected[update]).all()
+    for update in (-1, len(order)):
+        with pytest.raises(IndexError):
+            order[update, 0:3]
+
+
+def test_a_pass_is_cut_to_whole_updates_and_the_next_leaves_out_others():
+    draw, person, _ = drawn(ModalPK(people=4, each=2, epoch="records"), full(30))
+    left = Counter()
+    for turn in person[draw.rows(0, 0, 6 * 200, 3)[:, ::2]].reshape(200, 24):
+        who = turn.tolist()
+        assert len(set(who)) == len(who) == 24
+        left.update(set(range(30)) - set(who))
+    assert set(left) == set(range(30)), "everybody is left out at times"
+    # 200 x 6 of 30, 40 each: chance keeps within 5 standard deviations.
+    assert max(abs(n - 40) for n in left.values()) < 5 * 40**0.5
+
+
+def test_passes_go_on_from_epoch_to_epoch():
+    draw, person, _ = drawn(PK(people=2, each=2, batches_per_epoch=3), full(24))
+    assert draw.batches == 3 and draw.size == 12
+    who = [person[draw.rows(epoch, 0, 3)[:, ::2]].ravel().tolist() for epoch in range(4)]
+    assert sorted(row for part in who for row in part) == list(range(24)), (
+        "four epochs of 3 blocks of 2 people are one pass of 24"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "batches"),
+    [
+        (PK(people=5, each=4), 12 // 5),
+        (PK(people=5, each=4, epoch="records"), 12 * 21 // 20),
+        (PK(people=5, each=4, epoch="records", batches_per_epoch=7), 7),
+        (ModalPK(people=3, each=4), 10 // 3),
+        (ModalPK(people=3, each=4, epoch="records"), 10 * 21 // 12),
+        (Pairs(people=8), 60 // 8),
+        (Pairs(people=8, epoch="people"), 10 // 8),
+        (Pairs(people=8, epoch="records"), 10 * 21 // 16),
+        (PK(people=12, each=50, epoch="records"), 1),
+    ],
+    ids=titled,
+)
+def test_an_epoch_is_as_long_as_it_says(spec, batches):
+    """12 people with 21 records, 6 of them RGB; for those who look for two modalities, 2 have only RGB."""
+    counts = full(12)
+    if not isinstance(spec, PK):
+        counts[3:5] = 0
+        counts[3:5, RGB] = 21
+    draw, _, _ = drawn(spec, counts)
+    assert draw.batches == batches and draw.size == batches * spec.block
+
+
+def taken(draw: Draw, turns: int) -> np.ndarray:
+    """(turns, people, K) rows of whole passes, people in their own order."""
+    blocks = draw.units // draw.spec.people
+    rows = draw.rows(0, 0, turns * blocks).reshape(turns, -1, draw.spec.each)
+    return rows
+
+
+def test_each_record_of_a_cell_comes_once_before_one_comes_again():
+    """RGB 6, half of 8 others, K of 21: 1, 2 and 4 a draw, so 6, 4 and 5 draws without one twice."""
+    for spec, first, last, once in (
+        (ModalPK(people=12, each=4), 0, 1, 6),
+        (ModalPK(people=12, each=4, half=True), 0, 2, 3),
+        (ModalPK(people=12, each=4, half=True, prefer_complete=False), 2, 4, 7),
+        (PK(people=12, each=4), 0, 4, 5),
+    ):
+        draw, person, _ = drawn(spec, full(12))
+        rows = taken(draw, 8 * once)
+        orders = set()
+        for cycle in range(8):
+            part = rows[cycle * once : (cycle + 1) * once]
+            for who in range(12):
+                mine = part[person[part[:, :, 0]] == who][:, first:last]
+                assert len(mine) == once and len(set(mine.ravel().tolist())) == mine.size
+                orders.add(tuple(mine.ravel().tolist()))
+        assert len(orders) > 80, "of 96, in another order every time"
+
+
+def test_records_meet_each_other_evenly():
+    """PK with K = 2 of 5 records: each of the 10 pairs as often, within 5 standard deviations of chance."""
+    draw, _, _ = drawn(PK(people=2, each=2), full(2, (2, 1, 1, 0, 1)))
+    met = Counter(tuple(sorted(pair)) for pair in taken(draw, 4000).reshape(-1, 2).tolist())
+    assert len(met) == 20
+    assert max(abs(n - 400) for n in met.values()) < 5 * (400 * 0.9) ** 0.5
+
+
+def test_modalities_are_asked_alike_often_when_there_are_more_than_places():
+    draw, _, modality = drawn(ModalPK(people=4, each=3), full(4))
+    other = Counter(tuple(sorted(modality[pair].tolist())) for pair in taken(draw, 1500)[..., 1:].reshape(-1, 2))
+    assert set(other) == set(combinations(range(1, 5), 2))
+    assert max(abs(n - 1000) for n in other.values()) < 5 * (1000 * 5 / 6) ** 0.5
+
+
+def test_without_prefer_complete_modalities_come_as_often_as_their_records():
+    draw, _, modality = drawn(ModalPK(people=4, each=3, prefer_complete=False), full(4, (3, 1, 2, 0, 12)))
+    others = np.bincount(modality[taken(draw, 1500)[..., 1:]].ravel(), minlength=5) / (1500 * 4 * 2)
+    assert others == pytest.approx([0, 1 / 15, 2 / 15, 0, 12 / 15], abs=0.02)
+
+
+def test_pairs_take_every_rgb_record_once_an_epoch_and_partners_evenly():
+    draw, person, modality = drawn(Pairs(people=8, each=2), full(16))
+    rows = draw.rows(3, 0, draw.batches).reshape(-1, 2)
+    assert sorted(rows[:, 0].tolist()) == np.flatnonzero(modality == RGB).tolist()
+    assert (person[rows[:, 0]] == person[rows[:, 1]]).all() and (modality[rows[:, 1]] != RGB).all()
+    many = draw.rows(0, 0, 100 * draw.batches).reshape(-1, 2)[:, 1]
+    kinds = np.bincount(modality[many], minlength=5) / len(many)
+    assert kinds == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.02), "one modality is as likely as another"
+    for code, size in ((1, 4), (4, 5)):
+        uses = np.bincount(many)[modality == code]
+        expected = 100 * 6 / 4 / size
+        assert abs(uses - expected).max() < 5 * expected**0.5
+
+
+def test_draws_are_pinned_so_that_no_release_changes_what_a_seed_means():
+    counts = full(9, (3, 2, 1, 1, 2))
+    assert drawn(ModalPK(people=3, each=4), counts)[0].rows(1, 0, 1).tolist() == [PINNED_MODAL]
+    assert drawn(PK(people=3, each=3), counts)[0].rows(0, 1, 1).tolist() == [PINNED_PK]
+    assert drawn(Pairs(people=3, each=3), counts)[0].rows(2, 1, 1).tolist() == [PINNED_PAIRS]
+
+
+PINNED_MODAL = [36, 33, 79, 60, 39, 23, 53, 61, 41, 40, 46, 1]
+PINNED_PK = [61, 69, 16, 41, 40, 12, 76, 33, 36]
+PINNED_PAIRS = [5, 57, 65, 63, 2, 27, 45, 40, 46]
+
+
+def test_what_cannot_be_drawn_is_said_with_what_is_needed():
+    rgb_only = full(6, (4, 0, 0, 0, 0))
+    with pytest.raises(UserError, match=r"nobody among 6 people can be drawn.*an RGB record and one or more.*name: pk"):
+        drawn(ModalPK(people=2, each=4), rgb_only)
+    with pytest.raises(UserError, match=r"nobody.*two modalities"):
+        drawn(ModalPK(people=2, each=4, ensure_rgb=False), rgb_only)
+    with pytest.raises(UserError, match=r"nobody.*4 or more of other modalities.*short: repeat"):
+        drawn(ModalPK(people=2, each=5, short="drop"), full(6, (4, 1, 1, 1, 0)))
+    with pytest.raises(UserError, match=r"nobody.*3 RGB records and as many"):
+        drawn(ModalPK(people=2, each=6, half=True, short="drop"), full(6, (2, 4, 4, 0, 0)))
+    with pytest.raises(UserError, match=r"nobody.*people with 9 records"):
+        drawn(PK(people=2, each=9, short="drop"), full(6, (4, 1, 1, 1, 1)))
+    with pytest.raises(UserError, match=r"nobody among 0 people"):
+        Draw(PK(people=2, each=2), Cells.make(np.zeros(0, int), np.zeros(0, int), 0), 0)
+    with pytest.raises(UserError, match=r"data.sampler.people: 7 people in an update, and 6 can be drawn; expected 6"):
+        drawn(PK(people=7, each=2), rgb_only)
+    mixed = full(6)
+    mixed[2:, 1:] = 0
+    with pytest.raises(UserError, match=r"3 people in an update, and 2 can be drawn; expected 2 at most"):
+        drawn(ModalPK(people=3, each=2), mixed)
+    with pytest.raises(UserError, match=r"13 RGB records in an update, and 12 can be drawn"):
+        drawn(Pairs(people=13), mixed)
+    mixed[1, 1:] = 0
+    with pytest.raises(UserError, match=r"1 of 6 people can be drawn.*2 to tell apart"):
+        drawn(Pairs(people=3), mixed)
+
+
+def test_a_batch_must_be_made_of_blocks_of_different_people():
+    draw, _, _ = drawn(ModalPK(people=4, each=3), full(10))
+    for batch in (6, 13, 0):
+        with pytest.raises(UserError, match=rf"train.batch_size: {batch}; expected a multiple of 12, the 4 x 3"):
+            draw.order(0, batch)
+    assert draw.order(0, 24).shape == (1, 24)
+    with pytest.raises(UserError, match=r"12 people in an update, 3 blocks of 4, and 10 can be drawn; expected 3 at"):
+        draw.order(0, 36)
+    with pytest.raises(UserError, match=r"12 people in an update"):
+        draw.rows(0, 0, 3, 3)
+    short, _, _ = drawn(PK(people=4, each=3, batches_per_epoch=1), full(10))
+    with pytest.raises(UserError, match=r"24, 2 blocks of data.sampler, of which an epoch has 1; expected 12 at most"):
+        short.order(0, 24)
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"name": "pk", "people": 1, "each": 4}, "people is 1; 2 or more"),
+        ({"name": "pk", "people": 4, "each": 1}, "each is 1; 2 or more"),
+        ({"name": "pk", "people": 4, "each": 2, "batches_per_epoch": 0}, "batches_per_epoch is 0"),
+        ({"name": "modal_pk", "people": 4, "each": 3, "half": True}, "each is 3; half needs an even number"),
+        ({"name": "modal_pk", "people": 4, "each": 4, "half": True, "ensure_rgb": False}, "ensure_rgb is off"),
+        ({"name": "modal_pk", "people": 4, "each": 4, "half": True, "short": "fill"}, "take repeat or drop"),
+        ({"name": "modal_pk", "people": 4, "each": 4, "ensure_rgb": False, "short": "fill"}, "take repeat or drop"),
+        ({"name": "pairs", "people": 0}, "people is 0"),
+        ({"name": "pk", "people": 4, "each": 4, "short": "fill"}, "'repeat' or 'drop'"),
+        ({"name": "other", "people": 4, "each": 4}, "pk"),
+    ],
+    ids=str,
+)
+def test_a_block_of_a_recipe_is_checked(block, told):
+    with pytest.raises(ValueError, match=told):
+        TypeAdapter(Sampler).validate_python(block)
+
+
+def test_a_block_of_a_recipe_becomes_its_class():
+    block = {"name": "modal_pk", "people": 8, "each": 4, "short": "fill"}
+    spec = TypeAdapter(Sampler).validate_python(block)
+    assert spec == ModalPK(people=8, each=4, short="fill") and spec.block == 32
+    assert Pairs(people=8).block == 16 and PK(people=8, each=3).block == 24
