@@ -167,11 +167,15 @@ def hidden(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search)
 
 def _as_near(line: np.ndarray, sought: np.ndarray) -> np.ndarray:
     """How many of `line` are at least each of `sought`, which ascends."""
-    # Of 8,192 a comparison takes 6 us; to sort them, 90 us, and 5 us more to leave those that are farther than all.
+    # A score takes 0.75 ns to be compared, 11 ns to be sorted with 8,191 others, and more than that to be picked out
+    # where every other one is.
     if len(sought) <= 8:
         return np.array([np.count_nonzero(line >= score) for score in sought], dtype=np.int64)
-    few = np.sort(line[line >= sought[0]])
-    return len(few) - np.searchsorted(few, sought, side="left")
+    at_least = line >= sought[0]
+    if 8 * np.count_nonzero(at_least) < len(line):
+        line = line[at_least]
+    line = np.sort(line)
+    return len(line) - np.searchsorted(line, sought, side="left")
 
 
 @dataclass(frozen=True)
