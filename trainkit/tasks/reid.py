@@ -67,16 +67,17 @@ class Reid:
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """The network, and small copies of the pictures as the reference that it has to beat.
 
-        Raises UserError when the data has no modalities, or none but RGB where queries are matched with RGB.
+        Raises UserError when the data has no modalities, or none but RGB where others are to be matched with it.
         """
         if not meta.modalities:
             raise UserError("data", "pictures of one kind", "records of people", "take the data block `people`")
-        kinds = subsets(meta.modalities) or [(RGB,)]
-        if self.sdm is not None and kinds == [(RGB,)]:
+        kinds = subsets(meta.modalities)
+        self._alone = not kinds
+        if self.sdm is not None and self._alone:
             raise UserError(
                 "task.sdm",
-                "data of RGB alone, where every query would be matched with itself",
-                "queries of another modality",
+                "data of RGB alone, in which nothing else asks for it",
+                "records of another modality",
                 "leave sdm out; triplet, circle and contrast compare records of RGB",
             )
         self._kinds = torch.tensor([[m in some for m in range(len(MODALITIES))] for some in kinds])
@@ -118,11 +119,9 @@ class Reid:
         total = sum(getattr(self, name).weight * value for name, value in terms.items())
         logs |= {name: value.detach() for name, value in terms.items()}
         if self.norms is not None and at.step % int(self.norms.amount) == 0:
-            logs |= {
-                "feature_norm": _mean_length(out["feature"]),
-                "fused_norm": _mean_length(out["fused"]),
-                "bn_norm": _mean_length(out["neck"]),
-            }
+            logs |= {"feature_norm": _mean_length(out["feature"]), "bn_norm": _mean_length(out["neck"])}
+            if not self._alone:
+                logs["fused_norm"] = _mean_length(out["fused"])
         return Loss(total * len(label), len(label), logs)
 
     def _identity(self, out: Rows, label: Tensor, person: Tensor, at: At) -> Tensor:
