@@ -1,7 +1,7 @@
 """Microseconds per P x K batch, from 15,000 records of 320 people to 10 million of 150,000, side by side in one run.
 
     python benchmarks/samplers.py
-    ... --rounds 5 --batches 2000 --sizes 15000/320 10000000/150000
+    ... --rounds 5 --batches 2000 --sizes 15000/320 10000000/150000 --sides modal_pk cached
 
 Sides, each giving batches of 8 people with 4 records:
 
@@ -12,10 +12,11 @@ Sides, each giving batches of 8 people with 4 records:
     popular      dictionaries as in much re-identification code: eight are drawn from the list of the people that have
                  four records left in this epoch, and those that have not are taken out of the list
 
-Rounds run all sides at all sizes in turn; figures are medians of rounds, `longest` is of all. Equal work is proved: each
+Rounds run all sides at all sizes in turn; figures are medians of rounds, `longest` is of all. Equal work is proved: a
 batch is checked to be eight different people with four of their own records, an RGB record among them where that is
 promised. The first batch of an epoch is timed apart, later beginnings of epochs belong to the cost of a batch. Bytes
-are of our arrays; of others what the process grew by while a sampler was made. One thread.
+are of our arrays; of others what the process grew by while a sampler was made. One thread; CPU time stands beside
+wall-clock time because others may be using the machine.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import gc
 import os
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -75,13 +77,10 @@ class MPerClass:
 
         self.sampler = MPerClassSampler(person, EACH, PEOPLE * EACH, length_before_new_iter=len(person))
 
-    def some(self, batches: int) -> tuple[list[np.ndarray], float]:
-        """So many batches and the seconds of one."""
+    def some(self, batches: int) -> list[np.ndarray]:
+        """So many batches."""
         self.sampler.list_size = batches * PEOPLE * EACH
-        began = time.perf_counter()
-        rows = list(self.sampler)
-        seconds = time.perf_counter() - began
-        return list(np.asarray(rows).reshape(batches, -1)), seconds / batches
+        return list(np.asarray(list(self.sampler)).reshape(batches, -1))
 
 
 class Cached:
@@ -109,7 +108,7 @@ class Cached:
 
 
 class Popular:
-    """People drawn from the list of those that have enough records left, whose records are shuffled when first drawn."""
+    """People drawn from the list of those with enough records left; records are shuffled when first drawn."""
 
     def __init__(self, person: np.ndarray, modality: np.ndarray, people: int):
         self.rows = defaultdict(list)
@@ -149,6 +148,7 @@ class Line:
     grown: int
     firsts: list[float] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
     p99s: list[float] = field(default_factory=list)
     longest: float = 0.0
     batches: int = 0
@@ -168,18 +168,21 @@ def make(side: str, person: np.ndarray, modality: np.ndarray, people: int) -> Li
 def measure(line: Line, batches: int) -> list:
     """One round; the batches, to be checked."""
     gc.disable()  # as timeit does
+    began = time.perf_counter()
     if isinstance(line.sampler, MPerClass):
-        one = line.sampler.some(2)[1]
-        taken, mean = line.sampler.some(max(2, min(batches, int(LIMIT / one))))
-        line.means.append(mean)
-        line.firsts.append(mean)
+        line.sampler.some(2)
+        line.firsts.append((time.perf_counter() - began) / 2)
+        count = max(2, min(batches, int(LIMIT / line.firsts[-1])))
+        began, cpu = time.perf_counter(), time.thread_time()
+        taken = line.sampler.some(count)
+        line.means.append((time.perf_counter() - began) / count)
+        line.cpu.append((time.thread_time() - cpu) / count)
         line.p99s.append(float("nan"))
     else:
-        began = time.perf_counter()
         source = line.sampler.epoch()
         taken = [next(source)]
         line.firsts.append(time.perf_counter() - began)
-        times, until = [], time.perf_counter() + LIMIT
+        times, cpu, until = [], time.thread_time(), time.perf_counter() + LIMIT
         while len(times) < batches and (now := time.perf_counter()) < until:
             batch = next(source, None)
             if batch is None:  # another epoch, which is part of the cost of its batches
@@ -187,6 +190,7 @@ def measure(line: Line, batches: int) -> list:
                 batch = next(source)
             times.append(time.perf_counter() - now)
             taken.append(batch)
+        line.cpu.append((time.thread_time() - cpu) / len(times))
         line.means.append(statistics.fmean(times))
         line.p99s.append(float(np.percentile(times, 99)))
         line.longest = max(line.longest, *times)
@@ -212,44 +216,58 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=2000, help="most batches of a side in a round")
     parser.add_argument("--sizes", nargs="+", default=[f"{n}/{p}" for n, p in SIZES], metavar="RECORDS/PEOPLE")
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
     given = parser.parse_args()
     sizes = [tuple(map(int, text.split("/"))) for text in given.sizes]
     sets, lines = {}, {}
     for size in sizes:
         sets[size] = made_up(*size)
-        for side in SIDES:
+        for side in given.sides:
+            print(f"making {side} of {size[0]:,}", file=sys.stderr, flush=True)
             lines[size, side] = make(side, *sets[size], size[1])
     for _ in range(given.rounds):
         for (size, side), line in lines.items():
             check(side, measure(line, given.batches), *sets[size])
     print(f"load {os.getloadavg()[0]:.1f}; batches of {PEOPLE} x {EACH}, {given.rounds} rounds, all batches checked")
-    head = ("records", "people", "sampler", "us a batch", "p99", "longest", "first, ms", "set-up, s", "B a record")
-    print(("{:>10} {:>8} {:>12}" + " {:>11}" * 6).format(*head))
+    head = (
+        "records",
+        "people",
+        "sampler",
+        "us a batch",
+        "CPU us",
+        "p99 us",
+        "longest us",
+        "first, ms",
+        "set-up, s",
+        "B a record",
+    )
+    print(("{:>10} {:>8} {:>12}" + " {:>11}" * 7).format(*head))
     for (size, side), line in lines.items():
-        told = [1e6 * statistics.median(line.means), 1e6 * statistics.median(line.p99s), 1e6 * line.longest]
+        told = [1e6 * statistics.median(figures) for figures in (line.means, line.cpu, line.p99s)]
+        told.append(1e6 * line.longest)
         told += [1e3 * statistics.median(line.firsts), line.setup, line.grown / size[0]]
         words = ["-" if number != number or not number else f"{number:,.3g}" for number in told]
         words = [word if "e" not in word else f"{number:,.0f}" for word, number in zip(words, told, strict=True)]
-        print(("{:>10,} {:>8,} {:>12}" + " {:>11}" * 6).format(*size, side, *words))
-    ours = statistics.median(lines[sizes[-1], "modal_pk"].means)
-    for side in SIDES:
-        most = statistics.median(lines[sizes[-1], side].means)
-        grown = statistics.median(
-            b / a for a, b in zip(lines[sizes[0], side].means, lines[sizes[-1], side].means, strict=True)
-        )
-        print(
-            f"{side}: x {grown:.2f} from smallest to largest, of the same rounds; {most / ours:,.1f} times modal_pk there"
-        )
-    for size in sizes:
-        draw = lines[size, "modal_pk"].sampler.draw
-        times = []
+        print(("{:>10,} {:>8,} {:>12}" + " {:>11}" * 7).format(*size, side, *words))
+    for side in given.sides:
+        least, most = (lines[size, side].cpu for size in (sizes[0], sizes[-1]))
+        grown = statistics.median(b / a for a, b in zip(least, most, strict=True))
+        against = [m / o for m, o in zip(most, lines[sizes[-1], given.sides[0]].cpu, strict=True)]
+        told = f"x {grown:.2f} from smallest to largest; there {statistics.median(against):,.1f} times {given.sides[0]}"
+        print(f"{side}: {told} (CPU; medians of ratios within a round)")
+    for size, side in lines:
+        if side != "modal_pk":
+            continue
+        draw, times = lines[size, side].sampler.draw, []
         for batch in (draw.batches // 2, draw.batches - 1, draw.batches // 3) * 5:
             began = time.perf_counter()
             draw.order(1, PEOPLE * EACH)[batch, 0:32]
             times.append(time.perf_counter() - began)
-        skipped = statistics.median(lines[size, "cached"].means) * (draw.batches // 2)
         told = f"{1e3 * statistics.median(times):.2f} ms (least {1e3 * min(times):.2f})"
-        print(f"{size[0]:,}: any batch is there after {told}; cached, skipping {draw.batches // 2:,}: {skipped:.2g} s")
+        if (size, "cached") in lines:
+            skipped = statistics.median(lines[size, "cached"].means) * (draw.batches // 2)
+            told += f"; cached, skipping {draw.batches // 2:,}: {skipped:.2g} s, computed"
+        print(f"{size[0]:,} records: any batch is there after {told}")
     times = []
     for key in range(20):
         began = time.perf_counter()
