@@ -209,6 +209,25 @@ def test_lists_of_the_set_are_taken_as_they_are(tmp_path):
     assert set(np.unique(some.evaluations["test"].modality).tolist()) == {0, 1, 3}
 
 
+def test_lists_of_people_who_are_held_out_leave_out_the_others(tmp_path):
+    sets.orbench(tmp_path, train=0, test=4, lists=("NIR", "NIR+TEXT"))
+    data = People(train=f"{tmp_path}#test", hold_out=["0002"], sampler=BLOCK, **SMALL)
+    split = data.open(0).evaluations["held_out"]
+    assert {name: len(rows) for name, rows in split.protocol.queries.items()} == {"nir": 2, "nir_text": 2}
+    assert split.persons() == {"0002"} and len(split.protocol.galleries[0]) == 3
+
+
+def test_nobody_in_particular_is_not_trained_on(tmp_path):
+    rows = sets.index_rows(tmp_path, ["a", "b", "c"], (2, 1))
+    sets.picture(tmp_path / "rgb" / "nobody.png", 99)
+    rows.append(("rgb/nobody.png", "-1", "", "rgb", "", ""))
+    sets.write_csv(tmp_path / "index.csv", rows)
+    opened = People(train=str(tmp_path), sampler=ModalPK(people=2, each=2), **SMALL).open(0)
+    assert opened.meta.classes == 3 and len(opened.train.rows) == 9 and (opened.train.label >= 0).all()
+    held = People(train=str(tmp_path), hold_out=["c"], sampler=ModalPK(people=2, each=2), **SMALL).open(0)
+    assert held.meta.classes == 2 and (held.train.label >= 0).all()
+
+
 def test_sysu_draws_galleries_of_single_pictures_ten_times(tmp_path):
     sets.sysu(tmp_path, train=2, val=1, test=3, each=12)
     data = People(
@@ -358,6 +377,7 @@ def test_queries_lose_modalities_from_an_epoch_on_and_never_all(home):
     rows = train.order(0, 10)[0, :]
     whole = train.fetch(rows, 1)["queries"]
     assert torch.equal(whole, people.replace(train, dropout=None).fetch(rows, 2)["queries"])
+    assert not torch.equal(whole, train.fetch(rows, 2)["queries"])
     lost = []
     for epoch in range(2, 60):
         some = train.fetch(rows, epoch)["queries"]

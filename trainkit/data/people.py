@@ -493,8 +493,11 @@ def searches(
 def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Name of a list to rows of the index, (queries, 5)."""
     if lists := index.lists():
-        left = [m for m in range(len(MODALITIES)) if m not in known]
-        return {name: some.astype(np.int64) for name, some in lists.items() if len(some) and (some[:, left] < 0).all()}
+        # A query with a record of somebody else, or of another modality, is not asked. Row -1 is none.
+        there = np.zeros(len(index) + 1, bool)
+        there[rows[np.isin(index.modality[rows], known)]] = there[-1] = True
+        lists = {name: some[there[some].all(1)].astype(np.int64) for name, some in lists.items()}
+        return {name: some for name, some in lists.items() if len(some)}
     asks = rows[(index.role[rows] != 2) & (index.person[rows] >= 0) & np.isin(index.modality[rows], known)]
     person, modality = index.person[asks], index.modality[asks]
     wanted = subsets(tuple(MODALITIES[m] for m in known)) or [(RGB,)]
