@@ -90,7 +90,7 @@ def permuted(
 
 
 def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return np.broadcast_to(array, shape).reshape(-1)
+    return (array if array.shape == shape else np.broadcast_to(array, shape)).reshape(-1)
 
 
 def _moved(x: np.ndarray, size: np.ndarray, bits: np.ndarray, width: np.ndarray, keys: tuple[np.ndarray, ...]):

@@ -32,7 +32,7 @@ WHERE = "data.sampler"
 
 CHUNK = 256
 """Blocks that are drawn at once when batches are asked for one after another: a call of numpy costs 1 us or more."""
-FIRST = 32
+FIRST = 8
 """Blocks that are drawn at once where nobody has asked for the ones before."""
 
 _NONE = (0, 0, np.zeros((0, 0), np.int64))
