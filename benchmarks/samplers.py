@@ -219,6 +219,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
     given = parser.parse_args()
     sizes = [tuple(map(int, text.split("/"))) for text in given.sizes]
+    import pytorch_metric_learning.samplers  # noqa: F401  so that its memory is not taken for a sampler's
+
     sets, lines = {}, {}
     for size in sizes:
         sets[size] = made_up(*size)
