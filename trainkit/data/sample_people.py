@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 def folder() -> Path:
-    """The sample set as a folder, drawn when first asked for (about 15 s on one core, 20 MB).
+    """The sample set as a folder, drawn when first asked for (about 20 s on one core, 20 MB).
 
     Holds `train` and `val`, each with `index.csv` (the columns of `Row`; paths relative to it) and pictures
     `<modality>/<person>/<n>.png` (`nir/p0012/1.png`), and `sample.json`, which says how it was made. A caption has a
