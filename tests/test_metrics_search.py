@@ -69,7 +69,7 @@ def rankings(features, protocol, name, gallery):
         line = []
         for row in gallery.tolist():
             right = person >= 0 and protocol.person[row] == person
-            if row in used or (right and int(protocol.place[row]) in places):
+            if row in used or ((right or protocol.hides == "place") and int(protocol.place[row]) in places):
                 continue
             known = features[row].astype(np.float64)
             cosine = sum(a * b for a, b in zip(asks, known, strict=True)) / math.hypot(*asks) / math.hypot(*known)
@@ -135,6 +135,8 @@ def plain(features, protocol):
         (4, {"persons": 40}),
         (5, {"groups": {"modal_1": ("nir", "text"), "modal_2": ("nir_text",)}}),
         (6, {"persons": 2, "pool": 30}),
+        (7, {"hides": "place"}),
+        (8, {"hides": "place", "by_person": True, "trials": 2, "pool": 12}),
     ],
 )
 def test_scores_equal_rankings_written_out_in_loops(seed, options):
@@ -150,9 +152,10 @@ def test_scores_equal_rankings_written_out_in_loops(seed, options):
     pool=st.sampled_from([None, 1, 3, 20]),
     trials=st.integers(1, 2),
     by_person=st.booleans(),
+    hides=st.sampled_from(["person", "place"]),
 )
-def test_scores_of_any_set_equal_rankings_written_out(seed, count, persons, pool, trials, by_person):
-    features, protocol = drawn(seed, count, persons, 3, pool, trials=trials, by_person=by_person)
+def test_scores_of_any_set_equal_rankings_written_out(seed, count, persons, pool, trials, by_person, hides):
+    features, protocol = drawn(seed, count, persons, 3, pool, trials=trials, by_person=by_person, hides=hides)
     if not any(scored(protocol, r) for n in protocol.queries for g in protocol.galleries
                for r in rankings(features, protocol, n, g)):  # fmt: skip
         with pytest.raises(UserError, match="has a match"):

@@ -547,6 +547,7 @@ def _search(
         tuple(ids[row] for row in rows.tolist()),
         dict(sorted(groups.items())),
         index.by_person,
+        index.hides,
     )
     return rows, search
 

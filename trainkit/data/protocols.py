@@ -134,6 +134,8 @@ class Search:
     """Lists whose scores are averaged: `modal_1` to those of one modality. Of the groups the mean is the headline."""
     by_person: bool = False
     """Whether CMC counts persons in place of gallery records, as SYSU-MM01's protocol does."""
+    hides: Literal["person", "place"] = "person"
+    """Whose records of its own place a query does not meet: its person's, or (SYSU-MM01's protocol) anybody's."""
     kind: Literal["scores", "ranked", "reranked"] = "scores"
     """Scores; pictures of ranked lists too; or scores after k-reciprocal re-ranking."""
 

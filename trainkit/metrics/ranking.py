@@ -106,8 +106,8 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
     """Place the right records of each of `queries` (Q, 5), rows of the split, -1 for none.
 
     The i-th nearest right one comes after the i - 1 before it and all wrong ones at least as near. These are all
-    records at least as near, less those of the person: no ranking is made, and no more than `QUERIES_AT_ONCE` x
-    `GALLERY_AT_ONCE` scores are held at once.
+    records that are met and at least as near, less those of the person: no ranking is made, and no more than
+    `QUERIES_AT_ONCE` x `GALLERY_AT_ONCE` scores are held at once.
     """
     size = len(queries)
     person = whom(queries, protocol)
@@ -115,6 +115,8 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
     high = np.where(person < 0, low, high)
     found = Found(*(np.zeros(size, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int64)))
     order = np.argsort(person, kind="stable")
+    everyone = protocol.hides == "person"
+    """Whether records of all other persons are met, so that nothing has to be taken out of what is counted."""
     for at in range(0, size, QUERIES_AT_ONCE):
         block = order[at : at + QUERIES_AT_ONCE]
         sought: list[np.ndarray] = []
@@ -129,7 +131,7 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
             found.candidates[run] = len(gallery.rows) - (~right).sum(axis=1)
             for line, which in zip(scores, right, strict=True):
                 sought.append(np.sort(line[which]))
-                own.append(_as_near(line, sought[-1]))
+                own.append(_as_near(line if everyone else line[which], sought[-1]))
         near = [np.zeros(len(s), np.int64) for s in sought]
         asked = [k for k, s in enumerate(sought) if len(s)]
         if not asked:
@@ -138,6 +140,11 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
         best = np.array([s[-1] if len(s) else np.inf for s in sought])
         for part in gallery.parts():
             scores = scored.scores(block, part)
+            if not everyone:
+                unseen = hidden(queries[block], gallery, part, protocol)
+                scores[unseen] = -np.inf
+                others = gallery.person[part] != person[block][:, None]
+                found.candidates[block] -= (unseen & others).sum(axis=1)
             for k in asked:
                 near[k] += _as_near(scores[k], sought[k])
             if protocol.by_person:
@@ -155,9 +162,9 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
 
 
 def hidden(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search) -> np.ndarray:
-    """Which gallery records of their own person `queries` (q, 5) do not meet, bool (q, part).
+    """Which gallery records `queries` (q, 5) do not meet, bool (q, part): those of the query, and those of its place.
 
-    Those from the place of one of the query's records, and these themselves.
+    Where `hides` is `person`, this is meant for records of the query's own person alone.
     """
     used = queries >= 0
     place = np.where(used, protocol.place[queries], -1)[:, :, None]
@@ -219,7 +226,8 @@ def leaders(
     for part in gallery.parts():
         scores = scored.scores(which, part)
         of = gallery.person[part] == person[:, None]
-        scores[of & hidden(queries[which], gallery, part, protocol)] = -np.inf
+        unseen = hidden(queries[which], gallery, part, protocol)
+        scores[unseen if protocol.hides == "place" else of & unseen] = -np.inf
         for k, line in enumerate(scores):
             least = np.partition(line, max(0, len(line) - count))[max(0, len(line) - count)]
             near = np.flatnonzero((line >= least) & (line > -np.inf))
