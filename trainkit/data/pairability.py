@@ -92,27 +92,6 @@ class Report:
             told += f"; {self.unpaired:,} have {why}"
         return told + (f"; {self.dropped:,} are dropped for too few records" if self.dropped else "")
 
-    def columns(self) -> dict[str, list]:
-        """The same as a table of two columns: `what`, and its `value` as a float."""
-        rows = {
-            "records": self.records,
-            "people": self.persons,
-            "people that can be drawn": self.pairable,
-            "people that cannot": self.unpaired,
-            "people dropped for too few records": self.dropped,
-            **{f"people without {name}": count for name, count in self.lacking.items()},
-            "people of one modality": self.singles,
-            "people with repeated records": self.short,
-            "share of draws that are repeats": self.repeats,
-            "blocks of an epoch": self.batches,
-            **{f"blocks: {_LENGTHS[name]}": length for name, length in self.lengths.items()},
-            "left out of a pass": self.left,
-            "bytes of the index": self.bytes,
-        }
-        rows |= {} if self.scan_seconds is None else {"seconds of the scan": self.scan_seconds}
-        rows |= {} if self.scan_bytes is None else {"bytes of the scan": self.scan_bytes}
-        return {"what": list(rows), "value": [float(value) for value in rows.values()]}
-
 
 def report(
     draw: Draw, names: Sequence[str], scan_seconds: float | None = None, scan_bytes: int | None = None
