@@ -88,15 +88,11 @@ def test_the_report_in_words():
     assert mixed[1].endswith("2 have records of one modality")
 
 
-def test_the_report_as_a_table():
-    told = report(drawn(Pairs(people=2, each=4), COUNTS), NAMES, 0.25, 1000)
-    columns = told.columns()
-    table = dict(zip(columns["what"], columns["value"], strict=True))
-    assert len(table) == len(columns["what"]) and all(isinstance(value, float) for value in columns["value"])
-    assert table["people that can be drawn"] == 5 and table["people without cp"] == 3
-    assert table["blocks: every RGB record once"] == 11 and table["seconds of the scan"] == 0.25
-    assert table["share of draws that are repeats"] == told.repeats
-    assert "bytes of the scan" not in report(drawn(PK(people=2, each=2), COUNTS), NAMES).columns()["what"]
+def test_what_the_scan_took_is_said_where_it_is_known():
+    told = report(drawn(Pairs(people=2, each=4), COUNTS), NAMES, 0.25, 1_000_000)
+    assert ", scanned in 0.25 s, 1 MB; " in told.sentences()[0]
+    assert told.pairable == 5 and told.lacking["cp"] == 3 and told.lengths["anchors"] == 11
+    assert "scan" not in report(drawn(PK(people=2, each=2), COUNTS), NAMES).sentences()[0]
 
 
 @settings(deadline=None, max_examples=50)
