@@ -166,13 +166,15 @@ def test_the_loss_is_its_terms_in_plain_loops():
 
 @pytest.mark.parametrize("name", ["triplet", "sdm", "circle", "contrast"])
 def test_one_loss_alone_is_enough_for_what_it_trains(name):
-    net = {"neck": "none", "fusion": {"name": "mean"}} if name != "sdm" else {}
-    task, parts = made(identity=None, **{name: ALL[name]}, net=net)
+    task, parts = made(identity=None, **{name: ALL[name]})
     loss = task.loss(parts.learns, parts, usual(), at())
     loss.sum.backward()
     optim.refuse_idle({n: p for n, p in parts.learns.named_parameters() if p.requires_grad})
-    assert set(loss.logs) == {"accuracy", name}
+    assert set(loss.logs) == {name}
+    idle = {"triplet": "classifier, fusion, neck", "sdm": "classifier"}.get(name, "classifier, fusion")
+    assert f"not trained, for no loss depends on it: {idle}" in parts.notes
     assert not parts.learns.classifier.weight.requires_grad
+    assert parts.learns.bn.weight.requires_grad == (name != "triplet")
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,21 @@ class Reid:
         self._several = sum(len(some) > 1 for some in kinds)
         self._net: nn.Module | None = None
         net = reid.build(self.net, meta, found)
-        if self.identity is None:
-            net.classifier.requires_grad_(False)
-        return Parts(net, frozen={"pixels": Pixels()}, notes=(*net.about, self._note()))
+        return Parts(net, frozen={"pixels": Pixels()}, notes=(*net.about, *self._left(net), self._note()))
+
+    def _left(self, net: reid.ReidNet) -> list[str]:
+        """Let what no loss looks at stay as it is; sentences about it."""
+        asked = self._terms().keys()
+        seen_by = {
+            "classifier": (net.classifier, {"identity"}),
+            "fusion": (net.fusion, {"identity", "sdm"}),
+            "neck": (net.bn, {"identity", "sdm", "circle", "contrast"}),
+        }
+        idle = {name: part for name, (part, losses) in seen_by.items() if not losses & asked}
+        some = [name for name, part in idle.items() if any(p.requires_grad for p in part.parameters())]
+        for part in idle.values():
+            part.requires_grad_(False)
+        return [f"not trained, for no loss depends on it: {', '.join(some)}"] if some else []
 
     def _note(self) -> str:
         """The losses in a sentence."""
@@ -103,9 +115,10 @@ class Reid:
         label, modality, queries = batch["label"], batch["modality"], batch["queries"]
         out = net(*_inputs(batch), queries)
         person = label[queries.amax(1)]
-        terms, logs = {}, {"accuracy": hits(out["logits"], label)}
+        terms, logs = {}, {}
         if self.identity is not None:
             terms["identity"] = self._identity(out, label, person, at)
+            logs["accuracy"] = hits(out["logits"], label)
         whole = self._gathered(out, label, modality, person, queries, at)
         if self.triplet is not None:
             terms["triplet"] = retrieval.triplet(whole["feature"], whole["label"], self.triplet.margin)
