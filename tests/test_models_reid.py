@@ -294,6 +294,13 @@ def test_each_row_has_the_correction_of_its_modality_and_no_other(parts):
     assert not layer.lora_up.grad[1].any() and not layer.lora_down.grad[1].any() and layer.lora_up.grad[0].any()
 
 
+def test_rows_that_were_cut_into_windows_are_not_taken_for_records():
+    _, layer, rows = corrected(rank=4)
+    rows.set([1, 1, 1], torch.device("cpu"))
+    with pytest.raises(RuntimeError):
+        layer(random(36, 4, 6))  # 12 windows of each of 3 records, and 12 columns
+
+
 def test_corrections_start_at_nothing_have_plain_names_and_the_counts_of_the_paper():
     linear, layer, _ = corrected(parts=3)
     assert torch.equal(layer(random(2, 6)), linear(random(2, 6)))
@@ -537,6 +544,15 @@ def test_a_text_tower_can_stay_too(tmp_path):
     net = made(text=spec, found={"text": file})
     trained = {name for name, p in net.text.named_parameters() if p.requires_grad}
     assert trained == {name for name, _ in net.text.named_parameters() if ".lora_" in name} and len(trained) == 16
+    tower = {f"backbone.{name}": t for name, t in made(text=TextSpec()).backbone.state_dict().items()}
+    weights.write_tensors(file, tower)
+    with pytest.raises(UserError, match=r"task\.net\.text\.tune: lora, and no weights of a text encoder"):
+        made(
+            text=TextSpec(**CLIP, tune="lora", lora=Lora()),
+            weights="pretrained",
+            model="test_vit.r160_in1k",
+            found={"net": file},
+        )
 
 
 def test_layer_decay_knows_the_blocks_of_both_encoders():

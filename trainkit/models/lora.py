@@ -98,7 +98,7 @@ class LoraLinear(nn.Linear):
         low = F.linear(x, self.lora_down.flatten(0, 1))
         if self.rows.own:
             own = self.rows.own[self.parts * self.rank]
-            low = low * own.to(low.dtype).view(len(x), *(1,) * (x.ndim - 2), -1)
+            low = low * own.to(low.dtype).view(len(x), *(1,) * (x.ndim - 2), own.shape[1])
         return out + F.linear(low, self._up().flatten(0, 1).T)
 
     def _up(self) -> Tensor:

@@ -352,6 +352,13 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
         _low_rank(net, net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
     if spec.text.lora is not None and net.text is not None:
         if spec.text.tune == "lora":
+            if "text" not in found and not any(name.startswith("text.tokens.") for name in tensors):
+                raise UserError(
+                    f"{WHERE}.text.tune",
+                    "lora, and no weights of a text encoder",
+                    "weights that the corrections are of: text.weights, or a run of such a network as weights",
+                    "what is random and stays so reads nothing; tune: all trains it",
+                )
             net.text.requires_grad_(False)
         # Captions are one modality: the same corrections for every row.
         _low_rank(net, net.text, spec.text.lora, 1, Rows(), f"{WHERE}.text.lora")
