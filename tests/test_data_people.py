@@ -270,7 +270,7 @@ def test_people_are_held_out_by_share_or_by_name(home):
     assert (split.label == -1).all() and set(one.train.label.tolist()) == {0, 1, 2, 3}
     named = block(home, hold_out=["p01", "p04"]).open(0)
     assert named.evaluations["held_out"].persons() == {"p01", "p04"}
-    with pytest.raises(UserError, match="people who are not there: p9; expected some of: p00"):
+    with pytest.raises(UserError, match="people that are not there: p9; expected some of: p00"):
         block(home, hold_out=["p9"]).open(0)
     with pytest.raises(UserError, match="leaves nobody to train on"):
         block(home, hold_out=[f"p{n:02d}" for n in range(6)]).open(0)

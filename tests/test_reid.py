@@ -172,7 +172,7 @@ MISTAKES = [
      r"10 people in an update, and 9 can be drawn"),
     ({"data__modalities": "[rgb, nir, sk, infrared]"}, r"infrared"),
     ({"data__modalities": "[nir, sk]"}, r"rgb is needed"),
-    ({"data__hold_out": "[nobody]"}, r"people who are not there: nobody"),
+    ({"data__hold_out": "[nobody]"}, r"people that are not there: nobody"),
     ({"data__modalities": "[rgb]", "data__sampler": "{name: pk, people: 2, each: 5}"}, r"task\.sdm: data of RGB alone"),
     ({"task__net": "{model: resnet18, lora: {rank: 2}}"}, r"task\.net\.lora"),
 ]  # fmt: skip

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -185,7 +184,7 @@ class Images:
             raise UserError("data.hold_out", found, expected, remedy)
         else:
             groups, names = np.asarray(whole.groups), whole.group_names
-        chosen = _chosen(names, self.hold_out, seed)
+        chosen = sources.held_out(names, self.hold_out, seed, ("group", "groups"))
         out = np.isin(groups, chosen)
         rows = np.flatnonzero(~out), np.flatnonzero(out)
         if not len(rows[0]) or not len(rows[1]):
@@ -435,20 +434,3 @@ def _present(data: Packed, rows: np.ndarray) -> tuple[str, ...]:
     names = data.class_names
     counts = np.bincount(data.labels[rows], minlength=len(names)) if len(names) else ()
     return tuple(name for name, count in zip(names, counts, strict=True) if count)
-
-
-def _chosen(names: tuple[str, ...], hold_out: float | list[str], seed: int) -> np.ndarray:
-    """Numbers of the groups that are held out."""
-    if isinstance(hold_out, list):
-        absent = sorted(set(hold_out) - set(names))
-        if absent:
-            found = f"groups that are not there: {few(absent)}"
-            raise UserError("data.hold_out", found, f"some of: {few(sorted(names), 20)}")
-        wanted = set(hold_out)
-        return np.asarray([number for number, name in enumerate(names) if name in wanted])
-    if len(names) < 2:
-        raise UserError("data.hold_out", f"{len(names)} group ({few(names)})", "at least 2")
-    # By a hash of the name and not by its place, so that a group added later moves few of the others.
-    codes = np.asarray([zlib.crc32(name.encode(errors="surrogateescape")) for name in names])
-    order = np.lexsort((np.asarray(names), seeding.words(seed, "hold_out", codes)))
-    return order[: min(max(1, round(hold_out * len(names))), len(names) - 1)]

@@ -187,7 +187,7 @@ class People:
             return rows, None
         there = np.unique(index.person[rows][index.person[rows] >= 0])
         names = [index.persons[number] for number in there.tolist()]
-        chosen = there[_chosen(names, self.hold_out, seed)]
+        chosen = there[sources.held_out(names, self.hold_out, seed, ("person", "people"))]
         out = np.isin(index.person[rows], chosen)
         if out.all() or not out.any():
             rest = "which leaves nobody to train on" if out.any() else "nobody"
@@ -564,18 +564,3 @@ def _leaks(train: PeopleSplit, split: PeopleSplit) -> list[str]:
         pairs = [f"{ids[mine[i]]} = {others[first[int(here[i])]]}" for i in same.tolist()]
         leaks.append(f"{len(same)} of its {len(mine)} pictures are in data.train: {few(pairs)}")
     return leaks
-
-
-def _chosen(names: Sequence[str], hold_out: float | list[str], seed: int) -> np.ndarray:
-    """Places of the people who are held out, among `names`."""
-    if isinstance(hold_out, list):
-        if absent := sorted(set(hold_out) - set(names)):
-            found = f"people who are not there: {few(absent)}"
-            raise UserError("data.hold_out", found, f"some of: {few(sorted(names), 20)}")
-        return np.flatnonzero([name in set(hold_out) for name in names])
-    if len(names) < 2:
-        raise UserError("data.hold_out", f"{len(names)} person ({few(names)})", "at least 2")
-    # By a hash of the name and not by its place, so that a person added later moves few of the others.
-    codes = np.asarray([zlib.crc32(name.encode(errors="surrogateescape")) for name in names])
-    order = np.lexsort((np.asarray(names), seeding.words(seed, "hold_out", codes)))
-    return order[: min(max(1, round(hold_out * len(names))), len(names) - 1)]

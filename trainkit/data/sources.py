@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from trainkit import seeding
 from trainkit.data import hub
 from trainkit.data.align import LANDMARKS, read_landmarks
 from trainkit.data.pictures import files_below
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.places import locate
 
 if TYPE_CHECKING:
@@ -101,6 +105,27 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name) or name == "train":
             raise ValueError(f"evaluate has the name {name!r}; letters, digits, - and _ are allowed, `train` is not")
+
+
+def held_out(names: Sequence[str], hold_out: float | list[str], seed: int, what: tuple[str, str]) -> np.ndarray:
+    """Places of those of `names`, all different, that are kept from training, int64: a share, or those that are named.
+
+    `what` they are is said in messages, one and several. Raises UserError where one that is named is not there, or
+    there are not two to divide.
+    """
+    one, several = what
+    if isinstance(hold_out, list):
+        wanted = set(hold_out)
+        if absent := sorted(wanted - set(names)):
+            found = f"{several} that are not there: {few(absent)}"
+            raise UserError("data.hold_out", found, f"some of: {few(sorted(names), 20)}")
+        return np.flatnonzero([name in wanted for name in names])
+    if len(names) < 2:
+        raise UserError("data.hold_out", f"{len(names)} {one} ({few(names)})", "at least 2")
+    # By a hash of the name and not by its place, so that one added later moves few of the others.
+    codes = np.asarray([zlib.crc32(name.encode(errors="surrogateescape")) for name in names])
+    order = np.lexsort((np.asarray(names), seeding.words(seed, "hold_out", codes)))
+    return order[: min(max(1, round(hold_out * len(names))), len(names) - 1)]
 
 
 def report_leaks(found: Sequence[tuple[str, str]], leakage: str, expected: str, remedy: str) -> None:
