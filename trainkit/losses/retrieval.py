@@ -110,7 +110,7 @@ def triplet(x_BD: Tensor, label_B: Tensor, margin: Literal["soft"] | float) -> T
     """Batch-hard triplet loss, a scalar: mean over anchors of relu(margin + p - n), or of ln(1 + exp(p - n)).
 
     p is the Euclidean distance to the farthest other row with the label of the anchor, n to the nearest with another
-    label. Equal rows have distance 0, with gradient 0.
+    label. Rows nearer than 1e-6 count as so far apart, with gradient 0.
     """
     x_BD = at_least_float32(x_BD)
     same_BB, other_BB = _pairs(label_B)
