@@ -122,8 +122,8 @@ class Search:
     person: np.ndarray
     """int64 (records,), whom each row of the split shows; -1 for a distractor, whom nobody looks for."""
     place: np.ndarray
-    """int64 (records,), where it was seen: a query does not meet gallery records of its own person from its own place;
-    -1 for unknown, which hides nothing."""
+    """int64 (records,), where it was seen: what of its own place a query does not meet, `hides` says; -1 for unknown,
+    which hides nothing."""
     galleries: tuple[np.ndarray, ...]
     """int64 rows of each trial's gallery; scores are means over the trials."""
     queries: Mapping[str, np.ndarray]

@@ -45,7 +45,8 @@ def score_search(
 
     `features` is (N, D), one row a record. `finish` takes features (n, 5, D), one place a modality, and which are there
     (n, 5), bool, and gives (n, D); gallery records go through it alone. Of a query, gallery records of its own person
-    from a place of one of its records are neither right nor wrong, nor are its records themselves.
+    (where the protocol hides places, of anybody) from a place of one of its records are neither right nor wrong, nor
+    are its records themselves.
 
     With R the number of right records: map, mean over queries of 1/R times the sum of the precisions at the right ones,
     over the whole gallery; rank_k, share of queries with a right one among the k first (of persons, where the protocol
