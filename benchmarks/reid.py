@@ -90,7 +90,12 @@ def larger(found: Histories) -> str:
     (small, theirs), (large, ours) = list(found.items())[-2:]
     least, most = min(last(ours, f"{SET}/map")), max(last(theirs, f"{SET}/map"))
     order = "above" if least > most else "NOT above"
-    return f"{large}: its worst run has mAP {least:.3f}, {order} the {most:.3f} of the best run of {small}."
+    said = f"{large}: its worst run has mAP {least:.3f}, {order} the {most:.3f} of the best run of {small}"
+    now, before = last(ours, f"{SET}/map"), last(theirs, f"{SET}/map")
+    if len(now) == len(before):  # seeds hold other people out, so seed by seed is the fairer comparison
+        each = ", ".join(f"{a - b:+.3f}" for a, b in zip(now, before, strict=True))
+        said += f"; seed by seed it is {difference(now, before)} ({each})"
+    return f"{said}."
 
 
 def difference(now: Sequence[float], before: Sequence[float]) -> str:

@@ -87,6 +87,11 @@ def test_the_larger_network_is_compared_by_its_worst_run(bench, runs):
     turned = dict(reversed(found.items()))
     assert "0.300, NOT above the 0.520 of" in bench.larger(turned)
     assert "nothing to compare" in bench.larger({"one": []})
+    assert "seed by seed" not in bench.larger(found)  # of different numbers of seeds
+    even = {name: histories[:2] for name, histories in found.items()}
+    small, large = (bench.last(runs, "val/map") for runs in even.values())
+    each = ", ".join(f"+{b - a:.3f}" for a, b in zip(small, large, strict=True))
+    assert bench.larger(even).endswith(f"({each}).")
 
 
 def test_the_command_prints_all_tables_and_trains_nothing_when_asked(bench, runs, capsys, monkeypatch):
