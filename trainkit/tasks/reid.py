@@ -95,10 +95,11 @@ class Reid:
             "neck": (net.bn, {"identity", "sdm", "circle", "contrast"}),
         }
         idle = {name: part for name, (part, losses) in seen_by.items() if not losses & asked}
-        some = [name for name, part in idle.items() if any(p.requires_grad for p in part.parameters())]
+        counts = {name: sum(p.numel() for p in part.parameters() if p.requires_grad) for name, part in idle.items()}
         for part in idle.values():
             part.requires_grad_(False)
-        return [f"not trained, for no loss depends on it: {', '.join(some)}"] if some else []
+        some = ", ".join(f"{name} ({count:,})" for name, count in counts.items() if count)
+        return [f"parameters of these that are not trained, for no loss depends on them: {some}"] if some else []
 
     def _note(self) -> str:
         """The losses in a sentence."""
