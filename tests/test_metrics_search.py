@@ -120,8 +120,10 @@ def plain(features, protocol):
     }
     tops = list((groups or lists).values())
     metrics = {key: np.mean([one[key] for one in tops]) for key in tops[0]}
-    for title, values in (*groups.items(), *lists.items()):
+    for title, values in groups.items():
         metrics |= {f"{title}.{key}": value for key, value in values.items()}
+    for title, values in lists.items():
+        metrics |= {f"{title}.{key}": values[key] for key in ("map", "rank_1")}
     return metrics | ({"unmatched": unmatched} if unmatched else {})
 
 
@@ -342,7 +344,9 @@ def test_tables_and_rows_agree_with_the_metrics():
     assert table["list"] == list(protocol.queries)
     assert table["queries"] == [len(rows) for rows in protocol.queries.values()]
     for k, name in enumerate(table["list"]):
-        assert table["map"][k] == scores.metrics[f"{name}.map"] and table["minp"][k] == scores.metrics[f"{name}.minp"]
+        assert (
+            table["map"][k] == scores.metrics[f"{name}.map"] and table["rank_1"][k] == scores.metrics[f"{name}.rank_1"]
+        )
         mine = [[ap for ap, of, t, n in zip(rows["ap"], rows["list"], rows["trial"], rows["relevant"], strict=True)
                  if of == name and t == trial and n] for trial in (0, 1)]  # fmt: skip
         assert np.mean([np.mean(one) for one in mine]) == pytest.approx(table["map"][k])

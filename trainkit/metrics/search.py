@@ -31,6 +31,9 @@ WORST, EVEN, SHOWN = 4, 6, 10
 TALL = 128
 """Pictures are drawn at most so many pixels high and wide."""
 
+OF_A_LIST = ("map", "rank_1")
+"""Scores of each list that are metrics: of 32 lists all five would be 160 charts. The table has them all."""
+
 Finish = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -54,9 +57,9 @@ def score_search(
     as near as a right one is placed before it, so a network that answers the same to all finds nothing. Queries that
     have no match are counted (`unmatched`, where there are any) and are in no mean.
 
-    Metrics: LIST.map and so on, means over its queries and over the trials; GROUP.map, means over its lists; and map,
-    rank_1, ..., means over the groups, or over the lists where there are none. Raises UserError when no query has a
-    match, or an embedding is not finite.
+    Metrics: LIST.map and LIST.rank_1, means over its queries and over the trials; GROUP.map and so on, means over its
+    lists; and map, rank_1, ..., means over the groups, or over the lists where there are none. Of `ranked` only these
+    last. Raises UserError when no query has a match, or an embedding is not finite.
     """
     features = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
     if len(features) != len(protocol):
@@ -238,8 +241,11 @@ def _summed(
         if any(name in scores for name in names)
     }
     metrics = _means(list((groups or scores).values()))
-    for title, values in (*groups.items(), *scores.items()):
-        metrics |= {f"{title}.{key}": value for key, value in values.items()}
+    if protocol.kind != "ranked":  # pictures go with the scores of the same queries, which need no second set of charts
+        for title, values in groups.items():
+            metrics |= {f"{title}.{key}": value for key, value in values.items()}
+        for title, values in scores.items():
+            metrics |= {f"{title}.{key}": values[key] for key in OF_A_LIST if key in values}
     if any(table["unmatched"]):
         metrics["unmatched"] = float(sum(table["unmatched"]))
     return Scores(
