@@ -350,6 +350,9 @@ def test_tables_and_rows_agree_with_the_metrics():
         mine = [[ap for ap, of, t, n in zip(rows["ap"], rows["list"], rows["trial"], rows["relevant"], strict=True)
                  if of == name and t == trial and n] for trial in (0, 1)]  # fmt: skip
         assert np.mean([np.mean(one) for one in mine]) == pytest.approx(table["map"][k])
+        inps = [[inp for inp, of, t, n in zip(rows["inp"], rows["list"], rows["trial"], rows["relevant"], strict=True)
+                 if of == name and t == trial and n] for trial in (0, 1)]  # fmt: skip
+        assert np.mean([np.mean(one) for one in inps]) == pytest.approx(table["minp"][k])
     assert len({len(column) for column in rows.values()}) == 1
     assert len(rows["list"]) == 2 * sum(table["queries"])
     failures = scores.tables["failures"]
