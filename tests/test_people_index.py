@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trainkit.data import modalities, packing, people_index, people_sources
 from trainkit.data.modalities import MODALITIES, RGB, TEXT
 from trainkit.data.people_index import PeopleIndex, indexed
-from trainkit.data.people_sources import Rows
+from trainkit.data.people_records import Rows
 from trainkit.errors import UserError
 
 

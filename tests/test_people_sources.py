@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import people_sources
+from trainkit.data import people_records, people_sources
 from trainkit.data.modalities import CP, NIR, RGB, SK, TEXT
-from trainkit.data.people_sources import EITHER, GALLERY, QUERY, Rows
+from trainkit.data.people_records import EITHER, GALLERY, QUERY, Rows
 from trainkit.errors import UserError
 
 
@@ -236,7 +236,7 @@ def test_persons_that_differ_in_the_case_of_letters_alone(tmp_path):
     index(tmp_path, ("a.png", "P1", "", "rgb", ""), ("b.png", "p1", "", "rgb", ""))
     rows = read(tmp_path)
     with pytest.raises(UserError, match="line 3: the person 'p1' beside 'P1'"):
-        people_sources.check_persons(rows)
+        people_records.check_persons(rows)
 
 
 def test_captions_with_half_characters_are_refused(tmp_path):

@@ -37,10 +37,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainkit.data import hashed, packing, people_sources
+from trainkit.data import hashed, packing, people_records, people_sources
 from trainkit.data.hashed import REBUILD
 from trainkit.data.modalities import MODALITIES, TEXT
-from trainkit.data.people_sources import Layout, Rows
+from trainkit.data.people_records import Layout, Rows
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
@@ -71,7 +71,7 @@ def indexed(text: str, part: str = "train") -> PeopleIndex:
             folders = noted.read_text("utf-8", errors="surrogateescape").split("\n")[:-1]
         except OSError:
             return False
-        stamps = {name: people_sources.stamp(f"{layout.root}/{name}") for name in folders}
+        stamps = {name: people_records.stamp(f"{layout.root}/{name}") for name in folders}
         folder = noted.parent / _key(first, stamps)
         found[:] = [folder]
         return (folder / "manifest.json").is_file()
@@ -209,7 +209,7 @@ class PeopleIndex(hashed.Hashed):
         ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.manifest["root"]
 
         def records() -> Iterator[Record]:
-            names = (*self.persons, people_sources.DISTRACTOR)  # -1 is the last
+            names = (*self.persons, people_records.DISTRACTOR)  # -1 is the last
             for id, number in zip(ids, self.person.tolist(), strict=False):
                 path = os.path.join(root, id)
                 yield Record(id, names[number], Path(path), path)
@@ -296,7 +296,7 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
     """Bring records into their order, and write them as arrays."""
     if not len(rows):
         raise UserError(layout.where, "no records", "at least one")
-    people_sources.check_persons(rows)
+    people_records.check_persons(rows)
     modality = np.asarray(rows.modality, np.int8)
     order = np.argsort(modality, kind="stable")
     # Where each record went, and behind them -1 to itself.

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainkit.data import modalities, pictures
 from trainkit.data.modalities import MODALITIES, NIR, RGB, TEXT
-from trainkit.data.people_sources import EITHER, GALLERY, QUERY, Layout, Rows
+from trainkit.data.people_records import EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.errors import UserError, few
 
 _log = logging.getLogger(__name__)
