@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+from types import SimpleNamespace
 
 import people
 import pytest
 from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after
 
+from trainkit import config
 from trainkit.errors import UserError
+from trainkit.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("store")
 REID = ROOT / "recipes" / "reid.yaml"
@@ -183,6 +186,18 @@ def test_mistakes_end_a_run_before_its_first_update(changes, message, sets):
     with pytest.raises((UserError, Exception), match=message) as error:
         run(*words(sets, **changes), recipe=REID)
     assert isinstance(error.value, UserError) or type(error.value).__name__ == "ConfigError"
+
+
+def test_an_update_that_processes_cannot_share_in_whole_blocks_is_refused_with_what_to_write():
+    recipe = config.load(REID)
+    data = SimpleNamespace(block=80, train=SimpleNamespace(size=4960))
+    assert Plan.make(recipe, data, 1, 0).accumulation == 1
+    with pytest.raises(UserError, match=r"micro_batch 80, of 40 samples of each process; .*train\.batch_size=160"):
+        Plan.make(recipe, data, 2, 1)
+    halved = config.load(REID, ["data.sampler.people=8", "train.micro_batch=40"])
+    data.block = 40
+    plan = Plan.make(halved, data, 2, 1)
+    assert (plan.micro_batch, plan.accumulation, plan.batch_size) == (40, 1, 80)
 
 
 def test_a_person_in_two_splits_is_refused_by_name(sets):

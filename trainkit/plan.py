@@ -38,9 +38,12 @@ class Plan:
             )
         micro = recipe.train.micro_batch or (share if data.block == 1 else data.block)
         if data.block > 1 and (micro != data.block or share % data.block):
-            found = f"{micro} of {share} samples of a process"
-            expected = f"{data.block}, P x K of data.sampler, and a batch_size that is a multiple of it on each process"
-            raise UserError("train.micro_batch", found, expected)
+            raise UserError(
+                "train",
+                f"micro_batch {micro}, of {share} samples of each process",
+                f"whole blocks of {data.block}, P x K of data.sampler, on each process",
+                f"try train.batch_size={data.block * max(1, batch // data.block) * world}, or smaller blocks",
+            )
         micro = min(micro, share)
         if share % micro:
             fits = max(m for m in range(1, micro + 1) if share % m == 0)
