@@ -7,10 +7,13 @@ import json
 import os
 import shutil
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from trainkit.errors import UserError
 
@@ -33,6 +36,14 @@ def unreadable(path: Path, error: Exception) -> UserError:
     """What to raise about a file that cannot be read."""
     text = " ".join(str(error).split())[:120] or type(error).__name__
     return UserError(str(path), f"cannot be read ({text})", remedy=REBUILD)
+
+
+def mapped(path: Path) -> np.ndarray:
+    """The array of an .npy file, memory-mapped. Raises UserError where it cannot be read; objects are not."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError) as error:
+        raise unreadable(path, error) from None
 
 
 def read_manifest(path: Path, form: str, version: int, what: str, make: str) -> dict[str, Any]:
@@ -77,7 +88,7 @@ def check_digest(path: Path, manifest: Mapping[str, Any], digest: str) -> None:
         raise UserError(str(path / "manifest.json"), "its digest does not fit its entries", remedy=REBUILD)
 
 
-class Hashed:
+class Hashed(ABC):
     """Such a folder opened for reading. Pickles as its path, so spawned workers map the files themselves."""
 
     def __init__(self, path: Path, manifest: dict[str, Any]):
@@ -102,8 +113,9 @@ class Hashed:
         self.path, self.manifest = state["path"], state["manifest"]
         self._map()
 
+    @abstractmethod
     def _map(self) -> None:
-        raise NotImplementedError
+        """Open the arrays; files are there and of the right sizes."""
 
     @property
     def digest(self) -> str:

@@ -124,7 +124,7 @@ class Packed(hashed.Hashed):
         if name is None:
             return None
         kind = _PROTOCOLS[name]
-        fields = {field: self._load(f"protocol.{field}.npy") for field in kind.__dataclass_fields__}
+        fields = {field: hashed.mapped(self.path / f"protocol.{field}.npy") for field in kind.__dataclass_fields__}
         try:
             return kind(**fields)
         except ValueError as error:
@@ -187,27 +187,23 @@ class Packed(hashed.Hashed):
 
     def _map(self) -> None:
         if self.store == "decoded":
-            self._images = self._load("images.npy")
+            self._images = hashed.mapped(self.path / "images.npy")
         else:
             empty = self.manifest["files"]["images.bin"]["bytes"] == 0
             self._images = (
                 np.empty(0, np.uint8) if empty else np.memmap(self.path / "images.bin", dtype=np.uint8, mode="r")
             )
-            self._offsets = self._load("offsets.npy")
-        self.labels = self._load("labels.npy")
-        self.groups: np.ndarray | None = self._load("groups.npy") if "groups.npy" in self.manifest["files"] else None
-        self._checksums = self._load("checksums.npy")
+            self._offsets = hashed.mapped(self.path / "offsets.npy")
+        self.labels = hashed.mapped(self.path / "labels.npy")
+        self.groups: np.ndarray | None = (
+            hashed.mapped(self.path / "groups.npy") if "groups.npy" in self.manifest["files"] else None
+        )
+        self._checksums = hashed.mapped(self.path / "checksums.npy")
         self._checked = np.zeros(len(self), dtype=bool)
 
     def contents(self) -> np.ndarray:
         """Fingerprint of each row's pixels, uint64 (rows,)."""
-        return self._load("contents.npy")
-
-    def _load(self, name: str) -> np.ndarray:
-        try:
-            return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError, SyntaxError, MemoryError) as error:
-            raise hashed.unreadable(self.path / name, error) from None
+        return hashed.mapped(self.path / "contents.npy")
 
     def _check_arrays(self) -> None:
         rows = len(self)

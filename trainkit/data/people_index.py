@@ -234,14 +234,8 @@ class PeopleIndex(hashed.Hashed):
 
     def _map(self) -> None:
         for name in _ARRAYS:
-            setattr(self, name, self._load(f"{name}.npy"))
-        self._queries = self._load("queries.npy")
-
-    def _load(self, name: str) -> np.ndarray:
-        try:
-            return np.load(self.path / name, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError, SyntaxError, MemoryError) as error:
-            raise hashed.unreadable(self.path / name, error) from None
+            setattr(self, name, hashed.mapped(self.path / f"{name}.npy"))
+        self._queries = hashed.mapped(self.path / "queries.npy")
 
     def _check_arrays(self) -> None:
         n, persons, cameras = len(self), len(self.persons), len(self.cameras)
