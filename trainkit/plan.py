@@ -110,6 +110,9 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
         f"batch {plan.batch_size} = {plan.world} process(es) x {plan.accumulation} x {plan.micro_batch}"
     ]
+    seen = getattr(recipe.task, "batch_norm", None)
+    if seen is not None and plan.micro_batch * (plan.world if seen == "sync" else 1) < plan.batch_size:
+        lines.append(_statistics(plan, seen))
     if (rule := recipe.optim.lr_rule) is not None:
         ratio = f"({plan.batch_size} / {rule.batch_size})" + ("" if rule.name == "linear" else "^0.5")
         rate = optim.rate(recipe.optim, plan.batch_size)
@@ -132,3 +135,18 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         f"checkpoint: every {recipe.checkpoints.every}" if recipe.checkpoints.every else "checkpoint: at the end"
     )
     return "\n".join(lines)
+
+
+def _statistics(plan: Plan, seen: str) -> str:
+    """Of how many samples batch norm takes its statistics, where that is not the batch."""
+    many = plan.micro_batch * (plan.world if seen == "sync" else 1)
+    whose = "of a micro-batch on all processes" if seen == "sync" else "of a micro-batch"
+    others = ["norm: group does without"]
+    if plan.world > 1 and seen != "sync":
+        others.insert(0, "norm: sync takes those of all processes")
+    if plan.accumulation > 1:
+        others.insert(0, "a larger train.micro_batch takes more")
+    return (
+        f"batch norm sees the {many} samples {whose}, not the {plan.batch_size} of an update: "
+        f"this is not the training that one batch of {plan.batch_size} would be ({'; '.join(others)})"
+    )

@@ -18,12 +18,14 @@ TABLES: dict[str, dict[str, str]] = {
         "adadistill": "trainkit.tasks.adadistill:AdaDistill",
         "segment3d": "trainkit.tasks.segment3d:Segment3d",
         "reid": "trainkit.tasks.reid:Reid",
+        "segment2d": "trainkit.tasks.segment2d:Segment2d",
     },
     "data": {
         "faces": "trainkit.data.faces:Faces",
         "images": "trainkit.data.images:Images",
         "volumes": "trainkit.data.volumes:Volumes",
         "people": "trainkit.data.people:People",
+        "scenes": "trainkit.data.scenes:Scenes",
     },
 }
 
@@ -171,6 +173,9 @@ class Loader:
     """How workers are started. None: the platform's way."""
     prefetch: int = 2
     """Batches each worker reads ahead."""
+    pin: bool = True
+    """Page-locked memory for batches on their way to a GPU, so that copies need not be waited for; of no use on a
+    CPU."""
     timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
     """Time after which a silent worker ends the run."""
 

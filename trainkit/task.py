@@ -8,9 +8,13 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 | `label`   | int64, B                | class of the sample, 0 .. classes-1; -1 where it has none                |
 | `index`   | int64, B                | row of the sample in its split; -1 marks padding of a last ragged batch  |
 | `view`    | int64, B                | which augmented version of the sample this is (faces: 0 plain, 1 mirror) |
-| `mask`    | uint8, B D H W          | class of every voxel; `image` is then float, B C D H W                   |
+| `mask`    | uint8, B D H W or B H W | class of every voxel (`image` is then float, B C D H W) or pixel; `IGNORED` |
+|           |                         | where a pixel has none                                                   |
+| `distance` | float32, B H W         | pixels from each pixel to the nearest boundary between classes           |
 | `spacing` | float64, B 3            | mm from voxel to voxel of `mask`, where a whole volume is to be scored   |
-| `mirrors` | bool, B 3               | spatial axes over whose mirror images a prediction is averaged           |
+| `mirrors` | bool, B 3 or B 2        | spatial axes over whose mirror images a prediction is averaged           |
+| `scales`  | float32, B S            | factors on the size of a picture at which predictions are averaged       |
+| `window`  | int64, B 2              | height and width of the windows a picture is seen through; 0: as a whole |
 | `modality` | int64, B              | what kind of record a sample is: its place in `modalities.MODALITIES`    |
 | `image.M` | as `image`              | in place of `image`, the pictures of modality M: b <= B of them          |
 | `text`    | int64, b L              | token ids of the samples that are captions, 0 where there is none        |
@@ -30,6 +34,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
+
+IGNORED = 255
+"""In a `mask` of pixels: not labelled, and neither learned from nor scored. Classes are 0 .. 254."""
 
 Batch = dict[str, Tensor]
 Rows = dict[str, Tensor]

@@ -40,8 +40,10 @@ class _Keys:
 def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> Iterator[Batch]:
     """Micro-batches of this rank from `step` to the end of training, as host tensors.
 
-    One stream for the whole run: no epoch boundary restarts the workers.
+    One stream for the whole run: no epoch boundary restarts the workers. `pin` says whether the device is one for which
+    memory can be page-locked; the recipe may do without.
     """
+    pin = pin and loader.pin
     if loader.workers == 0:
         for epoch, rows in plan.keys(split, step):
             batch = split.fetch(rows, epoch)

@@ -180,6 +180,27 @@ class Segmentation:
         return len(self.ids)
 
 
+@dataclass(frozen=True)
+class Scenes:
+    """A class for every pixel of pictures: each row of the split is a picture."""
+
+    ids: tuple[str, ...]
+    """Name of each picture in its source."""
+    names: tuple[str, ...]
+    """Name of each class, in the order of their numbers."""
+    kind: Literal["scores", "overlays"] = "scores"
+    """Scores, or pictures of predictions beside the truth."""
+    colours: tuple[tuple[int, int, int], ...] = ()
+    """Red, green and blue of each class in pictures; empty where the data has none of its own."""
+
+    def __post_init__(self):
+        if len(self.names) < 2 or len(self.colours) not in (0, len(self.names)):
+            raise ValueError(f"Scenes: {len(self.names)} classes and {len(self.colours)} colours")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 Protocol = Pairs | Templates | Identification
 """What a packed evaluation set may hold; the others are made from the labels of a set."""
 
