@@ -12,6 +12,7 @@ from trainkit.data.protocols import (
     Inspection,
     Pairs,
     Retrieval,
+    Scenes,
     Segmentation,
     Separation,
     Templates,
@@ -20,6 +21,7 @@ from trainkit.metrics.classification import score_classes
 from trainkit.metrics.identification import score_identification
 from trainkit.metrics.inspection import score_inspection
 from trainkit.metrics.retrieval import score_retrieval
+from trainkit.metrics.scenes import score_scenes
 from trainkit.metrics.segmentation import score_segmentation
 from trainkit.metrics.separation import score_separation
 from trainkit.metrics.templates import score_templates
@@ -32,8 +34,8 @@ def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set",
 
     `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed; `norm`
     (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes; of volumes what
-    `segmentation.score_segmentation` takes. Each protocol takes what it needs. `where` is what messages call the set;
-    `split`, where pictures are shown, is asked for them.
+    `segmentation.score_segmentation` takes, of segmented pictures what `scenes.score_scenes` takes. Each protocol takes
+    what it needs. `where` is what messages call the set; `split`, where pictures are shown, is asked for them.
     """
     match protocol:
         case Pairs():
@@ -50,6 +52,8 @@ def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set",
             return score_retrieval(rows["embedding"], protocol, where)
         case Segmentation():
             return score_segmentation(rows, protocol, where)
+        case Scenes():
+            return score_scenes(rows, protocol, where, split)
         case Templates():
             scores = score_templates(rows["embedding"], protocol, where=where)
         case Identification():
