@@ -1,0 +1,276 @@
+"""The classes of every pixel of a set of pictures: read from whatever the set has once, kept compressed.
+
+A folder of `compressed_maps` (a byte for each pixel: its class, or `IGNORED`) with
+
+| file               | content                                                                            |
+|--------------------|------------------------------------------------------------------------------------|
+| `counts.npy`       | int64 (rows, classes + 1), pixels of each class, and last of those without a label |
+| `fingerprints.npy` | uint64 (rows,), BLAKE2b of each mask, for finding duplicates                       |
+| `ids.txt`          | one line per row: the name of the picture in its source                            |
+
+Names and colours of the classes are in `manifest.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from trainkit.data import compressed_maps, hashed, packing, pictures
+from trainkit.data.compressed_maps import CompressedMaps
+from trainkit.data.hashed import REBUILD
+from trainkit.data.importing import threads
+from trainkit.errors import UserError
+from trainkit.task import IGNORED
+
+if TYPE_CHECKING:
+    from trainkit.data.scene_labels import Labels
+    from trainkit.data.scene_sources import Scene, SceneSource
+
+_log = logging.getLogger(__name__)
+
+FORMAT = "trainkit-masks"
+VERSION = 1
+"""Raised with any change to how masks are read, so that older ones are not taken for new ones."""
+
+_NAMED = 20
+_ORIENTATION = 0x0112
+
+
+def fingerprint(mask: np.ndarray) -> int:
+    """64 bits of BLAKE2b over the shape and the classes of a mask."""
+    state = hashlib.blake2b(repr(mask.shape).encode(), digest_size=8)
+    state.update(np.ascontiguousarray(mask, np.uint8).data)
+    return int.from_bytes(state.digest(), "little")
+
+
+def counted(mask: np.ndarray, classes: int) -> np.ndarray:
+    """Pixels of each class of a mask, and last of those without a label: int64 (classes + 1,)."""
+    counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
+    return np.append(counts[:classes], counts[IGNORED])
+
+
+def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """A mask at `size` (height, width): every pixel has the class of the one that its centre lies in."""
+    if mask.shape == tuple(size):
+        return mask
+    rows, columns = ((2 * np.arange(new) + 1) * old // (2 * new) for new, old in zip(size, mask.shape, strict=True))
+    return mask[rows[:, None], columns]
+
+
+def size_of(data: Path | bytes, where: str) -> tuple[int, int]:
+    """Height and width of a picture or a mask as it is shown, from its header. Raises UserError where it has none."""
+    try:
+        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=pictures.FORMATS) as picture:
+            width, height = picture.size
+            turned = picture.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
+        text = " ".join(str(error).split())[:120] or type(error).__name__
+        if "BytesIO" in text or "cannot identify" in text:
+            text = "not a picture of these formats"
+        raise UserError(where, f"cannot be read ({text})", " or ".join(pictures.FORMATS)) from None
+    return (width, height) if turned else (height, width)
+
+
+def other_sizes(scenes: Iterable[Scene], shapes: Sequence[tuple[int, int]] | None = None) -> list[str]:
+    """Sentences about masks of another size than their pictures, and about what has no header, from headers alone.
+
+    `shapes` are heights and widths of the pictures, where they are known.
+    """
+
+    def one(numbered: tuple[int, Scene]) -> str | None:
+        row, scene = numbered
+        try:
+            picture = size_of(scene.image, scene.where) if shapes is None else tuple(shapes[row])
+            mask = size_of(scene.mask, f"{scene.where}, its mask")
+        except UserError as error:
+            return str(error)
+        return None if mask == picture else of_another_size(scene, picture, mask)
+
+    return [text for text in compressed_maps.each(one, enumerate(scenes), threads()) if text]
+
+
+def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int]) -> str:
+    """A sentence about a mask that does not cover its picture pixel by pixel."""
+    name = scene.mask if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
+    return f"{name}: {mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
+
+
+class PackedMasks(CompressedMaps):
+    """A packed set of masks opened for reading."""
+
+    counts: np.ndarray
+    """int64 (rows, classes + 1), pixels of each class, and last of those without a label."""
+    fingerprints: np.ndarray
+    """uint64 (rows,), `fingerprint` of each mask."""
+
+    def __init__(self, path: Path | str):
+        """Open and check: sizes of all files, hashes of the small ones, that they fit together. Raises UserError."""
+        super().__init__(Path(path), _read_manifest(Path(path)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their numbers."""
+        return tuple(self.manifest["names"])
+
+    @property
+    def colours(self) -> tuple[tuple[int, int, int], ...]:
+        """Red, green and blue of each class; empty where the set has none."""
+        return tuple((red, green, blue) for red, green, blue in self.manifest["colours"])
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width to which all were brought; None where they are as in their files."""
+        size = self.manifest["size"]
+        return None if size is None else (size[0], size[1])
+
+    def ids(self) -> list[str]:
+        """The name of every row in its source."""
+        return (self.path / "ids.txt").read_text("utf-8").split("\n")[: len(self)]
+
+    def where(self, row: int) -> str:
+        """A row's place in words, for messages."""
+        try:
+            return f"{self.path}, row {row} ({self.ids()[row]})"
+        except (OSError, IndexError, UnicodeDecodeError):
+            return f"{self.path}, row {row}"
+
+    def mask(self, row: int) -> np.ndarray:
+        """Classes of the pixels of a row, uint8 (height, width), not to be written to; `IGNORED` where there is none.
+
+        Raises UserError where it was damaged.
+        """
+        return self.bytes_of(row)
+
+    def _map(self) -> None:
+        super()._map()
+        rows, classes = len(self), len(self.names)
+        self.counts = self._array("counts.npy", "int64", (rows, classes + 1))
+        self.fingerprints = self._array("fingerprints.npy", "uint64", (rows,))
+        sizes = self.shapes.astype(np.int64).prod(1)
+        if (np.asarray(self.counts) < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
+            raise UserError(str(self.path / "counts.npy"), "counts that do not fit the sizes of masks", remedy=REBUILD)
+
+
+def pack_masks_once(
+    source: SceneSource,
+    labels: Labels,
+    size: tuple[int, int] | None = None,
+    shapes: Sequence[tuple[int, int]] | None = None,
+) -> PackedMasks:
+    """The masks of a source in the packed form, made when they are not there yet. Processes make them once together.
+
+    `labels` says what the values or colours of files stand for. With `size` (height, width) masks are `resized`.
+    `shapes` are heights and widths of the pictures as they are shown; None reads them from the files.
+
+    Raises UserError naming all that is wrong, and how many: masks of another size than their pictures, before any is
+    read; files that cannot be read; values or colours that stand for no class.
+    """
+    made = [FORMAT, VERSION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
+    folder = packing.cache_root() / packing.key(made, source.files)
+
+    def make() -> None:
+        begin = time.perf_counter()
+        _write(folder, source, labels, size, shapes)
+        _log.info("packed the masks of %s in %.1f s, once", source.where, time.perf_counter() - begin)
+
+    packing.make_once(folder, lambda path: (path / "manifest.json").is_file(), make)
+    return PackedMasks(folder)
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """One SHA-256 for a packed set of masks, from the names of its classes and the hashes of its files."""
+    said, files = [manifest["rows"], manifest["names"]], manifest["files"]
+    lines = [FORMAT, str(VERSION), json.dumps(said), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _write(
+    folder: Path,
+    source: SceneSource,
+    labels: Labels,
+    size: tuple[int, int] | None,
+    shapes: Sequence[tuple[int, int]] | None,
+) -> None:
+    from trainkit.data import scene_sources
+
+    classes = len(labels.names)
+
+    def one(scene: Scene) -> tuple[tuple[int, int], bytes, np.ndarray, int] | UserError:
+        try:
+            mask = labels.classes(scene_sources.read_mask(scene), f"{scene.where}")
+            mask = mask if size is None else resized(mask, size)
+            return mask.shape, compressed_maps.compress(mask), counted(mask, classes), fingerprint(mask)
+        except UserError as error:
+            return error
+
+    refuse(source.where, "masks that do not fit their pictures", other_sizes(source.scenes, shapes))
+    bad, ids, counts, prints = [], [], [], []
+    with compressed_maps.Writer(folder) as writer:
+        for scene, found in zip(source.scenes, compressed_maps.each(one, source.scenes, threads()), strict=True):
+            if isinstance(found, UserError):
+                bad.append(str(found))
+                continue
+            shape, stream, own, mark = found
+            writer.add(shape, stream)
+            ids.append(scene.id)
+            counts.append(own)
+            prints.append(mark)
+        refuse(source.where, "masks that cannot be used", bad)
+        writer.save("counts.npy", np.asarray(counts, np.int64).reshape(-1, classes + 1))
+        writer.save("fingerprints.npy", np.asarray(prints, np.uint64))
+        lines = (name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") for name in ids)
+        (writer.folder / "ids.txt").write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "names": list(labels.names),
+            "colours": [list(colour) for colour in labels.colours],
+            "size": None if size is None else list(size),
+            "made_from": f"{source.kind} {Path(source.where).name}",
+        }
+        writer.finish(manifest, digest_of)
+
+
+def refuse(where: str, what: str, bad: Sequence[str], remedy: str = "trainkit data verify names all of them") -> None:
+    """Raise UserError that counts mistakes and lists the first of them; nothing where there are none."""
+    if bad:
+        listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
+        more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        raise UserError(where, f"{len(bad)} {what}:{listing}{more}\n", remedy=remedy)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = hashed.read_manifest(path, FORMAT, VERSION, "a packed set of masks", "trainkit")
+    names, colours, size = (manifest.get(key, "") for key in ("names", "colours", "size"))
+    wrong = {
+        "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 1,
+        "names": not isinstance(names, list)
+        or not 1 <= len(names) <= IGNORED
+        or not all(isinstance(name, str) for name in names),
+        "colours": not isinstance(colours, list)
+        or len(colours) not in (0, len(names))
+        or not all(_is_numbers(colour, 3, 255) for colour in colours),
+        "size": size is not None and not _is_numbers(size, 2, 1 << 24),
+    }
+    for key in wrong:
+        if wrong[key]:
+            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], remedy=REBUILD)
+    needed = [*compressed_maps.FILES, "counts.npy", "fingerprints.npy", "ids.txt"]
+    hashed.check_entries(path, manifest, needed)
+    hashed.check_digest(path, manifest, digest_of(manifest))
+    return manifest
+
+
+def _is_numbers(value: object, length: int, most: int) -> bool:
+    return isinstance(value, list) and len(value) == length and all(type(n) is int and 0 <= n <= most for n in value)
