@@ -255,7 +255,8 @@ class BiSeNetV2(nn.Module):
 
     `width` scales all channels, `head` is how many the main head has before its classes. `fine` is the detail
     branch's map at stride 4. The auxiliary ("booster") heads are at strides 2, 4, 8 and 16, for the four stages of the
-    semantic branch; while training they cost 40 % of the whole.
+    semantic branch; while training they add 45 % to the multiply-adds. Those are 24.6 G for a picture of 512 x 1024
+    pixels; the paper says 21.15 G, which a head of 664 channels would give.
     """
 
     multiple = 32
