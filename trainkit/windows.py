@@ -1,4 +1,4 @@
-"""Class probabilities of a whole volume from a network that sees windows of it."""
+"""Class probabilities of a whole volume or picture from a network that sees windows of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def weights_of(window: Sequence[int], kind: Weight, device: torch.device | str = "cpu") -> Tensor:
-    """How much each voxel of a window counts, float32 (D, H, W), 1 at the most.
+    """How much each voxel of a window counts, float32 of the window's sides, 1 at the most.
 
     `gaussian` has a standard deviation of an eighth of the window (nnU-Net): predictions are worst at its border.
     """
@@ -51,24 +51,25 @@ def sliding(
     weight: Weight = "gaussian",
     batch_size: int = 4,
     mirrors: Sequence[bool] = (False, False, False),
+    fill: float | None = None,
 ) -> Tensor:
-    """Class probabilities, float32 (classes, D, H, W), of one volume `image` (1, 1, D, H, W).
+    """Class probabilities, float32 (classes, *S), of one volume or picture `image` (1, channels, *S).
 
-    They are the mean over windows, weighted, of the softmax of `forward`, which maps (b, 1, *window) to class scores
-    (b, classes, *window), at most `batch_size` windows at once. `mirrors` names axes: each window is then also seen
-    mirrored along every combination of them. A volume that is smaller than a window is padded on both sides with its
-    lowest value. Beside the result one window's weights and a map of their sums are held in memory.
+    They are the mean over windows, weighted, of the softmax of `forward`, which maps (b, channels, *window) to class
+    scores (b, classes, *window), at most `batch_size` windows at once. `mirrors` names axes: each window is then also
+    seen mirrored along every combination of them. What is smaller than a window is padded on both sides with `fill`,
+    or its lowest value. Beside the result one window's weights and a map of their sums are held in memory.
     """
     window, size = tuple(window), tuple(image.shape[2:])
     missing = [max(0, w - s) for w, s in zip(window, size, strict=True)]
     before = [m // 2 for m in missing]
     if any(missing):
         sides = [side for b, m in zip(reversed(before), reversed(missing), strict=True) for side in (b, m - b)]
-        image = F.pad(image, sides, value=float(image.min()))
+        image = F.pad(image, sides, value=float(image.min()) if fill is None else fill)
     corners = [starts(s, w, overlap) for s, w in zip(image.shape[2:], window, strict=True)]
     places = [tuple(slice(a, a + w) for a, w in zip(c, window, strict=True)) for c in product(*corners)]
     weigh = weights_of(window, weight, image.device)
-    flips = list(_combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
+    flips = list(combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
     total, counted = None, torch.zeros(image.shape[2:], device=image.device)
     for place in places:
         counted[place] += weigh
@@ -88,6 +89,7 @@ def sliding(
     return total[(slice(None), *inside)]
 
 
-def _combinations(axes: Sequence[int]) -> Iterator[list[int]]:
+def combinations(axes: Sequence[int]) -> Iterator[list[int]]:
+    """Every choice of some of the axes, none first."""
     for chosen in product((False, True), repeat=len(axes)):
         yield [axis for axis, on in zip(axes, chosen, strict=True) if on]

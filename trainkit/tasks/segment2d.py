@@ -1,0 +1,207 @@
+"""Segmentation of pictures: crops to learn from, whole pictures to be scored, at several sizes where that is asked for.
+
+As the BiSeNet family is trained: the loss of the network's scores and that of each of its auxiliary heads, and where
+points are refined (PointRend) the cross-entropy at those that were drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainkit import metrics, views
+from trainkit.errors import UserError
+from trainkit.losses.pixels import PixelLoss, resized
+from trainkit.losses.segmentation import nearest
+from trainkit.metrics import boundaries, scenes
+from trainkit.models import segmenter
+from trainkit.models.norms import Norm
+from trainkit.models.points import PointSpec
+from trainkit.models.segmenter import SceneNetSpec
+from trainkit.task import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+
+
+@dataclass(kw_only=True)
+class Segment2d:
+    """Learn which pixel is of which class."""
+
+    net: SceneNetSpec
+    norm: Norm = field(default_factory=Norm)
+    """What the network's batch norms become."""
+    points: PointSpec | None = None
+    """A head that predicts single points where the network is least sure; None: no such head."""
+    objective: PixelLoss = field(default_factory=PixelLoss)
+    """What is minimised, at each of the outputs where the network gives several."""
+    aux_weight: float = 1.0
+    """Of the objective at each auxiliary head beside that of the network's own scores."""
+    boundary: float | None = boundaries.SHARE
+    """By how much of the picture's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
+    window_batch: int = 4
+    """Windows at once, where pictures are seen through windows."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.aux_weight < float("inf"):
+            raise ValueError(f"aux_weight is {self.aux_weight}; 0 or more is needed")
+        if self.boundary is not None and not 0 <= self.boundary <= 0.1:
+            raise ValueError(f"boundary is {self.boundary}; a share of the diagonal from 0 to 0.1 is needed, or null")
+        if self.window_batch < 1:
+            raise ValueError(f"window_batch is {self.window_batch}; 1 or more windows are needed")
+
+    @property
+    def batch_norm(self) -> Literal["batch", "sync"] | None:
+        """Whose statistics the network's norms take: of a process's micro-batch, of all processes', or of neither."""
+        return None if self.norm.name == "group" else self.norm.name
+
+    def needs(self) -> dict[str, Source]:
+        """The weights that training starts from, where there are any."""
+        word = segmenter.source_of(self.net)
+        return {} if word is None else {"net": Source(weights=word)}
+
+    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+        """The network for crops of the data. Raises UserError where they do not fit, or a class has no such name."""
+        names = meta.class_names or [str(c) for c in range(meta.classes)]
+        self._weights, self._classes = self.objective.weights(names), meta.classes
+        net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
+        self._multiple = net.multiple
+        return Parts(net, notes=tuple(notes))
+
+    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+        """The objective over all labelled pixels of the micro-batch, at each output, and that of the points.
+
+        Logged are the terms of the objective, of the network's own scores; `aux`, the sum of the objectives of the
+        auxiliary heads; `points`; and `pixel_accuracy`, at the network's own stride.
+        """
+        mask, distance = batch["mask"], batch.get("distance")
+        self._refuse_without(distance)
+        weights = None if self._weights is None else self._weights.to(mask.device)
+        out = net(batch["image"], distance)
+        main, *aux = out["logits"]
+        terms = self.objective.terms(main, mask, distance, weights)
+        value = self.objective.total(terms)
+        logs = {name: term.detach() for name, term in terms.items()}
+        if aux:
+            logs["aux"] = torch.stack([self.objective(logits, mask, distance, weights) for logits in aux]).sum()
+            value = value + self.aux_weight * logs["aux"]
+        if "points" in out:
+            logs["points"] = point_loss(out["point_logits"], out["points"], mask, weights)
+            value = value + self.points.weight * logs["points"]
+        logs["pixel_accuracy"] = _accuracy(main.detach().argmax(1), nearest(mask, main.shape[2:]))
+        return Loss(value * len(mask), len(mask), {name: term.detach() for name, term in logs.items()})
+
+    def _refuse_without(self, distance: Tensor | None) -> None:
+        if distance is not None:
+            return
+        for place, asks in (
+            ("objective.near", self.objective.near is not None),
+            ("points.near", self.points is not None and self.points.near > 0),
+        ):
+            if asks:
+                raise UserError(
+                    f"task.{place}",
+                    "boundaries matter to it, and the data gives no distances from them",
+                    "data.distance",
+                    "write `distance: {}` under data",
+                )
+
+    def predict(self, net: nn.Module, batch: Batch) -> Rows:
+        """Numbers of pixels of each picture, and of boundary pixels; small maps where pictures are to be drawn.
+
+        `scales`, `mirrors` and `window` are the same for all pictures of a batch: those of its split.
+        """
+        mask = batch["mask"]
+        found = self.probabilities(
+            net,
+            batch["image"],
+            [round(scale, 6) for scale in batch["scales"][0].tolist()],
+            batch["mirrors"][0].tolist(),
+            batch["window"][0].tolist(),
+        ).argmax(1)
+        rows = scenes.pixel_counts(found, mask, self._classes)
+        if self.boundary is not None:
+            within = boundaries.tolerance(*mask.shape[1:], self.boundary)
+            rows |= boundaries.boundary_counts(found, mask, self._classes, within)
+        if "overlay" in batch:
+            rows |= scenes.seen(found, mask)
+        return rows
+
+    def probabilities(
+        self,
+        net: nn.Module,
+        image: Tensor,
+        scales: Sequence[float] = (1.0,),
+        mirrors: Sequence[bool] = (False, False),
+        window: Sequence[int] = (0, 0),
+    ) -> Tensor:
+        """Class probabilities, float32 (B, classes, H, W), of normalised pictures (B, 3, H, W); see `trainkit.views`.
+
+        `net` is in evaluation mode; `build` has been called.
+        """
+        return views.probabilities(
+            lambda seen: net(seen)["logits"][0],
+            image,
+            scales=scales,
+            mirrors=mirrors,
+            window=window,
+            multiple=self._multiple,
+            batch_size=self.window_batch,
+        )
+
+    def score(self, rows: Rows, split: Split) -> Scores:
+        """The score of the split's protocol."""
+        return metrics.score(rows, split.protocol, split.name, split)
+
+    def deployable(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        """The network with all that stands between pixels and class scores; `build` has been called.
+
+        It maps RGB pixels 0 .. 255, float (B, 3, H, W), to logits (B, classes, H, W): what `probabilities` of one
+        scale takes the softmax of. `mean` and `std` are those of the data, of pixels 0 to 1.
+        """
+        return Deployable(net, mean, std, self._multiple).eval()
+
+
+class Deployable(nn.Module):
+    """Pixels to class scores: normalises, brings sides up to multiples, and scores back to the size of the picture."""
+
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], multiple: int):
+        super().__init__()
+        self.net, self.multiple = net, multiple
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """RGB (B, 3, H, W), 0 .. 255, to logits (B, classes, H, W), float32."""
+        height, width = pixels.shape[2:]
+        image = (pixels / 255 - self.mean) / self.std
+        size = [-(-side // self.multiple) * self.multiple for side in (height, width)]
+        if size != [height, width]:
+            image = F.interpolate(image, size, mode="bilinear", align_corners=False)
+        return resized(self.net(image)["logits"][0], (height, width))
+
+
+def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy at points, a scalar: mean over those whose pixel of `mask` (B, h, w) has a class; 0 without any.
+
+    `logits` (B, C, N) are of `points` (B, N, 2), x and y as shares of width and height; each has the class of the pixel
+    it lies in. `weights` (C,) weigh the classes.
+    """
+    height, width = mask.shape[1:]
+    x, y = points.float().unbind(2)
+    column = (x * width).long().clamp(0, width - 1)
+    row = (y * height).long().clamp(0, height - 1)
+    label_BN = mask.flatten(1).gather(1, row * width + column)
+    loss_BN = F.cross_entropy(logits.float(), label_BN.long(), ignore_index=IGNORED, reduction="none")
+    count_BN = (label_BN != IGNORED).to(loss_BN.dtype)
+    if weights is not None:
+        count_BN = count_BN * F.pad(weights.to(loss_BN.dtype), (0, 256 - len(weights)))[label_BN.int()]
+    return (loss_BN * count_BN).sum() / count_BN.sum().clamp_min(torch.finfo(loss_BN.dtype).tiny)
+
+
+def _accuracy(found: Tensor, mask: Tensor) -> Tensor:
+    """Share of the labelled pixels that are right; 0 where none is labelled."""
+    return (found == mask).sum() / (mask != IGNORED).sum().clamp_min(1)
