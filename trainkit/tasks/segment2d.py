@@ -21,9 +21,8 @@ from trainkit.losses.pixels import PixelLoss, resized
 from trainkit.losses.segmentation import nearest
 from trainkit.metrics import boundaries, scenes
 from trainkit.models import segmenter
-from trainkit.models.norms import Norm
 from trainkit.models.points import PointSpec
-from trainkit.models.segmenter import SceneNetSpec
+from trainkit.models.segmenter import Norm, SceneNetSpec
 from trainkit.task import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 
 
