@@ -78,7 +78,7 @@ def check_patch(name: str, patch: Sequence[int], multiple: Sequence[int]) -> Non
         )
 
 
-def require(package: str) -> None:
-    """Refuse to go on without a package of the medical extra."""
+def require(package: str, extra: str = "medical") -> None:
+    """Refuse to go on without a package of an extra."""
     if importlib.util.find_spec(package) is None:
-        raise UserError("task.net", f"{package} is not installed", remedy='pip install "trainkit[medical]"')
+        raise UserError("task.net", f"{package} is not installed", remedy=f'pip install "trainkit[{extra}]"')

@@ -105,14 +105,14 @@ def build(spec: SlicesSpec, meta: Meta) -> tuple[nn.Module, str]:
     require("segmentation_models_pytorch")
     import segmentation_models_pytorch as smp
 
-    _check_encoder(spec.encoder, smp.encoders.encoders)
+    check_encoder(spec.encoder, smp.encoders.encoders)
     given = {} if spec.filters is None else {"encoder_depth": depth, "decoder_channels": spec.filters}
     try:
         net = smp.create_model(
             spec.decoder, spec.encoder, encoder_weights=None, in_channels=channels, classes=meta.classes, **given
         )
     except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
-        raise _unfit(f"{spec.decoder} over {spec.encoder}", error) from error
+        raise unfit(f"{spec.decoder} over {spec.encoder}", error) from error
     made = Slices(net, spec.neighbours)
     probe(made, meta, spec.encoder)
     return made, f"{spec.decoder} over {spec.encoder}, {about_slices(spec.neighbours, 2**depth)}"
@@ -132,7 +132,7 @@ def probe(net: nn.Module, meta: Meta, encoder: str) -> None:
     try:
         out = net(torch.zeros(slice_of, device=next(net.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        raise _unfit(f"{encoder} on slices of {by(meta.shape[2:])} voxels", error) from error
+        raise unfit(f"{encoder} on slices of {by(meta.shape[2:])} voxels", error) from error
     if tuple(out.shape) != (1, meta.classes, *slice_of[2:]):
         raise UserError("task.net", f"{encoder} gives scores of {tuple(out.shape)}", "one for every voxel and class")
     net.train()
@@ -164,7 +164,7 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
             pretrained_cfg_overlay={"file": str(file)},
         )
     except (RuntimeError, ValueError, AssertionError, KeyError) as error:
-        raise _unfit(f"weights {file} in {encoder}", error) from error
+        raise unfit(f"weights {file} in {encoder}", error) from error
     weights.load_into(inner, filled.state_dict(), str(file))
 
 
@@ -182,7 +182,8 @@ def check_timm(name: str) -> None:
         )
 
 
-def _check_encoder(name: str, known: dict) -> None:
+def check_encoder(name: str, known: dict) -> None:
+    """Refuse an encoder that neither timm nor segmentation_models_pytorch has; `known` are the names of the latter."""
     if name.startswith(TIMM):
         check_timm(name)
     elif name not in known:
@@ -191,6 +192,7 @@ def _check_encoder(name: str, known: dict) -> None:
         raise UserError("task.net.encoder", f"segmentation_models_pytorch has no encoder {name!r}", remedy=remedy)
 
 
-def _unfit(what: str, error: Exception) -> UserError:
+def unfit(what: str, error: Exception) -> UserError:
+    """What to say of a library's refusal to make or run `what`."""
     reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
     return UserError("task.net", f"{what}: {reason}", "an encoder and a decoder that fit", "choose another of them")
