@@ -37,6 +37,20 @@ Batches = Callable[["Sequence[str]"], "Iterator[pyarrow.RecordBatch]"]
 """The batches of a table, with at least the columns named."""
 
 
+@dataclass(frozen=True)
+class Table:
+    """The rows of some files, not read yet."""
+
+    kind: str
+    path: Path
+    files: list[Path]
+    rows: int
+    schema: pyarrow.Schema
+    batches: Batches
+    names: list[str] | None
+    """Of a ClassLabel."""
+
+
 def is_saved(path: Path) -> bool:
     """Whether `path` was written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
@@ -65,15 +79,33 @@ def saved(path: Path, split: str | None = None) -> Source:
 
     Raises UserError when it holds no pictures, no labels or no such split.
     """
+    return _source(*_saved(path, split))
+
+
+def _saved(path: Path, split: str | None) -> tuple[Table, str | None, bool]:
     path, split, whole = _split_folder(path, split)
     files, names = saved_files(path)
     rows, schema = _stream_size(files)
-    table = _Table("datasets folder", path, files, rows, schema, lambda _: stream_batches(files), names)
-    return _source(table, split, whole)
+    return Table("datasets folder", path, files, rows, schema, lambda _: stream_batches(files), names), split, whole
 
 
 def parquet(path: Path, split: str | None = None) -> Source:
     """Parquet files with a picture and a label column. Raises UserError when they have none, or no such split."""
+    return _source(*_parquet(path, split))
+
+
+def open_table(path: Path, split: str | None = None, at_once: int = _ROWS) -> tuple[Table, str | None, int]:
+    """A saved set or parquet files, whatever their columns: the table, the value of its split column whose rows are
+    meant (None: all), and how many rows that is. Of parquet files `at_once` rows are read together.
+
+    Raises UserError when there is nothing, it cannot be read, or there is no such split.
+    """
+    table, split, whole = _saved(path, split) if is_saved(path) else _parquet(path, split, at_once)
+    counts = _count(table) if _holds_text(table.schema, SPLIT_COLUMN) else None
+    return table, *_choose(table, counts, split, whole)
+
+
+def _parquet(path: Path, split: str | None, at_once: int = _ROWS) -> tuple[Table, str | None, bool]:
     import pyarrow.parquet as pq
 
     files = parquet_files(path, split)
@@ -89,14 +121,14 @@ def parquet(path: Path, split: str | None = None) -> Source:
         for file in files:
             # Where the writer left checksums of its pages, a flipped bit is found; unasked, pyarrow does not look.
             with _naming(str(file)), pq.ParquetFile(file, page_checksum_verification=True) as table:
-                for batch in table.iter_batches(_ROWS, columns=list(columns)):
+                for batch in table.iter_batches(at_once, columns=list(columns)):
                     batch.validate(full=True)
                     yield batch
 
     if schema is None:
         raise UserError(str(path), "no parquet files", "at least one")
     named = split is not None and path.is_dir() and all(_is_of(file, split) for file in files)
-    return _source(_Table("parquet", path, files, rows, schema, batches, _class_names(schema)), split, whole=named)
+    return Table("parquet", path, files, rows, schema, batches, _class_names(schema)), split, named
 
 
 def saved_files(path: Path) -> tuple[list[Path], list[str] | None]:
@@ -137,26 +169,14 @@ def picture_bytes(value: Any, where: str) -> bytes:
 
 def image_column(where: str, schema: pyarrow.Schema) -> str:
     """The column of pictures: of a known name, or else the only struct with a field `bytes`."""
-    named = [name for name in IMAGE_COLUMNS if name in schema.names and _holds_pictures(schema.field(name).type)]
+    named = [name for name in IMAGE_COLUMNS if name in schema.names and holds_pictures(schema.field(name).type)]
     structs = [field.name for field in schema if _is_picture_struct(field.type)]
     if not named and len(structs) != 1:
         raise UserError(where, f"columns {', '.join(schema.names)}"[:300], f"pictures in one of {IMAGE_COLUMNS}")
     return named[0] if named else structs[0]
 
 
-@dataclass(frozen=True)
-class _Table:
-    kind: str
-    path: Path
-    files: list[Path]
-    rows: int
-    schema: pyarrow.Schema
-    batches: Batches
-    names: list[str] | None
-    """Of a ClassLabel."""
-
-
-def _source(table: _Table, split: str | None, whole: bool) -> Source:
+def _source(table: Table, split: str | None, whole: bool) -> Source:
     """The rows of a split; `whole` where the files are those of the split, so that no column need say so."""
     image, label = _columns(str(table.path), table.schema)
     texts = [name for name in (SPLIT_COLUMN, NAME_COLUMN) if _holds_text(table.schema, name)]
@@ -197,7 +217,7 @@ def _source(table: _Table, split: str | None, whole: bool) -> Source:
     return Source(table.kind, place, size, records, tuple(table.files), names, split=chosen or split)
 
 
-def _count(table: _Table) -> dict[str, int]:
+def _count(table: Table) -> dict[str, int]:
     """Rows of each split that the column names."""
     counts: Counter[str | None] = Counter()
     for batch in table.batches([SPLIT_COLUMN]):
@@ -208,7 +228,7 @@ def _count(table: _Table) -> dict[str, int]:
     return dict(counts)
 
 
-def _choose(table: _Table, counts: dict[str, int] | None, split: str | None, whole: bool) -> tuple[str | None, int]:
+def _choose(table: Table, counts: dict[str, int] | None, split: str | None, whole: bool) -> tuple[str | None, int]:
     """The value of the split column whose rows are taken, or None for all of them; and how many rows that is."""
     there = sorted(counts or {})
     if split is None:
@@ -244,7 +264,8 @@ def _holds_text(schema: pyarrow.Schema, name: str) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def _holds_pictures(kind: pyarrow.DataType) -> bool:
+def holds_pictures(kind: pyarrow.DataType) -> bool:
+    """Whether a column of this type can hold encoded pictures: bytes, or the struct that `datasets` writes."""
     import pyarrow as pa
 
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or _is_picture_struct(kind)

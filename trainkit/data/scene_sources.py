@@ -1,0 +1,772 @@
+"""Where scenes come from: each layout becomes a list of pictures, each with a mask that says what its pixels are.
+
+| layout                                                            | splits                    | classes from         |
+|-------------------------------------------------------------------|---------------------------|----------------------|
+| a list, `image,label` a line (`.txt`, `.csv`)                     | a list each               | names of its files   |
+| `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     | names of its files   |
+| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | `names.json`, if any |
+| or above them, or not at all                                      |                           |                      |
+| `leftImg8bit`, `gtFine`: Cityscapes                               | `#train`, `#val`          | the set              |
+| `images/training`, `annotations/training`: ADE20K                 | `#train`, `#val`          | the set              |
+| `ImageSets/Segmentation`, `JPEGImages`, `SegmentationClass`: VOC  | a list of that folder     | the set              |
+| `images/train2017`, `stuffthingmaps/train2017`: COCO-Stuff        | `#train`, `#val`          | the set              |
+| parquet, a saved set, `hf://owner/name`, masks in a second column | its own                   | the recipe           |
+| `sample:scenes`                                                   | `#train`, `#val`          | the set              |
+
+`names.json` beside the folders is a list of the names of the numbers 0, 1, ..., or names each with a colour.
+
+Only names of files are looked at here, and nothing is decoded. What is there and not used is said in `left_out`.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+from PIL import Image
+
+from trainkit.data import hub, pictures, scene_labels, sources, tables
+from trainkit.data.pictures import PIXEL_CAP, SUFFIXES
+from trainkit.data.record import Record, Source
+from trainkit.data.scene_labels import Labels
+from trainkit.errors import UserError, few
+from trainkit.places import locate
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SAMPLE = "sample:scenes"
+
+MASK_COLUMNS = ("annotation", "mask", "label", "segmentation", "labels", "seg", "segmentation_mask", "semantic_mask")
+"""Names of the column of masks in a table, in the order in which they are looked for."""
+
+IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "pictures", "rgb"})
+"""Names of the folder of pictures, in lower case."""
+
+MASK_FOLDERS = frozenset(
+    {"mask", "masks", "label", "labels", "annotation", "annotations", "annot", "gt", "segmentation", "stuffthingmaps"}
+)
+"""Names of the folder of masks."""
+
+LIST_LIMIT = 256 << 20
+"""Largest list, in bytes."""
+
+LINE_LIMIT = 8_000
+"""Longest line of one, in characters."""
+
+KNOWN = """\
+a list of `image,label` a line (.txt, .csv); folders train and trainannot; images and masks; leftImg8bit and gtFine \
+(Cityscapes); ImageSets/Segmentation, JPEGImages and SegmentationClass (Pascal VOC); images/training and \
+annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); parquet"""
+
+_PARTS = (
+    ("train", "training", "train2017"),
+    ("val", "validation", "valid", "dev", "val2017"),
+    ("test", "testing"),
+)
+"""Names of the same split in different sets."""
+
+_T = TypeVar("_T")
+
+_DEPTH = 8
+_ROWS = 16
+_BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
+_IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
+_MASK_TAIL = re.compile(
+    r"(.+?)[_-]((gtFine_)?(labelIds|labelTrainIds)|labels?|masks?|seg|segmentation|annotation|annot|gt|L)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One picture of a source and its mask."""
+
+    id: str
+    """Its name in the source: the path of the picture below its folder, or a row. No two of a source are alike."""
+    image: Path | bytes
+    """A file, or the bytes of one."""
+    mask: Path | bytes | None
+    """Likewise; None where there is none."""
+    where: str
+    """Its place in words, for messages."""
+
+
+@dataclass(frozen=True)
+class SceneSource:
+    """A set of pictures with masks in some layout."""
+
+    kind: str
+    """The layout, in words."""
+    where: str
+    scenes: Sequence[Scene]
+    """In the order of their names, or of the list or table. Those of a table are read as they are asked for: go through
+    them in turn, and hold on to none."""
+    labels: Labels | None
+    """What its masks hold, where the layout itself says so."""
+    files: tuple[Path, ...]
+    """What it is made of, for noticing changes."""
+    left_out: tuple[str, ...] = ()
+    """Sentences about what is there and not used, with counts."""
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def ids(self) -> list[str]:
+        """The name of each scene, without reading any."""
+        return self.scenes.ids() if isinstance(self.scenes, _Rows) else [scene.id for scene in self.scenes]
+
+    def pictures(self) -> Source:
+        """The pictures alone, in the order of the scenes, to be packed. All are of class 0."""
+
+        def records() -> Iterator[Record]:
+            for scene in self.scenes:
+                yield Record(scene.id, 0, scene.image, scene.where)
+
+        if isinstance(self.scenes, _Rows):
+            files = self.files
+        else:  # Without masks and lists: changing those does not pack the pictures again.
+            files = tuple(scene.image for scene in self.scenes if isinstance(scene.image, Path))
+        return Source(self.kind, self.where, len(self.scenes), records, files)
+
+
+def open_scenes(text: str, part: str = "train", root: str | None = None) -> SceneSource:
+    """The scenes that a recipe names, whatever the layout, with `#split` where there are splits. Decodes nothing.
+
+    Without `#split` the split `part` is meant (`train`, `val`) where there are several. `root` is where the paths of a
+    list begin; without it they begin in the folder of the list. Nothing is downloaded.
+
+    Raises UserError where there is nothing, no such split, no pair of picture and mask, or where a list names files
+    that are not there or lie outside its root: all such lines are counted, and the first are named.
+    """
+    if text.startswith(sources.SAMPLE):
+        return _sample(text, part)
+    if hub.is_hub(text):
+        return _table(hub.tables(text, network=False), hub.split(text), part)
+    try:
+        path, split = sources.split_of(locate(text))
+        if not path.exists():
+            raise UserError(str(path), "does not exist", "a set of pictures with masks")
+        if path.is_dir() and not tables.is_saved(path) and not tables.parquet_files(path):
+            return _folder(path, split, part)
+        if path.is_dir() or path.suffix == ".parquet":
+            return _table(path, split, part)
+        if path.suffix.lower() not in (".txt", ".csv"):
+            raise UserError(str(path), "a file of unknown kind", KNOWN)
+        if split is not None:
+            raise UserError(f"{path}#{split}", "a list has no splits", "its path alone")
+        return _list(path, path.parent if root is None else locate(root))
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of pictures") from None
+
+
+def missing(text: str, root: str | None = None) -> str | None:
+    """A sentence about scenes that a recipe names and that are not there yet, or about where their paths begin."""
+    if text.startswith(sources.SAMPLE):
+        return None
+    if (said := sources.missing(text)) is not None or root is None or locate(root).is_dir():
+        return said
+    return f"{locate(root)} is no folder"
+
+
+# Reading a picture or a mask.
+
+_MASK_FORMATS = ("PNG", "BMP")
+_UNPACKED = {"L;2": 85, "L;4": 17}
+"""What PIL multiplies grey of 2 and 4 bits by, so that its white is 255."""
+
+
+def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
+    """The mask of a scene as it is in its file: (h, w) uint8 or uint16, or (h, w, 3) uint8 where it is in colour.
+
+    Of a palette PNG these are the indices, or with `coloured` (`Labels.coloured`) its colours. Alpha is dropped. Raises
+    UserError for anything damaged, too large, animated, of another format, or where the scene has none.
+    """
+    where = _mask_where(scene)
+    if scene.mask is None:
+        raise UserError(where, "no mask", "one for each picture")
+    data = pictures.read(scene.mask, where) if isinstance(scene.mask, Path) else scene.mask
+    if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
+        found = "a JPEG or WebP file, whose values are not those that were saved"
+        raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
+    with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
+        raw = picture.tile[0].args if picture.tile else ""
+        raw = raw[0] if isinstance(raw, tuple) else raw
+        picture.load()
+        if picture.mode == "P" and coloured:
+            return _with_palette(picture, where)
+        if picture.mode in ("RGBA", "LA", "RGB") and ";16" in str(raw):
+            raise UserError(where, "16 bits a channel", "one channel, or colours of 8 bits")
+        if picture.mode in ("RGB", "RGBA"):
+            return np.ascontiguousarray(np.asarray(picture)[..., :3])
+        values = np.asarray(picture.getchannel(0) if picture.mode == "LA" else picture)
+        if values.dtype == bool:
+            return values.astype(np.uint8)
+        if values.dtype == np.uint8:
+            return values // _UNPACKED.get(raw, 1)
+        if values.ndim != 2 or values.dtype.kind not in "ui" or values.min() < 0 or values.max() > 0xFFFF:
+            raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a pixel")
+        return values.astype(np.uint16)
+
+
+def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
+    """The classes of the mask of a scene, uint8 (h, w). Raises UserError as `read_mask` and `Labels.classes` do."""
+    return labels.classes(read_mask(scene, labels.coloured), _mask_where(scene))
+
+
+def picture_shape(scene: Scene) -> tuple[int, int]:
+    """Height and width of the picture of a scene as it is decoded, from its header. Raises UserError."""
+    stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
+    with _opened(stream, scene.where, pictures.FORMATS) as picture:
+        width, height = picture.size
+        turned = "exif" in picture.info and picture.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        return (width, height) if turned else (height, width)
+
+
+_ORIENTATION = 0x0112
+
+
+def _mask_where(scene: Scene) -> str:
+    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
+
+
+class _opened:
+    """A file opened by PIL, its size checked; whatever PIL raises becomes a UserError."""
+
+    def __init__(self, stream: Path | io.BytesIO, where: str, formats: tuple[str, ...]):
+        self.stream, self.where, self.formats = stream, where, formats
+
+    def __enter__(self) -> Image.Image:
+        try:
+            self.picture = Image.open(self.stream, formats=self.formats)
+        except Exception as error:
+            raise self._told(error) from None
+        width, height = self.picture.size
+        large = width * height > PIXEL_CAP
+        if large or (getattr(self.picture, "n_frames", 1) != 1 and self.picture.format != "MPO"):
+            self.picture.close()
+            found = f"{width} x {height} pixels" if large else "an animated picture"
+            raise UserError(self.where, found, f"one picture of 1 to {PIXEL_CAP} pixels")
+        return self.picture
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        self.picture.close()
+        if isinstance(error, Exception) and not isinstance(error, UserError | MemoryError):
+            raise self._told(error) from None
+
+    def _told(self, error: Exception) -> Exception:
+        if isinstance(error, MemoryError):
+            return error
+        if isinstance(error, OSError) and error.strerror:
+            return UserError(self.where, f"cannot be read ({error.strerror})", "a picture file")
+        # PIL's decoders raise a dozen kinds of exception on damaged input.
+        text = " ".join(str(error).split()) or type(error).__name__
+        text = "not a picture of these formats" if "identify" in text or "BytesIO" in text else text[:120]
+        return UserError(self.where, f"cannot be decoded ({text})", " or ".join(self.formats))
+
+
+def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
+    colours = np.asarray(picture.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
+    indices = np.asarray(picture)
+    if indices.max() >= len(colours):
+        raise UserError(where, f"index {indices.max()} of a palette of {len(colours)}", "a whole palette PNG")
+    return colours[indices]
+
+
+# Lists.
+
+
+def _list(file: Path, root: Path) -> SceneSource:
+    if not root.is_dir():
+        raise UserError(str(root), "no folder", "where the paths of the list begin", "set data.root")
+    there = _There()
+    scenes: list[Scene] = []
+    wrong: dict[str, list[str]] = {}
+    first: dict[str, int] = {}
+    lines = 0
+    for number, cells in _lines(file):
+        if not lines and [cell.lower() for cell in cells] in _HEADERS:
+            continue
+        lines += 1
+        if len(cells) != 2:
+            wrong.setdefault("are not of the form image,label", []).append(f"line {number} ({','.join(cells)[:100]})")
+            continue
+        names = [_inside(cell, root) for cell in cells]
+        if None in names:
+            outside = cells[names.index(None)]
+            wrong.setdefault("lead out of the root", []).append(f"line {number} ({outside[:100]!r})")
+            continue
+        image, mask = names
+        found = True
+        for what, name in (("a picture", image), ("a mask", mask)):
+            if not there.has(root / name):
+                wrong.setdefault(f"name {what} that is not there", []).append(f"line {number} ({name[:200]})")
+                found = False
+        if image in first:
+            said = f"line {number} ({image[:200]}, as in line {first[image]})"
+            wrong.setdefault("name a picture again", []).append(said)
+            found = False
+        first.setdefault(image, number)
+        if found:
+            scenes.append(Scene(image, root / image, root / mask, f"{file}, line {number} ({image[:200]})"))
+    if wrong:
+        bad = sum(map(len, wrong.values()))
+        listing = "".join(f"\n  {len(places)} {what}: {few(places)}" for what, places in wrong.items())
+        remedy = f"mend them; paths begin in {root} (data.root says otherwise)"
+        raise UserError(str(file), f"{bad} mistakes in {lines} lines:{listing}\n", remedy=remedy)
+    if not scenes:
+        raise UserError(str(file), "no lines", "a picture and its mask a line: image,label")
+    return _made("image list", str(file), scenes, (file,))
+
+
+_HEADERS = [[a, b] for a in ("image", "img", "images", "picture") for b in ("label", "mask", "lb", "annotation", "ann")]
+
+
+def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a list with their numbers from 1, without empty ones, divided at the comma, else tab, else space."""
+    if file.stat().st_size > LIST_LIMIT:
+        raise UserError(str(file), f"{file.stat().st_size} bytes", f"at most {LIST_LIMIT}")
+    number = 0
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            while line := stream.readline(LINE_LIMIT + 1):
+                number += 1
+                if len(line) > LINE_LIMIT:
+                    raise UserError(f"{file}, line {number}", f"more than {LINE_LIMIT} characters", "image,label")
+                line = line.strip()
+                if not line or line.startswith("#"):
+                    continue
+                if "," in line:
+                    cells = next(csv.reader([line], strict=True))
+                else:
+                    cells = line.split("\t" if "\t" in line else None)
+                yield number, [cell.strip() for cell in cells]
+    except (ValueError, csv.Error) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a list in UTF-8") from None
+
+
+def _inside(name: str, root: Path) -> str | None:
+    """A path of a list as one below the root, None where it is not."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute():
+        try:
+            pure = pure.relative_to(root.as_posix())
+        except ValueError:
+            return None
+    if not pure.parts or ".." in pure.parts or not name.isprintable():
+        return None
+    return pure.as_posix()
+
+
+class _There:
+    """Which files are there, by listing each folder once: asking file by file takes a network's disk minutes."""
+
+    def __init__(self) -> None:
+        self._listed: dict[str, frozenset[str]] = {}
+
+    def has(self, path: Path) -> bool:
+        folder, name = os.path.split(path)
+        if folder not in self._listed:
+            try:
+                with os.scandir(folder) as entries:
+                    self._listed[folder] = frozenset(entry.name for entry in entries if entry.is_file())
+            except OSError:
+                self._listed[folder] = frozenset()
+        return name in self._listed[folder]
+
+
+# Folders.
+
+
+def _folder(root: Path, split: str | None, part: str) -> SceneSource:
+    for known, read in ((_is_cityscapes, _cityscapes), (_is_voc, _voc)):
+        if known(root):
+            return read(root, split, part)
+    splits = _pairs_of_folders(root, split)
+    if not splits:
+        raise UserError(str(root), "a folder of unknown layout", KNOWN)
+    name, (images, masks) = _chosen(splits, split, part, root)
+    where = f"{root}#{name}" if name else str(root)
+    found = _matched(root, _files(images), _files(masks), where)
+    names = [folder / "names.json" for folder in dict.fromkeys((images.parent, masks.parent, root))]
+    file = next((file for file in names if file.is_file()), None)
+    source = _made("folders", where, *found, labels=None if file is None else _named(file))
+    return source
+
+
+def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) -> tuple[str, _T]:
+    """The split that is meant. Raises UserError where it is not there, or where several are and none is named."""
+    for wanted in _aliases(split or part):
+        if wanted in splits:
+            return wanted, splits[wanted]
+    if split is None and len(splits) == 1 and (only := next(iter(splits))) not in _words():
+        return only, splits[only]
+    either = few((f"#{name}" for name in splits if name), 20)
+    if split is None:
+        raise UserError(str(root), f"no split {part!r}", f"the path with {either}" if either else "one")
+    raise UserError(f"{root}#{split}", "no such split", f"one of {either}" if either else "the path alone")
+
+
+def _aliases(name: str) -> tuple[str, ...]:
+    """Names of a split, the given one first."""
+    return (name, *(other for words in _PARTS if name in words for other in words if other != name))
+
+
+def _words() -> frozenset[str]:
+    return frozenset(word for words in _PARTS for word in words)
+
+
+def _pairs_of_folders(root: Path, split: str | None) -> dict[str, tuple[Path, Path]]:
+    """The folders of pictures and masks of each split; of one without splits by the name of nothing."""
+    below = _folders(root)
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    for name, folder in below.items():
+        found.setdefault(name, []).extend((folder, below[name + end]) for end in _BESIDE if name + end in below)
+        inner = _folders(folder) if name in _words() or name == split else {}
+        images, masks = _of_kind(inner, IMAGE_FOLDERS), _of_kind(inner, MASK_FOLDERS)
+        found[name] += [(image, mask) for image in images for mask in masks]
+    # COCO's pictures may lie in `train2017` itself, beside a folder of masks with a `train2017`.
+    for images in (*_of_kind(below, IMAGE_FOLDERS), root):
+        for masks in _of_kind(below, MASK_FOLDERS):
+            inner, others = _folders(images), _folders(masks)
+            both = [name for name in inner if name in others and (name in _words() or name == split)]
+            for name in both:
+                found.setdefault(name, []).append((inner[name], others[name]))
+            if not both and images != root:
+                found.setdefault("", []).append((images, masks))
+    kept: dict[str, tuple[Path, Path]] = {}
+    for name, pairs in found.items():
+        pairs = [pair for pair in pairs if all(map(_has_pictures, pair))]
+        if len(pairs) > 1:
+            said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
+            remedy = "move the others away, or write a list of `image,label` a line"
+            raise UserError(str(root), f"several folders of pictures and masks: {said}", "one of each", remedy)
+        if pairs:
+            kept[name] = pairs[0]
+    return kept
+
+
+def _of_kind(folders: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
+    return [folder for name, folder in folders.items() if name.lower() in names]
+
+
+def _has_pictures(folder: Path) -> bool:
+    """Whether there is one in the folder or below; stops at the first."""
+    return any(os.path.splitext(name)[1].lower() in SUFFIXES for _, _, names in os.walk(folder) for name in names)
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return {name: folder / name for name in names}
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """Files in a folder and those below, by their path below it, in the order of names; hidden ones are left out."""
+    found: dict[str, Path] = {}
+
+    def walk(place: Path, above: tuple[tuple[int, int], ...]) -> None:
+        seen = place.stat()
+        here = (seen.st_dev, seen.st_ino)
+        if here in above or len(above) > _DEPTH:
+            raise UserError(str(place), "a folder within itself, or too deep", f"at most {_DEPTH} levels")
+        with os.scandir(place) as entries:
+            ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
+        for entry in ordered:
+            if entry.is_file():
+                found[(place / entry.name).relative_to(root).as_posix()] = place / entry.name
+            elif entry.is_dir():
+                walk(place / entry.name, (*above, here))
+
+    walk(root, ())
+    return found
+
+
+def _matched(
+    root: Path, images: Mapping[str, Path], masks: Mapping[str, Path], where: str
+) -> tuple[list[Scene], tuple[Path, ...], tuple[str, ...]]:
+    """Scenes of pictures and masks of one name, the suffix apart; other files; and sentences about what fits none.
+
+    Where no two names are alike, `x_leftImg8bit` and `x_mask` are as well. Raises UserError where nothing fits, or two
+    pictures or masks would.
+    """
+    odd = [*_other(images), *_other(masks)]
+    by_name, of_mask = _by_stem(images, where, "pictures"), _by_stem(masks, where, "masks")
+    if not by_name.keys() & of_mask.keys():
+        by_name, of_mask = _by_stem(images, where, "pictures", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
+    scenes = [
+        Scene(name, images[name], masks[of_mask[key]], f"{images[name]}")
+        for key, name in by_name.items()
+        if key in of_mask
+    ]
+    if not scenes:
+        found = (
+            f"{len(by_name)} pictures ({few(by_name.values(), 3)}), {len(of_mask)} masks ({few(of_mask.values(), 3)})"
+        )
+        raise UserError(where, f"{found}, no two of one name", "a mask called as each picture")
+    said = []
+    for what, there, others in (
+        ("pictures without a mask", by_name, of_mask),
+        ("masks without a picture", of_mask, by_name),
+    ):
+        if lonely := [name for key, name in there.items() if key not in others]:
+            said.append(f"{len(lonely)} {what}: {few(lonely)}")
+    if odd:
+        said.append(f"{len(odd)} files that are no pictures: {few(odd)}")
+    return scenes, (), tuple(said)
+
+
+def _other(files: Mapping[str, Path]) -> list[str]:
+    return [name for name in files if os.path.splitext(name)[1].lower() not in SUFFIXES]
+
+
+def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[str] | None = None) -> dict[str, str]:
+    """The file of each name without suffix, and without `tail` where it has one."""
+    found: dict[str, str] = {}
+    twice: list[str] = []
+    for name in files:
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() not in SUFFIXES:
+            continue
+        ended = tail.fullmatch(stem) if tail else None
+        stem = ended[1] if ended else stem
+        if stem in found:
+            twice.append(f"{found[stem]} and {name}")
+        found.setdefault(stem, name)
+    if twice:
+        raise UserError(where, f"{len(twice)} {what} of one name: {few(twice)}", "one of each name, the suffix apart")
+    return found
+
+
+def _is_cityscapes(root: Path) -> bool:
+    return (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir()
+
+
+def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
+    below, masks = _folders(root / "leftImg8bit"), _folders(root / "gtFine")
+    both = {name: (below[name], masks[name]) for name in below if name in masks}
+    name, (images, masks) = _chosen(both, split, part, root)
+    where = f"{root}#{name}"
+    every = _files(masks)
+    kinds = {end: {n: f for n, f in every.items() if n.endswith(end)} for end in _CITYSCAPES_ENDS}
+    # As downloaded there are numbers, colours and instances of each; its tool writes the train ids as well.
+    end = max(kinds, key=lambda end: len(kinds[end]))
+    found = _matched(root, _files(images), kinds[end], where)
+    return _made("Cityscapes", where, *found, labels=scene_labels.cityscapes(end == _CITYSCAPES_ENDS[1]))
+
+
+_CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
+
+
+def _is_voc(root: Path) -> bool:
+    return (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir()
+
+
+def _voc(root: Path, split: str | None, part: str) -> SceneSource:
+    lists = {file.stem: file for file in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
+    name, file = _chosen(lists, split, part, root)
+    there = _There()
+    augmented = root / "SegmentationClassAug"
+    masks = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
+    scenes, gone = [], {"pictures": [], "masks": []}
+    seen: set[str] = set()
+    for number, cells in _lines(file):
+        stem = cells[0] if len(cells) == 1 else ""
+        if not stem or PurePosixPath(stem).name != stem or stem in seen:
+            found = f"{stem} again" if stem in seen else ",".join(cells)[:200]
+            raise UserError(f"{file}, line {number}", found, "the name of a picture without suffix, each once")
+        seen.add(stem)
+        image, mask = root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png"
+        for what, path in (("pictures", image), ("masks", mask)):
+            if not there.has(path):
+                gone[what].append(f"line {number} ({path.relative_to(root)})")
+        scenes.append(Scene(stem, image, mask, f"{file}, line {number} ({stem})"))
+    if any(gone.values()):
+        listing = "".join(
+            f"\n  {len(some)} {what} that are not there: {few(some)}" for what, some in gone.items() if some
+        )
+        raise UserError(str(file), f"of {len(scenes)} lines{listing}\n", remedy="unpack the whole set")
+    if not scenes:
+        raise UserError(str(file), "no lines", "names of pictures")
+    return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), labels=scene_labels.voc())
+
+
+def _named(file: Path) -> Labels:
+    """The classes that a `names.json` says: a list of names, or names each with a colour."""
+    try:
+        if file.stat().st_size > 1 << 20:
+            raise UserError(str(file), f"{file.stat().st_size} bytes", "a list of names")
+        said: Any = json.loads(file.read_text("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(str(file), f"cannot be read ({error})"[:300], "JSON") from None
+    try:
+        if isinstance(said, list) and all(isinstance(name, str) for name in said):
+            return scene_labels.numbered(said)
+        if isinstance(said, dict) and all(_is_colour(colour) for colour in said.values()):
+            return scene_labels.from_palette(said)
+    except ValueError as error:
+        raise UserError(str(file), str(error)[:300], "names of classes") from None
+    raise UserError(str(file), repr(said)[:100], 'a list such as ["sky", "road"], or {"sky": [70, 130, 180]}')
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(part) is int for part in value)
+
+
+def _made(
+    kind: str,
+    where: str,
+    scenes: Sequence[Scene],
+    also: Iterable[Path] = (),
+    left_out: tuple[str, ...] = (),
+    labels: Labels | None = None,
+) -> SceneSource:
+    """A source of files. Where the layout says nothing about the classes, the names of the masks may."""
+    masks = [scene.mask for scene in scenes if isinstance(scene.mask, Path)]
+    images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
+    if labels is None:
+        known = next((known for known in _RECOGNISED if all(known[1](mask) for mask in masks)), None)
+        if known is not None:
+            kind, labels = known[0] if kind == "folders" else kind, known[2]()
+    kind = "folders of pictures and masks" if kind == "folders" else kind
+    return SceneSource(kind, where, tuple(scenes), labels, (*also, *images, *masks), left_out)
+
+
+_CAMVID = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+\.png")
+_ADE20K = re.compile(r"ADE_(train|val)_\d{8}\.png")
+_COCO = re.compile(r"\d{12}\.png")
+_COCO_TRAIN_IDS = re.compile(r"\d{12}_labelTrainIds\.png")
+
+_RECOGNISED: tuple[tuple[str, Callable[[Path], Any], Callable[[], Labels]], ...] = (
+    ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[0]), scene_labels.cityscapes),
+    ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[1]), lambda: scene_labels.cityscapes(True)),
+    ("CamVid", lambda mask: _CAMVID.fullmatch(mask.name) and mask.parent.name.endswith("annot"), scene_labels.camvid11),
+    ("ADE20K", lambda mask: _ADE20K.fullmatch(mask.name), scene_labels.ade20k),
+    (
+        "COCO-Stuff",
+        lambda mask: _COCO.fullmatch(mask.name) and mask.parent.name in ("train2017", "val2017"),
+        scene_labels.coco_stuff,
+    ),
+    ("COCO-Stuff", lambda mask: _COCO_TRAIN_IDS.fullmatch(mask.name), scene_labels.coco_stuff_train_ids),
+    ("Pascal VOC", lambda mask: mask.parent.name.startswith("SegmentationClass"), scene_labels.voc),
+)
+"""Sets that the names of all mask files give away: kind, whether one is of it, what their values stand for."""
+
+
+def _sample(text: str, part: str) -> SceneSource:
+    name, _, split = text.partition("#")
+    if name != SAMPLE:
+        raise UserError("data", f"no built-in set of scenes {text!r}"[:200], SAMPLE)
+    drawn = importlib.import_module("trainkit.data.sample_scenes")
+    source = open_scenes(f"{drawn.folder()}#{split or part}")
+    labels = scene_labels.numbered(drawn.NAMES, colours=drawn.COLOURS)
+    return SceneSource("drawn scenes", source.where, source.scenes, labels, source.files, source.left_out)
+
+
+# Tables.
+
+
+def _table(path: Path, split: str | None, part: str) -> SceneSource:
+    table, value, size = _open_table(path, split, part)
+    image, mask = _columns(str(path), table.schema)
+    where = str(path) if split is None and value is None else f"{path}#{value or split}"
+    if not size:
+        raise UserError(where, "no rows", "a picture and its mask a row")
+    rows = _Rows(table, size, value, image, mask)
+    return SceneSource(table.kind, where, rows, None, tuple(table.files))
+
+
+def _open_table(path: Path, split: str | None, part: str) -> tuple[tables.Table, str | None, int]:
+    if split is not None or part == "train":
+        return tables.open_table(path, split, _ROWS)
+    for name in _aliases(part):
+        try:
+            return tables.open_table(path, name, _ROWS)
+        except UserError:
+            continue
+    table, value, size = tables.open_table(path, None, _ROWS)
+    if value is not None or not path.is_file():
+        raise UserError(str(path), f"no split {part!r}", "the path with # and the name of a split")
+    return table, value, size
+
+
+def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:
+    """The columns of pictures and masks."""
+    holding = [name for name in schema.names if tables.holds_pictures(schema.field(name).type)]
+    mask = next((name for name in MASK_COLUMNS if name in holding), None)
+    image = next((name for name in (*tables.IMAGE_COLUMNS, "pixel_values") if name in holding), None)
+    if mask is None or image is None:
+        wanted = f"pictures in one of {few(tables.IMAGE_COLUMNS, 9)}, masks in one of {few(MASK_COLUMNS, 9)}"
+        raise UserError(where, f"columns {few(schema.names, 20)}"[:300], wanted)
+    return image, mask
+
+
+class _Rows(Sequence[Scene]):
+    """Scenes of a table: a few rows are in memory at a time."""
+
+    def __init__(self, table: tables.Table, size: int, split: str | None, image: str, mask: str):
+        self._table, self._size, self._split = table, size, split
+        self._image, self._mask = image, mask
+        self._reading: Iterator[Scene] | None = None
+        self._at: tuple[int, Scene] | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Scene]:
+        for where, id, cells in self._read((self._image, self._mask)):
+            image = tables.picture_bytes(cells[0].as_py(), where)
+            yield Scene(id, image, tables.picture_bytes(cells[1].as_py(), f"{where}, column {self._mask}"), where)
+
+    @overload
+    def __getitem__(self, place: int) -> Scene: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Scene]: ...
+    def __getitem__(self, place: int | slice) -> Scene | list[Scene]:
+        """One after another is quick; one before the last that was asked for begins at the first row again."""
+        if isinstance(place, slice):
+            return [self[n] for n in range(*place.indices(self._size))]
+        place = range(self._size)[place]
+        with self._lock:
+            if self._at is None or place < self._at[0] or self._reading is None:
+                self._reading = iter(self)
+                self._at = (-1, None)  # type: ignore[assignment]
+            while self._at[0] < place:
+                self._at = (self._at[0] + 1, next(self._reading))
+            return self._at[1]
+
+    def ids(self) -> list[str]:
+        """Their names, without reading pictures."""
+        return [id for _, id, _ in self._read(())]
+
+    def _read(self, columns: Sequence[str]) -> Iterator[tuple[str, str, list[Any]]]:
+        """The rows of the split: place in words, name, and the cells of `columns`."""
+        schema = self._table.schema
+        named = tables.NAME_COLUMN in schema.names
+        texts = [tables.NAME_COLUMN] if named else []
+        texts += [tables.SPLIT_COLUMN] if self._split is not None else []
+        row = -1
+        # A batch of no columns has no rows.
+        for batch in self._table.batches([*columns, *texts] or [schema.names[0]]):
+            names = batch.column(tables.NAME_COLUMN).to_pylist() if named else None
+            splits = batch.column(tables.SPLIT_COLUMN).to_pylist() if self._split is not None else None
+            cells = [batch.column(name) for name in columns]
+            for place in range(batch.num_rows):
+                row += 1
+                if splits is not None and splits[place] != self._split:
+                    continue
+                own = str(names[place]) if names is not None and names[place] else None
+                where = f"{self._table.path}, row {row}" + (f" ({own[:200]})" if own else "")
+                yield where, own or f"row {row}", [column[place] for column in cells]
