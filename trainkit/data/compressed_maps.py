@@ -63,11 +63,12 @@ class CompressedMaps(hashed.Hashed):
         height, width = self.shapes[row].tolist()
         unpack = zlib.decompressobj()
         try:
-            data = unpack.decompress(stream, height * width)
+            data = unpack.decompress(stream, height * width + 1)
         except zlib.error as error:
             raise UserError(self.where(row), f"cannot be unpacked ({error})", remedy=REBUILD) from None
-        if len(data) != height * width:
-            raise UserError(self.where(row), f"{len(data)} pixels", f"{height} x {width}", REBUILD)
+        if len(data) != height * width or not unpack.eof:
+            found = f"{len(data)} pixels" if unpack.eof else f"more than {height} x {width} pixels"
+            raise UserError(self.where(row), found, f"{height} x {width}", REBUILD)
         return np.frombuffer(data, np.uint8).reshape(height, width)
 
     def _map(self) -> None:

@@ -14,19 +14,17 @@ Names and colours of the classes are in `manifest.json`.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
-import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
-from trainkit.data import compressed_maps, hashed, packing, pictures
+from trainkit.data import compressed_maps, hashed, packing, scene_sources
 from trainkit.data.compressed_maps import CompressedMaps
 from trainkit.data.hashed import REBUILD
 from trainkit.data.importing import threads
@@ -44,7 +42,6 @@ VERSION = 1
 """Raised with any change to how masks are read, so that older ones are not taken for new ones."""
 
 _NAMED = 20
-_ORIENTATION = 0x0112
 
 
 def fingerprint(mask: np.ndarray) -> int:
@@ -68,42 +65,37 @@ def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return mask[rows[:, None], columns]
 
 
-def size_of(data: Path | bytes, where: str) -> tuple[int, int]:
-    """Height and width of a picture or a mask as it is shown, from its header. Raises UserError where it has none."""
-    try:
-        with Image.open(data if isinstance(data, Path) else io.BytesIO(data), formats=pictures.FORMATS) as picture:
-            width, height = picture.size
-            turned = picture.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
-        text = " ".join(str(error).split())[:120] or type(error).__name__
-        if "BytesIO" in text or "cannot identify" in text:
-            text = "not a picture of these formats"
-        raise UserError(where, f"cannot be read ({text})", " or ".join(pictures.FORMATS)) from None
-    return (width, height) if turned else (height, width)
+def compared(
+    scenes: Iterable[Scene], shapes: Sequence[tuple[int, int]] | None = None
+) -> tuple[list[tuple[int, int]], list[str]]:
+    """Height and width of each picture, and sentences about masks of another size and about what has no header.
 
-
-def other_sizes(scenes: Iterable[Scene], shapes: Sequence[tuple[int, int]] | None = None) -> list[str]:
-    """Sentences about masks of another size than their pictures, and about what has no header, from headers alone.
-
-    `shapes` are heights and widths of the pictures, where they are known.
+    Reads headers alone; `shapes` are those of the pictures, where they are known.
     """
 
-    def one(numbered: tuple[int, Scene]) -> str | None:
+    def one(numbered: tuple[int, Scene]) -> tuple[tuple[int, int], str | None]:
         row, scene = numbered
         try:
-            picture = size_of(scene.image, scene.where) if shapes is None else tuple(shapes[row])
-            mask = size_of(scene.mask, f"{scene.where}, its mask")
+            picture = scene_sources.picture_shape(scene) if shapes is None else tuple(shapes[row])
+            if scene.mask is None:
+                raise UserError(scene.where, "no mask", "one for each picture")
+            mask = scene_sources.picture_shape(replace(scene, image=scene.mask, where=mask_of(scene)))
         except UserError as error:
-            return str(error)
-        return None if mask == picture else of_another_size(scene, picture, mask)
+            return (0, 0), str(error)
+        return picture, None if mask == picture else of_another_size(scene, picture, mask)
 
-    return [text for text in compressed_maps.each(one, enumerate(scenes), threads()) if text]
+    found = list(compressed_maps.each(one, enumerate(scenes), threads()))
+    return [shape for shape, _ in found], [text for _, text in found if text]
+
+
+def mask_of(scene: Scene) -> str:
+    """The place of the mask of a scene in words, for messages."""
+    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 
 def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int]) -> str:
-    """A sentence about a mask that does not cover its picture pixel by pixel."""
-    name = scene.mask if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
-    return f"{name}: {mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
+    """A sentence about a mask that does not cover its picture pixel by pixel; heights and widths."""
+    return f"{mask_of(scene)}: {mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
 
 
 class PackedMasks(CompressedMaps):
@@ -202,28 +194,31 @@ def _write(
     size: tuple[int, int] | None,
     shapes: Sequence[tuple[int, int]] | None,
 ) -> None:
-    from trainkit.data import scene_sources
-
     classes = len(labels.names)
+    pictures, bad = compared(source.scenes, shapes)
+    refuse(source.where, "masks that do not fit their pictures", bad)
 
-    def one(scene: Scene) -> tuple[tuple[int, int], bytes, np.ndarray, int] | UserError:
+    def one(numbered: tuple[int, Scene]) -> tuple[str, tuple[int, int], bytes, np.ndarray, int] | UserError:
+        row, scene = numbered
         try:
-            mask = labels.classes(scene_sources.read_mask(scene), f"{scene.where}")
-            mask = mask if size is None else resized(mask, size)
-            return mask.shape, compressed_maps.compress(mask), counted(mask, classes), fingerprint(mask)
+            mask = scene_sources.classes_of(scene, labels)
         except UserError as error:
             return error
+        # The header of a mask that says it is to be turned.
+        if mask.shape != pictures[row]:
+            return UserError(*of_another_size(scene, pictures[row], mask.shape).split(": ", 1))
+        mask = mask if size is None else resized(mask, size)
+        return scene.id, mask.shape, compressed_maps.compress(mask), counted(mask, classes), fingerprint(mask)
 
-    refuse(source.where, "masks that do not fit their pictures", other_sizes(source.scenes, shapes))
-    bad, ids, counts, prints = [], [], [], []
+    ids, counts, prints = [], [], []
     with compressed_maps.Writer(folder) as writer:
-        for scene, found in zip(source.scenes, compressed_maps.each(one, source.scenes, threads()), strict=True):
+        for found in compressed_maps.each(one, enumerate(source.scenes), threads()):
             if isinstance(found, UserError):
                 bad.append(str(found))
                 continue
-            shape, stream, own, mark = found
+            id, shape, stream, own, mark = found
             writer.add(shape, stream)
-            ids.append(scene.id)
+            ids.append(id)
             counts.append(own)
             prints.append(mark)
         refuse(source.where, "masks that cannot be used", bad)
