@@ -139,7 +139,7 @@ class Packed(hashed.Hashed):
 
     def picture(self, row: int) -> np.ndarray:
         """Pixels of one row of any set, uint8 (height, width, 3). Raises UserError where it was damaged."""
-        if self.size is not None:
+        if self.store == "decoded":
             return np.ascontiguousarray(self.fetch(np.asarray([row]))[0].transpose(1, 2, 0))
         if not 0 <= row < len(self):
             raise ValueError(f"row {row} of a set of {len(self)}")
