@@ -384,11 +384,25 @@ def _size(text: str) -> tuple[int, int] | None:
 
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
-def info(path: Path) -> None:
-    """Say what the packed set at PATH holds; of volumes also a folder of NIfTI files, from their headers."""
-    from trainkit.data import importing, volume_import
+@click.option("--names", metavar="A,B,...", help="Masks: names of the values 0, 1, ... where the layout has none.")
+@_plugins
+def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
+    """Say what the packed set at PATH holds; of volumes also a folder of NIfTI files, from their headers.
+
+    PATH may be pictures with masks as well, a list or a folder of them, or a recipe that names such: their sizes, and
+    the share of the pixels that each class has.
+    """
+    from trainkit.data import importing, scene_import, volume_import
 
     volumes = volume_import.holds_volumes(path)
+    if not volumes and scene_import.holds_scenes(path):
+        with _bar("reading") as on_progress:
+            lines = scene_import.described(path, names=_label_names(names), plugins=plugins, on_progress=on_progress)
+        for line in lines:
+            click.echo(line)
+        return
+    if names is not None:
+        raise click.UsageError("--names is for pictures with masks")
     for key, value in (volume_import if volumes else importing).info(path).items():
         click.echo(f"{key:14} {value}")
     for line in volume_import.table(path) if volumes else ():
@@ -398,24 +412,35 @@ def info(path: Path) -> None:
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--against", multiple=True, type=click.Path(path_type=Path), help="Other splits to compare with.")
-@click.option("--names", metavar="A,B,...", help="NIfTI files: names of the labels 1, 2, ...; others are damage.")
+@click.option("--names", metavar="A,B,...", help="NIfTI: names of the labels 1, 2, ...; masks: of the values 0, 1, ...")
 @click.option("--patient", metavar="REGEX", help="NIfTI files: finds the patient in a file's name, in (...).")
-def verify(path: Path, against: tuple[Path, ...], names: str | None, patient: str | None) -> int:
-    """Read every byte of the packed set, or of the NIfTI files, at PATH and name what is damaged or odd.
+@_plugins
+def verify(
+    path: Path, against: tuple[Path, ...], names: str | None, patient: str | None, plugins: tuple[str, ...]
+) -> int:
+    """Read every byte of the packed set, of the NIfTI files, or of the pictures and masks at PATH and name what is
+    damaged or odd.
 
-    Damage is exit code 2. Of NIfTI files it is all that keeps a case from being imported. Of a folder of splits, such
-    as train and val, each is read and compared with the others.
+    Damage is exit code 2. Of files it is all that keeps a set from being imported or trained on. Of a folder of splits,
+    such as train and val, each is read and compared with the others. PATH may be a recipe of pictures with masks: each
+    set that it names is read, and its crop and scales are held against the pictures.
     """
-    from trainkit.data import importing, volume_import
+    from trainkit.data import importing, scene_import, volume_import
 
     volumes = volume_import.holds_volumes(path)
-    for flag, value in {"--names": names, "--patient": patient}.items():
-        if value is not None and not volumes:
-            raise click.UsageError(f"{flag} is for NIfTI files")
+    scenes = not volumes and scene_import.holds_scenes(path)
+    if names is not None and not (volumes or scenes):
+        raise click.UsageError("--names is for NIfTI files and for masks")
+    if patient is not None and not volumes:
+        raise click.UsageError("--patient is for NIfTI files")
     with _bar("verifying", "case" if volumes else "picture") as on_progress:
         if volumes:
             found = volume_import.verify(
                 path, against=against, names=_label_names(names), patient=patient, on_progress=on_progress
+            )
+        elif scenes:
+            found = scene_import.verify(
+                path, against=against, names=_label_names(names), plugins=plugins, on_progress=on_progress
             )
         else:
             found = importing.verify(path, against=against, on_progress=on_progress)
