@@ -133,7 +133,7 @@ class Labels:
         listed = []
         for n in np.argsort(-counts, kind="stable").tolist():
             y, x = divmod(int(places[n]), codes.shape[1])
-            listed.append(f"{self._called(int(strange[n]))} in {counts[n]} pixels, first at x {x}, y {y}")
+            listed.append(f"{self._called(int(strange[n]))} ({counts[n]} px, first at x {x}, y {y})")
         share = f"{int(counts.sum())} of {codes.size} pixels"
         what = "colours" if self.palette else "values"
         found = f"{len(listed)} {what} outside the classes ({share}): {few(listed, _NAMED)}"

@@ -304,9 +304,14 @@ def _list(file: Path, root: Path) -> SceneSource:
         names = [_inside(cell, root) for cell in cells]
         if None in names:
             outside = cells[names.index(None)]
-            wrong.setdefault("lead out of the root", []).append(f"line {number} ({outside[:100]!r})")
+            wrong.setdefault("name no path below the root", []).append(f"line {number} ({outside[:100]!r})")
             continue
         image, mask = names
+        strange = [name for name in names if os.path.splitext(name)[1].lower() not in SUFFIXES]
+        if strange or image == mask:
+            what = "name no picture" if strange else "name one file as picture and mask"
+            wrong.setdefault(what, []).append(f"line {number} ({(strange or names)[0][:200]})")
+            continue
         found = True
         for what, name in (("a picture", image), ("a mask", mask)):
             if not there.has(root / name):
@@ -393,16 +398,27 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
     for known, read in ((_is_cityscapes, _cityscapes), (_is_voc, _voc)):
         if known(root):
             return read(root, split, part)
-    splits = _pairs_of_folders(root, split)
+    every = _pairs_of_folders(root, split)
+    splits = {name: some for name, pairs in every.items() if (some := [p for p in pairs if all(map(_has_pictures, p))])}
     if not splits:
+        if said := [
+            f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
+        ]:
+            raise UserError(str(root), f"no pictures in one or both of {few(said)}", "pictures and masks (.png)")
         raise UserError(str(root), "a folder of unknown layout", KNOWN)
-    name, (images, masks) = _chosen(splits, split, part, root)
+    name, pairs = _chosen(splits, split, part, root)
+    if len(pairs) > 1:
+        said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
+        remedy = "move the others away, or write a list of `image,label` a line"
+        raise UserError(str(root), f"several folders of pictures and masks: {said}", "one of each", remedy)
+    images, masks = pairs[0]
     where = f"{root}#{name}" if name else str(root)
-    found = _matched(root, _files(images), _files(masks), where)
+    scenes, left_out = _matched(_files(images), _files(masks), where)
     names = [folder / "names.json" for folder in dict.fromkeys((images.parent, masks.parent, root))]
     file = next((file for file in names if file.is_file()), None)
-    source = _made("folders", where, *found, labels=None if file is None else _named(file))
-    return source
+    if file is None:
+        return _made("folders", where, scenes, left_out=left_out)
+    return _made("folders", where, scenes, (file,), left_out, _named(file))
 
 
 def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) -> tuple[str, _T]:
@@ -427,8 +443,8 @@ def _words() -> frozenset[str]:
     return frozenset(word for words in _PARTS for word in words)
 
 
-def _pairs_of_folders(root: Path, split: str | None) -> dict[str, tuple[Path, Path]]:
-    """The folders of pictures and masks of each split; of one without splits by the name of nothing."""
+def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Path, Path]]]:
+    """Folders that may be of pictures and masks, by split; where there are no splits by the name of nothing."""
     below = _folders(root)
     found: dict[str, list[tuple[Path, Path]]] = {}
     for name, folder in below.items():
@@ -445,16 +461,7 @@ def _pairs_of_folders(root: Path, split: str | None) -> dict[str, tuple[Path, Pa
                 found.setdefault(name, []).append((inner[name], others[name]))
             if not both and images != root:
                 found.setdefault("", []).append((images, masks))
-    kept: dict[str, tuple[Path, Path]] = {}
-    for name, pairs in found.items():
-        pairs = [pair for pair in pairs if all(map(_has_pictures, pair))]
-        if len(pairs) > 1:
-            said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
-            remedy = "move the others away, or write a list of `image,label` a line"
-            raise UserError(str(root), f"several folders of pictures and masks: {said}", "one of each", remedy)
-        if pairs:
-            kept[name] = pairs[0]
-    return kept
+    return found
 
 
 def _of_kind(folders: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
@@ -493,10 +500,8 @@ def _files(root: Path) -> dict[str, Path]:
     return found
 
 
-def _matched(
-    root: Path, images: Mapping[str, Path], masks: Mapping[str, Path], where: str
-) -> tuple[list[Scene], tuple[Path, ...], tuple[str, ...]]:
-    """Scenes of pictures and masks of one name, the suffix apart; other files; and sentences about what fits none.
+def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) -> tuple[list[Scene], tuple[str, ...]]:
+    """Scenes of pictures and masks of one name, the suffix apart, and sentences about what fits none.
 
     Where no two names are alike, `x_leftImg8bit` and `x_mask` are as well. Raises UserError where nothing fits, or two
     pictures or masks would.
@@ -524,7 +529,7 @@ def _matched(
             said.append(f"{len(lonely)} {what}: {few(lonely)}")
     if odd:
         said.append(f"{len(odd)} files that are no pictures: {few(odd)}")
-    return scenes, (), tuple(said)
+    return scenes, tuple(said)
 
 
 def _other(files: Mapping[str, Path]) -> list[str]:
@@ -562,8 +567,9 @@ def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
     kinds = {end: {n: f for n, f in every.items() if n.endswith(end)} for end in _CITYSCAPES_ENDS}
     # As downloaded there are numbers, colours and instances of each; its tool writes the train ids as well.
     end = max(kinds, key=lambda end: len(kinds[end]))
-    found = _matched(root, _files(images), kinds[end], where)
-    return _made("Cityscapes", where, *found, labels=scene_labels.cityscapes(end == _CITYSCAPES_ENDS[1]))
+    scenes, left_out = _matched(_files(images), kinds[end], where)
+    labels = scene_labels.cityscapes(end == _CITYSCAPES_ENDS[1])
+    return _made("Cityscapes", where, scenes, left_out=left_out, labels=labels)
 
 
 _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
@@ -678,7 +684,7 @@ def _sample(text: str, part: str) -> SceneSource:
 
 
 def _table(path: Path, split: str | None, part: str) -> SceneSource:
-    table, value, size = _open_table(path, split, part)
+    table, value, size, split = _open_table(path, split, part)
     image, mask = _columns(str(path), table.schema)
     where = str(path) if split is None and value is None else f"{path}#{value or split}"
     if not size:
@@ -687,18 +693,19 @@ def _table(path: Path, split: str | None, part: str) -> SceneSource:
     return SceneSource(table.kind, where, rows, None, tuple(table.files))
 
 
-def _open_table(path: Path, split: str | None, part: str) -> tuple[tables.Table, str | None, int]:
-    if split is not None or part == "train":
-        return tables.open_table(path, split, _ROWS)
+def _open_table(path: Path, split: str | None, part: str) -> tuple[tables.Table, str | None, int, str | None]:
+    """The table, the value of its split column, how many rows that is, and the split that was found."""
+    if split is not None or part == _PARTS[0][0]:
+        return *tables.open_table(path, split, _ROWS), split
     for name in _aliases(part):
         try:
-            return tables.open_table(path, name, _ROWS)
+            return *tables.open_table(path, name, _ROWS), name
         except UserError:
             continue
     table, value, size = tables.open_table(path, None, _ROWS)
     if value is not None or not path.is_file():
         raise UserError(str(path), f"no split {part!r}", "the path with # and the name of a split")
-    return table, value, size
+    return table, value, size, None
 
 
 def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:

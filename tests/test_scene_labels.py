@@ -1,0 +1,241 @@
+"""What values and colours of mask files stand for, each against a loop over pixels."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from trainkit.data import scene_labels
+from trainkit.data.scene_labels import Labels, from_palette, numbered
+from trainkit.errors import UserError
+from trainkit.task import IGNORED
+
+NAMES = ("sky", "road", "tree", "car")
+COLOURS = {"sky": (0, 0, 0), "road": (128, 64, 128), "tree": (0, 128, 0), "car": (255, 255, 255)}
+
+
+def test_published_sets_are_as_published():
+    every = {
+        scene_labels.cityscapes(): 19,
+        scene_labels.camvid11(): 11,
+        scene_labels.ade20k(): 150,
+        scene_labels.voc(): 21,
+        scene_labels.coco_stuff(): 171,
+    }
+    for labels, count in every.items():
+        assert len(labels.names) == len(labels.colours) == count
+    known = {
+        "cityscapes": {
+            7: "road",
+            8: "sidewalk",
+            11: "building",
+            21: "vegetation",
+            26: "car",
+            31: "train",
+            33: "bicycle",
+        },
+        "camvid11": {0: "sky", 3: "road", 8: "car", 10: "bicyclist"},
+        "ade20k": {1: "wall", 3: "sky", 13: "person", 21: "car", 150: "flag"},
+        "voc": {0: "background", 1: "aeroplane", 15: "person", 20: "tvmonitor"},
+        "coco_stuff": {
+            0: "person",
+            2: "car",
+            12: "stop sign",
+            89: "toothbrush",
+            91: "banner",
+            123: "grass",
+            181: "wood",
+        },
+    }
+    nothing = {
+        "cityscapes": (0, 1, 4, 6, 9, 10, 14, 18, 29, 30),
+        "camvid11": (11,),
+        "ade20k": (0,),
+        "voc": (),
+        # Ids 12, 26, 29, 30, 45, 66, 68, 69, 71, 83 and 91, less one.
+        "coco_stuff": (11, 25, 28, 29, 44, 65, 67, 68, 70, 82, 90),
+    }
+    for name, values in known.items():
+        labels = getattr(scene_labels, name)()
+        table = dict(labels.values)
+        assert {value: labels.names[table[value]] for value in values} == values
+        assert {value for value, number in table.items() if number == IGNORED} >= {*nothing[name], 255}
+        kept = [value for value, number in labels.values if number != IGNORED]
+        assert kept == sorted(kept) and len(kept) == len(labels.names)
+    assert len(scene_labels.cityscapes().values) == 35
+    dropped = [value for value, number in scene_labels.coco_stuff().values if number == IGNORED]
+    assert sorted(dropped) == [*nothing["coco_stuff"], 255]
+
+
+def test_train_ids_are_the_classes_themselves():
+    for labels in (scene_labels.cityscapes(True), scene_labels.coco_stuff_train_ids()):
+        mask = np.arange(len(labels.names), dtype=np.uint8)[None]
+        assert (labels.classes(mask, "m") == mask).all()
+    assert scene_labels.cityscapes(True).names == scene_labels.cityscapes().names
+    assert scene_labels.cityscapes(True).key != scene_labels.cityscapes().key
+
+
+def test_cityscapes_numbers_become_train_ids():
+    every = np.arange(34, dtype=np.uint8)[None]
+    found = scene_labels.cityscapes().classes(every, "m")[0].tolist()
+    # The table of its scripts, written down by number.
+    expected = [255] * 7 + [0, 1, 255, 255, 2, 3, 4, 255, 255, 255, 5, 255, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+    assert found == [*expected, 255, 255, 16, 17, 18]
+
+
+def test_colours_of_voc_differ_and_are_its_own():
+    colours = scene_labels.bit_colours(256)
+    assert len(set(colours)) == 256
+    known = {0: (0, 0, 0), 1: (128, 0, 0), 2: (0, 128, 0), 4: (0, 0, 128), 8: (64, 0, 0), 15: (192, 128, 128)}
+    assert {n: colours[n] for n in known} == known
+    assert colours[20] == (0, 64, 128) and colours[255] == (224, 224, 192)
+
+
+def test_names_are_those_of_the_values_that_are_not_ignored():
+    assert numbered(NAMES, (4,)).values == ((0, 0), (1, 1), (2, 2), (3, 3), (4, 255), (255, 255))
+    assert dict(numbered(NAMES, (0, 3)).values) == {1: 0, 2: 1, 4: 2, 5: 3, 0: 255, 3: 255, 255: 255}
+    # 255 is never a class, and classes may lie beyond it.
+    many = numbered([f"c{n}" for n in range(255)], (0,))
+    assert dict(many.values)[254] == 253 and dict(many.values)[256] == 254 and dict(many.values)[255] == 255
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrays.arrays(
+        np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.sampled_from([0, 1, 2, 5, 9, 255])
+    ),
+    st.sets(st.sampled_from([0, 1, 5, 9]), max_size=3),
+    st.booleans(),
+)
+def test_numbers_against_a_loop(mask, ignored, wide):
+    labels = numbered(NAMES, sorted(ignored))
+    table = dict(labels.values)
+    # A grey picture may have been saved as RGB, or with 16 bits.
+    given = mask.astype(np.uint16) if wide else np.repeat(mask[..., None], 3, 2)
+    strange = Counter(int(value) for value in mask.ravel() if int(value) not in table)
+    if not strange:
+        found = labels.classes(given, "m.png")
+        assert found.dtype == np.uint8
+        assert found.tolist() == [[table[int(value)] for value in row] for row in mask]
+        return
+    with pytest.raises(UserError) as raised:
+        labels.classes(given, "m.png")
+    assert _told(raised.value) == {str(value): (count, *_first(mask == value)) for value, count in strange.items()}
+    assert f"({sum(strange.values())} of {mask.size} pixels)" in raised.value.found
+
+
+def _told(error: UserError) -> dict[str, tuple[int, int, int]]:
+    """Value or colour to pixels and the first x and y, as a message says it."""
+    assert error.where == "m.png"
+    found = re.findall(r"(\[[\d, ]+\]|\d+) \((\d+) px, first at x (\d+), y (\d+)\)", error.found)
+    return {value: (int(count), int(x), int(y)) for value, count, x, y in found}
+
+
+def _first(there: np.ndarray) -> tuple[int, int]:
+    y, x = next((y, x) for y in range(there.shape[0]) for x in range(there.shape[1]) if there[y, x])
+    return x, y
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrays.arrays(np.uint8, st.tuples(st.integers(1, 4), st.integers(1, 5)), elements=st.integers(0, 6)),
+    st.booleans(),
+)
+def test_colours_against_a_loop(numbers, ignored):
+    every = [*COLOURS.values(), (10, 20, 30), (10, 20, 31), (128, 64, 129)]
+    labels = from_palette(COLOURS, [(10, 20, 30)] if ignored else [])
+    mask = np.asarray(every, np.uint8)[numbers]
+    table = {colour: n for n, colour in enumerate(COLOURS.values())} | ({(10, 20, 30): IGNORED} if ignored else {})
+    colours = [[tuple(pixel) for pixel in row] for row in mask.tolist()]
+    strange = Counter(colour for row in colours for colour in row if colour not in table)
+    if not strange:
+        assert labels.classes(mask, "m.png").tolist() == [[table[colour] for colour in row] for row in colours]
+        return
+    with pytest.raises(UserError) as raised:
+        labels.classes(mask, "m.png")
+    where = {colour: _first((mask == colour).all(-1)) for colour in strange}
+    assert _told(raised.value) == {str(list(c)): (count, *where[c]) for c, count in strange.items()}
+
+
+def test_grey_numbers_are_colours_where_there_is_a_palette():
+    labels = from_palette({"nothing": (0, 0, 0), "thing": (255, 255, 255)})
+    mask = np.array([[0, 255], [255, 0]], np.uint8)
+    assert labels.classes(mask, "m").tolist() == [[0, 1], [1, 0]]
+    with pytest.raises(UserError, match=r"\[7, 7, 7\] \(1 px, first at x 1, y 0\)"):
+        labels.classes(np.array([[0, 7]], np.uint8), "m")
+    with pytest.raises(UserError, match="16 bits"):
+        labels.classes(mask.astype(np.uint16), "m")
+
+
+def test_a_coloured_mask_is_no_mask_of_numbers():
+    mask = np.zeros((2, 2, 3), np.uint8)
+    mask[0, 1] = 1, 2, 3
+    with pytest.raises(UserError, match=r"a.png: a coloured mask \(2 colours\).*data.palette"):
+        numbered(NAMES).classes(mask, "a.png")
+
+
+def test_what_is_outside_the_classes_is_named_with_the_most_frequent_first():
+    mask = np.zeros((100, 100), np.uint8)
+    mask[5, 7:10], mask[9, 9] = 200, 12
+    with pytest.raises(UserError) as raised:
+        scene_labels.camvid11().classes(mask, "a.png")
+    found = "2 values outside the classes (4 of 10000 pixels): 200 (3 px, first at x 7, y 5), "
+    assert raised.value.found == found + "12 (1 px, first at x 9, y 9)"
+    assert raised.value.expected == "0 to 10, or where a pixel has no class 11, 255"
+    noise = np.arange(100, 120, dtype=np.uint8).reshape(4, 5)
+    with pytest.raises(UserError, match=r"20 values outside the classes .* and 12 more"):
+        numbered(NAMES).classes(noise, "a.png")
+    with pytest.raises(UserError, match="65535 "):
+        numbered(NAMES).classes(np.array([[65535]], np.uint16), "a.png")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: numbered(["sky"]), "1 classes; 2 to 255"),
+        (lambda: numbered([f"c{n}" for n in range(256)]), "256 classes"),
+        (lambda: numbered(["sky", "sky", "road"]), "of one name: sky"),
+        (lambda: numbered(["sky", " "]), "' '"),
+        (lambda: numbered(["sky", "a\nb"]), "printable"),
+        (lambda: numbered(["sky", "x" * 201]), "201 characters"),
+        (lambda: numbered(NAMES, (-1,)), "values -1"),
+        (lambda: numbered(NAMES, (1 << 16,)), "values 65536"),
+        (lambda: numbered(NAMES, colours=[(0, 0, 0)]), "1 colours for 4 classes"),
+        (lambda: from_palette(COLOURS | {"car": (0, 0, 0)}), "one colour for several classes"),
+        (lambda: from_palette(COLOURS, [(0, 128, 0)]), "one colour for several classes"),
+        (lambda: from_palette(COLOURS | {"car": (0, 0, 256)}), "256"),
+        (lambda: from_palette(COLOURS | {"car": (0, 0)}), "red, green and blue"),
+        (lambda: Labels(NAMES), "either numbers or colours"),
+        (lambda: Labels(NAMES, values=((0, 0), (1, 1), (2, 2))), "nothing in a file stands for: car"),
+        (lambda: Labels(NAMES, values=((0, 0), (1, 1), (2, 2), (3, 7))), "0 to 3"),
+    ],
+)
+def test_tables_that_cannot_be_meant_are_refused(make, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make()
+
+
+def test_keys_tell_tables_apart():
+    made = [
+        numbered(NAMES),
+        numbered(NAMES, (4,)),
+        numbered(NAMES, colours=list(COLOURS.values())),
+        numbered((*NAMES[:3], "bus")),
+        from_palette(COLOURS),
+        from_palette(COLOURS, [(1, 1, 1)]),
+        from_palette(dict(zip(COLOURS, reversed(COLOURS.values()), strict=True))),
+    ]
+    assert len({repr(labels.key) for labels in made}) == len(made)
+    assert repr(numbered(list(NAMES)).key) == repr(numbered(NAMES).key)
+
+
+def test_arrays_that_are_no_masks_are_a_programmers_mistake():
+    for mask in (np.zeros((2, 2), np.int64), np.zeros(4, np.uint8), np.zeros((2, 2, 4), np.uint8)):
+        with pytest.raises(ValueError, match="a mask of"):
+            numbered(NAMES).classes(mask, "m")
