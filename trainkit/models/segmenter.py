@@ -117,7 +117,8 @@ class Norm:
     """Batch norm over the micro-batch of a process; over the micro-batches of all processes; or group norm (Wu & He,
     ECCV 2018, arXiv 1803.08494), which sees each picture alone."""
     groups: int = 32
-    """Of group norm: the channels are parted into the largest number of groups that divides them, up to this."""
+    """Of group norm: the channels are parted into the largest number of groups that divides them, up to this, with 4
+    channels or more in each."""
 
     def __post_init__(self) -> None:
         if self.groups < 1:

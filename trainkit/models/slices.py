@@ -154,14 +154,16 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
     inner = next(module for module in net.modules() if hasattr(module, "feature_info"))
     weights.read_tensors(file)  # timm reads it again, and is not asked to judge it
     info = inner.feature_info
+    given = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(file)}}
     try:
+        # The whole classifier first: of its maps alone timm leaves at random whatever the file does not hold.
+        timm.create_model(timm_name(encoder), **given)
         filled = timm.create_model(
             timm_name(encoder),
             features_only=True,
             out_indices=tuple(info.out_indices),
             in_chans=next(p.shape[1] for p in inner.parameters() if p.ndim == 4),
-            pretrained=True,
-            pretrained_cfg_overlay={"file": str(file)},
+            **given,
         )
     except (RuntimeError, ValueError, AssertionError, KeyError) as error:
         raise unfit(f"weights {file} in {encoder}", error) from error

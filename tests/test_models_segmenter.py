@@ -1,0 +1,254 @@
+"""Networks of pictures behind one face: what they give, what learns, where weights come from, what is refused."""
+
+from __future__ import annotations
+
+from typing import get_args, get_type_hints
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from trainkit import weights
+from trainkit.errors import UserError
+from trainkit.models import points as pointwise
+from trainkit.models import segmenter
+from trainkit.models.points import PointSpec
+from trainkit.models.segmenter import BiSeNetV1Spec, BiSeNetV2Spec, Norm, SceneNet, SmpSpec
+from trainkit.task import Meta
+
+META = Meta(5, (3, 64, 96), "x", tuple("abcde"))
+V1 = BiSeNetV1Spec(name="bisenetv1", encoder="test_resnet", width=0.125)
+V2 = BiSeNetV2Spec(name="bisenetv2", width=0.125)
+FPN = SmpSpec(name="smp", encoder="tu-test_resnet", decoder="fpn", args={"decoder_pyramid_channels": 16})
+UNET = SmpSpec(name="smp", encoder="tu-test_resnet", decoder="unet", args={"decoder_channels": [32, 16, 8, 8, 8]})
+POINTS = PointSpec(points=64, near=0.25, channels=16, subdivide=100)
+NETS = {"v1": (V1, 8, 3), "v2": (V2, 8, 5), "fpn": (FPN, 4, 1), "unet": (UNET, 1, 1)}
+
+
+def made(spec, points=None, norm=None, meta=META, found=None) -> SceneNet:
+    torch.manual_seed(0)
+    return segmenter.build(spec, points, norm or Norm(), meta, found or {})[0]
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_network_gives_scores_at_its_stride_and_everything_learns(name):
+    spec, stride, outputs = NETS[name]
+    net = made(spec, POINTS)
+    assert net.training and net.body.stride == stride and net.multiple == 32
+    out = net(torch.randn(2, 3, 64, 96), torch.rand(2, 64, 96) * 16)
+    assert len(out["logits"]) == outputs and out["logits"][0].shape == (2, 5, 64 // stride, 96 // stride)
+    assert out["points"].shape == (2, 64, 2) and out["point_logits"].shape == (2, 5, 64)
+    (sum(x.square().sum() for x in out["logits"]) + out["point_logits"].square().sum()).backward()
+    assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
+    for classes in (m for m in net.modules() if isinstance(m, nn.Conv1d | nn.Conv2d) and len(m.weight) == 5):
+        assert any("head" in name for name, module in net.named_modules() if module is classes)
+
+
+@pytest.mark.parametrize("name", ["v2", "fpn", "unet"])
+@torch.no_grad()
+def test_in_evaluation_there_are_the_main_scores_and_with_points_they_have_the_size_of_the_picture(name):
+    spec, stride, _ = NETS[name]
+    image = torch.randn(2, 3, 64, 128)
+    plain, pointed = made(spec).eval(), made(spec, POINTS).eval()
+    pointed.body.load_state_dict(plain.body.state_dict())
+    (coarse,) = plain(image)["logits"]
+    assert plain(image).keys() == {"logits"} and coarse.shape == (2, 5, 64 // stride, 128 // stride)
+    (refined,) = pointed(image)["logits"]
+    assert refined.shape == (2, 5, 64, 128)
+    fine = pointed.body(image)["fine"]
+    assert fine.shape[1:] == (pointed.body.fine_channels, 16, 32)
+    coarse = pointwise.pooled(coarse, stride)
+    torch.testing.assert_close(refined, pointwise.refine(pointed.point_head, coarse, fine, (64, 128), POINTS))
+
+
+def test_points_are_sampled_from_the_maps_of_the_network():
+    net = made(FPN, PointSpec(points=8, channels=16))
+    maps, seen = net.body.register_forward_hook, {}
+    maps(lambda module, given, out: seen.update(out))
+    out = net(torch.randn(2, 3, 64, 64))
+    with torch.no_grad():
+        inside = [pointwise.sample(x, out["points"]) for x in (seen["fine"], seen["logits"][0])]
+        torch.testing.assert_close(out["point_logits"], net.point_head(*inside))
+
+
+def test_points_near_boundaries_need_distances_in_training_alone():
+    net, image = made(FPN, POINTS), torch.randn(2, 3, 64, 64)
+    with pytest.raises(UserError, match=r"task\.points\.near: 0\.25, without distances; expected data\.distance"):
+        net(image)
+    net.eval()(image)
+
+
+@pytest.mark.parametrize("decoder", ["linknet", "pspnet", "segformer"])
+def test_decoders_of_the_library_need_nothing_said(decoder):
+    net = made(SmpSpec(name="smp", encoder="tu-test_resnet", decoder=decoder), PointSpec(points=8, channels=4))
+    out = net(torch.randn(2, 3, 64, 96))
+    assert 64 % out["logits"][0].shape[2] == 0 and out["logits"][0].shape[1] == 5
+    (sum(x.sum() for x in out["logits"]) + out["point_logits"].sum()).backward()
+    assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["tu-resnet18", "resnet18", "tu-pvt_v2_b0", "tu-convnext_atto", "efficientnet-b0"])
+@pytest.mark.parametrize("decoder", get_args(get_type_hints(SmpSpec)["decoder"]))
+def test_encoders_and_decoders_fit_or_say_so(encoder, decoder):
+    meta = Meta(5, (3, 128, 192), "x")
+    try:
+        net = made(SmpSpec(name="smp", encoder=encoder, decoder=decoder), PointSpec(points=8, channels=4), meta=meta)
+    except UserError as error:
+        assert encoder in ("tu-pvt_v2_b0", "tu-convnext_atto", "efficientnet-b0"), error
+        assert "task.net" in str(error)
+        return
+    out = net(torch.randn(2, 3, 128, 192))
+    (sum(x.sum() for x in out["logits"]) + out["point_logits"].sum()).backward()
+    assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
+
+
+def test_what_no_score_depends_on_is_frozen_and_said():
+    spec = SmpSpec(name="smp", encoder="resnet18", decoder="pspnet")
+    net, notes = segmenter.build(spec, None, Norm(), META, {})
+    encoder = timm.create_model("resnet18")
+    idle = sum(p.numel() for layer in (encoder.layer3, encoder.layer4) for p in layer.parameters())
+    assert f"{idle:,} parameters of resnet18 that pspnet does not read are frozen" in notes
+    assert sum(p.numel() for p in net.parameters() if not p.requires_grad) == idle
+    assert net.multiple == 8
+
+
+def test_looking_at_a_network_leaves_no_trace():
+    net = made(UNET)
+    assert all(p.grad is None for p in net.parameters())
+    norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms and all(m.training and not m.num_batches_tracked and not m.running_mean.any() for m in norms)
+    assert same(net, made(UNET))
+
+
+def test_what_is_built_is_said():
+    net, notes = segmenter.build(V2, POINTS, Norm(), META, {})
+    count = sum(p.numel() for p in net.parameters())
+    head = sum(p.numel() for p in net.point_head.parameters())
+    assert notes == [
+        f"bisenetv2: width 0.125, logits at stride 8, {count:,} parameters",
+        f"points: {head:,} of the parameters; 64 points a picture: 16 near boundaries, 36 unsure, 12 anywhere",
+    ]
+
+
+def test_norms_are_replaced():
+    plain = made(V2, POINTS)
+    for kind, wanted in (("sync", "SyncBatchNorm2d"), ("group", "GroupNorm")):
+        net = made(V2, POINTS, Norm(name=kind, groups=4))
+        kinds = {type(m).__name__ for m in net.modules() if "Norm" in type(m).__name__}
+        assert kinds == {wanted}
+        assert dict(net.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+        assert net(torch.randn(2, 3, 64, 96), torch.rand(2, 64, 96))["logits"][0].isfinite().all()
+    with pytest.raises(ValueError, match="groups is 0"):
+        Norm(groups=0)
+
+
+def test_pretrained_weights_fill_the_encoder(tmp_path):
+    whole, file = timm.create_model("test_resnet"), tmp_path / "model.safetensors"
+    weights.write_tensors(file, whole.state_dict())
+    spec = SmpSpec(name="smp", encoder="tu-test_resnet.r160_in1k", decoder="fpn", weights="pretrained")
+    for norm in ("batch", "group"):
+        net = made(spec, norm=Norm(name=norm), found={"net": file})
+        own = dict(net.body.encoder.model.named_parameters())
+        theirs = dict(whole.named_parameters())
+        assert own and all(torch.equal(p, theirs[name]) for name, p in own.items())
+    weights.write_tensors(file, timm.create_model("test_convnext").state_dict())
+    with pytest.raises(UserError, match=r"weights .*model\.safetensors in tu-test_resnet\.r160_in1k: "):
+        made(spec, found={"net": file})
+
+
+def test_pretrained_weights_fill_the_context_path(tmp_path):
+    whole, file = timm.create_model("test_resnet"), tmp_path / "model.safetensors"
+    weights.write_tensors(file, whole.state_dict())
+    spec = BiSeNetV1Spec(name="bisenetv1", encoder="test_resnet.r160_in1k", width=0.125, weights="pretrained")
+    net = made(spec, found={"net": file})
+    own, theirs = net.body.encoder.state_dict(), whole.state_dict()
+    assert len(own) > 50 and all(torch.equal(x, theirs[name]) for name, x in own.items())
+
+
+def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):
+    file, body = tmp_path / "model.safetensors", tmp_path / "body.safetensors"
+    first = made(V2, POINTS)
+    weights.write_tensors(file, first.state_dict())
+    torch.manual_seed(1)
+    second, notes = segmenter.build(V2, POINTS, Norm(), META, {"net": file})
+    assert same(first, second) and len(notes) == 2
+    weights.write_tensors(body, first.body.state_dict())
+    torch.manual_seed(1)
+    third, notes = segmenter.build(V2, POINTS, Norm(), META, {"net": body})
+    assert same(first.body, third.body)
+    assert notes[-1] == f"{body} has no head for points: it starts at random"
+    assert not torch.equal(third.point_head.layers[0].weight, first.point_head.layers[0].weight)
+    for spec, points, classes in ((FPN, POINTS, 5), (V2, None, 5), (V2, POINTS, 4)):
+        with pytest.raises(UserError, match="does not fit"):
+            made(spec, points, meta=Meta(classes, (3, 64, 96), "x"), found={"net": file})
+
+
+def test_weights_are_found_where_the_recipe_says():
+    assert segmenter.source_of(V1) is None and segmenter.source_of(V2) is None
+    assert segmenter.source_of(BiSeNetV1Spec(name="bisenetv1", weights="pretrained")) == "timm:resnet18.tv_in1k"
+    assert segmenter.source_of(BiSeNetV2Spec(name="bisenetv2", weights="run:abc")) == "run:abc"
+    spec = SmpSpec(name="smp", encoder="tu-resnet18.a1_in1k", decoder="fpn", weights="pretrained")
+    assert segmenter.source_of(spec) == "timm:resnet18.a1_in1k"
+
+
+@pytest.mark.parametrize(
+    ("cls", "given", "said"),
+    [
+        (BiSeNetV1Spec, {"width": 0.0}, "width is 0.0"),
+        (BiSeNetV1Spec, {"encoder": "resnet18", "weights": "pretrained"}, "need a tag, as in resnet18.tv_in1k"),
+        (BiSeNetV2Spec, {"width": 9.0}, "width is 9.0"),
+        (BiSeNetV2Spec, {"weights": "pretrained"}, "no encoder with such weights"),
+        (SmpSpec, {"encoder": "resnet18", "decoder": "fpn", "weights": "pretrained"}, "those of timm"),
+        (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "weights": "pretrained"}, "need a tag"),
+        (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "args": {"classes": 3}}, "args names classes"),
+    ],
+)
+def test_what_no_network_can_be_is_refused(cls, given, said):
+    names = {BiSeNetV1Spec: "bisenetv1", BiSeNetV2Spec: "bisenetv2", SmpSpec: "smp"}
+    with pytest.raises(ValueError, match=said):
+        cls(name=names[cls], **given)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (SmpSpec(name="smp", encoder="tu-resnet1", decoder="fpn"), "has no model 'resnet1'; did you mean"),
+        (SmpSpec(name="smp", encoder="resnet81", decoder="fpn"), "has no encoder 'resnet81'; did you mean resnet18"),
+        (BiSeNetV1Spec(name="bisenetv1", encoder="resnet1"), "has no model 'resnet1'"),
+        (BiSeNetV1Spec(name="bisenetv1", encoder="vit_tiny_patch16_224"), "as a context path: "),
+        (
+            SmpSpec(name="smp", encoder="tu-test_resnet", decoder="fpn", args={"depth": 3}),
+            "depth: fpn has none; expected decoder_dropout, decoder_interpolation",
+        ),
+        (
+            SmpSpec(name="smp", encoder="tu-test_resnet", decoder="unet", args={"decoder_channels": [8]}),
+            "unet over tu-test_resnet: ",
+        ),
+        (SmpSpec(name="smp", encoder="tu-test_vit", decoder="fpn"), "fpn over tu-test_vit: "),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(spec, said):
+    with pytest.raises(UserError) as caught:
+        made(spec)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", [V2, FPN])
+@pytest.mark.parametrize(("crop", "near"), [((65, 96), "[64, 96]"), ((10, 50), "[32, 64]")])
+def test_a_crop_that_cannot_be_divided_is_refused(spec, crop, near):
+    with pytest.raises(UserError) as caught:
+        made(spec, meta=Meta(5, (3, *crop), "x"))
+    assert "data.crop" in str(caught.value) and f"the nearest is {near}" in str(caught.value)
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"segmentation_models_pytorch is not installed; .*trainkit\[segmentation\]"):
+        made(FPN)
