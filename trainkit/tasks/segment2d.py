@@ -177,7 +177,8 @@ class Deployable(nn.Module):
         """RGB (B, 3, H, W), 0 .. 255, to logits (B, classes, H, W), float32."""
         height, width = pixels.shape[2:]
         image = (pixels / 255 - self.mean) / self.std
-        size = [-(-side // self.multiple) * self.multiple for side in (height, width)]
+        # Of numbers from 0 alone: exported, a division of negative ones is rounded towards 0.
+        size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
         if size != [height, width]:
             image = F.interpolate(image, size, mode="bilinear", align_corners=False)
         return resized(self.net(image)["logits"][0], (height, width))
