@@ -1,0 +1,628 @@
+"""Layouts of pictures with masks: what is found, what is said about what does not fit, and how masks are read."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import sys
+import threading
+import types
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scenes
+from PIL import Image
+
+from trainkit.data import hub, packing, pictures, scene_labels, scene_sources
+from trainkit.data.scene_labels import from_palette, numbered
+from trainkit.data.scene_sources import Scene, classes_of, open_scenes, picture_shape, read_mask
+from trainkit.errors import UserError
+
+LABELS = numbered(scenes.NAMES[: scenes.CLASSES])
+
+
+def drawn(part: int, n: int, classes: int = scenes.CLASSES) -> np.ndarray:
+    return scenes.scene(1000 * part + n, scenes.SIZE, classes)[1]
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+@pytest.mark.parametrize(
+    ("write", "kind", "ids", "labels"),
+    [
+        (scenes.camvid, "folders of pictures and masks", "p{n:03d}.png", None),
+        (scenes.folders, "folders of pictures and masks", "p{n:03d}.jpg", None),
+        (
+            lambda root: scenes.folders(root, inside=False, masks="labels"),
+            "folders of pictures and masks",
+            "p{n:03d}.jpg",
+            None,
+        ),
+        (scenes.ade20k, "ADE20K", "ADE_{part}_{n:08d}.jpg", scene_labels.ade20k()),
+        (scenes.voc, "Pascal VOC", "2007_{p}{n:05d}", scene_labels.voc()),
+        (scenes.coco_stuff, "COCO-Stuff", "{p}{n:011d}.jpg", scene_labels.coco_stuff()),
+        (scenes.listed, "image list", "data/{part}/p{n:03d}.jpg", None),
+        (scenes.parquet, "parquet", "row {n}", None),
+    ],
+)
+def test_every_layout_gives_its_pictures_in_order_each_with_its_own_mask(tmp_path, write, kind, ids, labels, part):
+    place = str(write(tmp_path / "set")).replace("train.txt", f"{part}.txt")
+    # A list is of one split; elsewhere the split may be named, or be that which is asked for.
+    named = [place] if place.endswith(".txt") else [f"{place}#{part}", place]
+    p = int(part == "val")
+    for text in named:
+        source = open_scenes(text, part)
+        assert (source.kind, source.labels, source.left_out) == (kind, labels, ())
+        assert source.ids() == [ids.format(n=n, p=p, part=part) for n in range(len(source))]
+        assert [scene.id for scene in source.scenes] == source.ids()
+        for n, scene in enumerate(source.scenes):
+            expected = drawn(p, n, 5 if write is scenes.voc else 4)
+            if write is scenes.coco_stuff:
+                expected = np.where(expected == 3, 170, expected)
+            assert (classes_of(scene, labels or LABELS) == expected).all()
+            assert picture_shape(scene) == scenes.SIZE
+    assert all(file.is_file() for file in source.files)
+
+
+@pytest.mark.parametrize("kind", ["Ids", "TrainIds"])
+def test_cityscapes(tmp_path, kind):
+    source = open_scenes(f"{scenes.cityscapes(tmp_path, kind=kind)}#val")
+    assert source.kind == "Cityscapes" and source.labels == scene_labels.cityscapes(kind == "TrainIds")
+    assert source.ids()[0] == "valburg/valburg_000000_000019_leftImg8bit.png" and len(source) == 4
+    assert source.left_out == ()
+    for n, scene in enumerate(source.scenes):
+        assert (classes_of(scene, source.labels) == drawn(2 + n // 2, n % 2)).all()
+
+
+def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
+    place = scenes.camvid(tmp_path, ignored=11, names="0006R0_f{:05d}")
+    source = open_scenes(f"{place}#val")
+    assert (source.kind, source.labels) == ("CamVid", scene_labels.camvid11())
+    assert (classes_of(source.scenes[2], source.labels) == drawn(1, 2)).all()
+    # One that is called otherwise, and it may be anything.
+    scenes.put(place / "val" / "mine.png", scenes.scene(5)[0])
+    scenes.put(place / "valannot" / "mine.png", scenes.scene(5)[1])
+    assert open_scenes(f"{place}#val").labels is None
+
+
+def test_a_list_of_a_published_set_has_its_classes(tmp_path):
+    scenes.cityscapes(tmp_path)
+    rows = []
+    for n in range(2):
+        name = f"train/trainburg/trainburg_{n:06d}_000019"
+        rows.append((f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png"))
+    source = open_scenes(str(scenes.write_list(tmp_path / "train.txt", rows)))
+    assert (source.kind, source.labels) == ("image list", scene_labels.cityscapes())
+
+
+def test_masks_of_one_folder_without_splits(tmp_path):
+    scenes.folders(tmp_path, splits=())
+    source = open_scenes(str(tmp_path), "val")
+    assert source.where == str(tmp_path) and len(source) == 4
+    with pytest.raises(UserError, match="no such split"):
+        open_scenes(f"{tmp_path}#train")
+
+
+def test_pictures_below_folders_are_matched_by_their_path(tmp_path):
+    for city in ("aachen", "ulm"):
+        scenes.folders(tmp_path / city, pictures=2, splits=(), seed=len(city))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        (tmp_path / city / "images").rename(tmp_path / "images" / city)
+        (tmp_path / city / "masks").rename(tmp_path / "masks" / city)
+        (tmp_path / city).rmdir()
+    source = open_scenes(str(tmp_path))
+    assert source.ids() == ["aachen/p000.jpg", "aachen/p001.jpg", "ulm/p000.jpg", "ulm/p001.jpg"]
+    assert (classes_of(source.scenes[3], LABELS) == scenes.scene(len("ulm") + 1)[1]).all()
+    # Folders of any name are splits where one is asked for.
+    assert open_scenes(f"{tmp_path}#ulm").ids() == ["p000.jpg", "p001.jpg"]
+
+
+def test_names_with_and_without_tails(tmp_path):
+    for n in range(2):
+        picture, mask = scenes.scene(n)
+        scenes.put(tmp_path / "images" / f"a{n}_image.png", picture)
+        scenes.put(tmp_path / "masks" / f"a{n}_mask.png", mask)
+    assert open_scenes(str(tmp_path)).ids() == ["a0_image.png", "a1_image.png"]
+
+
+def test_what_fits_no_other_is_counted_and_named(tmp_path):
+    scenes.folders(tmp_path, pictures=8, splits=())
+    for n in range(7):
+        (tmp_path / "masks" / f"p{n:03d}.png").unlink()
+    scenes.put(tmp_path / "masks" / "other.png", scenes.scene()[1])
+    (tmp_path / "masks" / "notes.txt").write_text("hello")
+    (tmp_path / "masks" / ".hidden.png").write_text("")
+    source = open_scenes(str(tmp_path))
+    assert source.ids() == ["p007.jpg"]
+    assert source.left_out == (
+        "7 pictures without a mask: p000.jpg, p001.jpg, p002.jpg, p003.jpg, p004.jpg and 2 more",
+        "1 masks without a picture: other.png",
+        "1 files that are no pictures: notes.txt",
+    )
+    (tmp_path / "masks" / "p007.png").unlink()
+    with pytest.raises(UserError, match=r"8 pictures \(p000.jpg, .*\), 1 masks \(other.png\), no two of one name"):
+        open_scenes(str(tmp_path))
+
+
+def test_two_pictures_of_one_name_are_refused(tmp_path):
+    scenes.folders(tmp_path, splits=())
+    scenes.put(tmp_path / "images" / "p001.png", scenes.scene(9)[0])
+    with pytest.raises(UserError, match=r"1 pictures of one name: p001.jpg and p001.png"):
+        open_scenes(str(tmp_path))
+
+
+def test_two_folders_of_masks_are_refused(tmp_path):
+    scenes.folders(tmp_path, splits=())
+    scenes.folders(tmp_path, splits=(), masks="labels")
+    with pytest.raises(UserError, match="images with labels, images with masks"):
+        open_scenes(str(tmp_path))
+
+
+def test_splits_are_chosen_by_name_and_never_by_chance(tmp_path):
+    root = scenes.folders(tmp_path, splits=("training", "validation"))
+    assert open_scenes(f"{root}#val").where == f"{root}#validation"
+    assert open_scenes(str(root), "train").where == f"{root}#training"
+    with pytest.raises(UserError, match=r"no such split; expected one of #training, #validation"):
+        open_scenes(f"{root}#test")
+    with pytest.raises(UserError, match=r"no split 'test'; expected the path with #training, #validation"):
+        open_scenes(str(root), "test")
+    only = scenes.folders(tmp_path / "only", splits=("train",))
+    with pytest.raises(UserError, match="no split 'val'"):
+        open_scenes(str(only), "val")
+
+
+def test_coco_stuff_in_other_places(tmp_path):
+    # As unpacked: pictures in `train2017` itself, and annotations of boxes that are no masks.
+    root = scenes.coco_stuff(tmp_path / "a")
+    for split in ("train2017", "val2017"):
+        (root / "images" / split).rename(root / split)
+    (root / "images").rmdir()
+    (root / "annotations").mkdir()
+    (root / "annotations" / "instances_train2017.json").write_text("{}")
+    assert open_scenes(f"{root}#train").labels == scene_labels.coco_stuff()
+    # As mmsegmentation converts it: numbers without gaps.
+    for n in range(2):
+        picture, mask = scenes.scene(n)
+        scenes.put(tmp_path / "b" / "images" / "train2017" / f"{n:012d}.jpg", picture)
+        scenes.put(tmp_path / "b" / "annotations" / "train2017" / f"{n:012d}_labelTrainIds.png", mask)
+    source = open_scenes(f"{tmp_path / 'b'}#train")
+    assert source.labels == scene_labels.coco_stuff_train_ids() and len(source) == 2
+
+
+def test_voc_lists(tmp_path):
+    root = scenes.voc(tmp_path)
+    (root / "SegmentationClass").rename(root / "SegmentationClassAug")
+    with pytest.raises(UserError, match=r"3 masks that are not there: line 1 \(SegmentationClass/2007_000000.png"):
+        open_scenes(f"{root}#train")
+    lists = root / "ImageSets" / "Segmentation"
+    (lists / "trainaug.txt").write_text("2007_000001\n\n2007_000000\n")
+    assert open_scenes(f"{root}#trainaug").ids() == ["2007_000001", "2007_000000"]
+    for text, said in (("2007_000001\n2007_000001\n", "2007_000001 again"), ("../x\n", "../x"), ("", "no lines")):
+        (lists / "trainaug.txt").write_text(text)
+        with pytest.raises(UserError, match=said):
+            open_scenes(f"{root}#trainaug")
+
+
+def test_names_beside_the_folders(tmp_path):
+    root = scenes.folders(tmp_path / "numbers")
+    (root / "names.json").write_text('["sky", "road", "tree", "car"]')
+    source = open_scenes(f"{root}#train")
+    assert source.labels == LABELS and root / "names.json" in source.files
+    root = tmp_path / "colours"
+    for n in range(2):
+        picture, mask = scenes.scene(n, ignored=False)
+        scenes.put(root / "images" / f"{n}.jpg", picture)
+        scenes.put(root / "masks" / f"{n}.png", scenes.coloured(mask))
+    (root / "names.json").write_text(
+        '{"sky": [70, 130, 180], "road": [128, 64, 128], "tree": [0, 128, 0], "car": [200, 0, 0]}'
+    )
+    source = open_scenes(str(root))
+    assert source.labels == from_palette(scenes.palette())
+    assert (classes_of(source.scenes[1], source.labels) == scenes.scene(1, ignored=False)[1]).all()
+    for text in ("{", "3", "[1]", '["sky"]', '{"sky": [1, 2]}', '{"sky": [1, 2, 300], "b": [1, 1, 1]}', "[" * 100_000):
+        (root / "names.json").write_text(text)
+        with pytest.raises(UserError, match=r"names\.json"):
+            open_scenes(str(root))
+
+
+# Lists.
+
+
+def test_forms_of_lists(tmp_path):
+    scenes.listed(tmp_path)
+    rows = [(f"data/train/p{n:03d}.jpg", f"data/train/p{n:03d}.png") for n in range(2)]
+    ids = [image for image, _ in rows]
+    forms = [
+        "\ufeffimage,label\n" + "".join(f"{a},{b}\n" for a, b in rows),
+        "\n# a remark\n" + "".join(f" {a} , {b} \r\n\r\n" for a, b in rows),
+        "".join(f"{a}\t{b}\n" for a, b in rows),
+        "\n".join(f"{a} {b}" for a, b in rows),
+        "".join(f'"{a}",./{b}\n' for a, b in rows),
+        "".join(f"{tmp_path / a},{b}\n" for a, b in rows),
+    ]
+    for n, form in enumerate(forms):
+        file = tmp_path / f"form{n}.{'csv' if n % 2 else 'txt'}"
+        file.write_text(form, "utf-8")
+        source = open_scenes(str(file))
+        assert source.ids() == ids and source.files[0] == file
+        assert (classes_of(source.scenes[1], LABELS) == drawn(0, 1)).all()
+
+
+def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
+    scenes.listed(tmp_path / "set")
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (tmp_path / "set" / "train.txt").rename(lists / "train.txt")
+    with pytest.raises(UserError, match="12 mistakes in 6 lines"):
+        open_scenes(str(lists / "train.txt"))
+    assert len(open_scenes(str(lists / "train.txt"), root=str(tmp_path / "set"))) == 6
+    # Both are below the data root.
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    assert len(open_scenes("lists/train.txt", root="set")) == 6
+    assert scene_sources.missing("lists/train.txt", "set") is None
+    assert scene_sources.missing("lists/val.txt", "set") == f"{lists / 'val.txt'} does not exist"
+    assert scene_sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is no folder"
+    with pytest.raises(UserError, match=r"no folder.*data.root"):
+        open_scenes("lists/train.txt", root="sets")
+    assert scene_sources.missing("sample:scenes", "sets") is None
+
+
+def test_all_mistakes_of_a_list_are_counted(tmp_path):
+    scenes.listed(tmp_path / "set")
+    (tmp_path / "secret.png").write_bytes(b"")
+    rows = [
+        ("data/train/p000.jpg", "data/train/p000.png"),
+        *[(f"gone/{n}.jpg", "data/train/p001.png") for n in range(7)],
+        ("data/train/p002.jpg", "data/train/gone.png"),
+        ("../secret.png", "data/train/p001.png"),
+        ("/etc/passwd", "data/train/p001.png"),
+        ("data/train/p000.jpg", "data/train/p001.png"),
+        ("data/train/p003.jpg",),
+        ("data/train/p003.jpg", "data/train/p003.png", "3"),
+        ("data/train/p004.jpg", "../set/data/train/p004.npy"),
+        ("data/train/p004.jpg", "data/train/p004.npy"),
+        ("data/train/p004.jpg", "data/train/p004.jpg"),
+        ("data/train", "data/train/p004.png"),
+        ("data/train/p005.jpg", "data/train/p\0.png"),
+    ]
+    file = scenes.write_list(tmp_path / "set" / "bad.txt", rows, ("image", "label"))
+    with pytest.raises(UserError) as raised:
+        open_scenes(str(file))
+    assert raised.value.where == str(file)
+    lines = raised.value.found.strip().split("\n")
+    assert lines[0] == "18 mistakes in 19 lines:"
+    assert sorted(line.strip() for line in lines[1:]) == sorted(
+        [
+            "7 name a picture that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
+            "line 6 (gone/3.jpg), line 7 (gone/4.jpg) and 2 more",
+            "1 name a mask that is not there: line 10 (data/train/gone.png)",
+            "4 name no path below the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
+            "line 16 ('../set/data/train/p004.npy'), line 20 ('data/train/p\\x00.png')",
+            "1 name a picture again: line 13 (data/train/p000.jpg, as in line 2)",
+            "2 are not of the form image,label: line 14 (data/train/p003.jpg), "
+            "line 15 (data/train/p003.jpg,data/train/p003.png,3)",
+            "2 name no picture: line 17 (data/train/p004.npy), line 19 (data/train)",
+            "1 name one file as picture and mask: line 18 (data/train/p004.jpg)",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "no lines"),
+        (b"image,label\n", "no lines"),
+        (b"\xff\xfe\x00", "after line 0: cannot be read"),
+        (b"a.png,b.png\n" + b"x" * 9000, "line 2: more than 8000 characters"),
+        (b'"a.png,b.png\n', "cannot be read"),
+    ],
+)
+def test_lists_that_are_none(tmp_path, data, said):
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        open_scenes(str(tmp_path / "a.txt"))
+
+
+def test_large_lists_are_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(scene_sources, "LIST_LIMIT", 10)
+    (tmp_path / "a.txt").write_text("a.png,b.png\n")
+    with pytest.raises(UserError, match="12 bytes; expected at most 10"):
+        open_scenes(str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "said"),
+    [
+        (lambda root: None, "nothing", "does not exist"),
+        (lambda root: (root / "a").mkdir(), "a", "unknown layout; expected a list of"),
+        (lambda root: (root / "a.bin").write_bytes(b""), "a.bin", "unknown kind"),
+        (lambda root: scenes.listed(root), "train.txt#val", "a list has no splits"),
+        (lambda root: None, "sample:faces", "no built-in set of scenes"),
+        (lambda root: None, "x" * 5000, "cannot be read"),
+        (
+            lambda root: [(root / n).mkdir() for n in ("images", "masks")],
+            ".",
+            "no pictures in one or both of images and",
+        ),
+        (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet", "cannot be read"),
+    ],
+)
+def test_what_is_no_set_of_scenes(tmp_path, monkeypatch, make, text, said):
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    make(tmp_path)
+    with pytest.raises(UserError, match=said):
+        open_scenes(text)
+
+
+def test_folders_that_lead_in_a_circle_end(tmp_path):
+    scenes.folders(tmp_path, splits=())
+    (tmp_path / "images" / "again").symlink_to(tmp_path / "images")
+    with pytest.raises(UserError, match="within itself"):
+        open_scenes(str(tmp_path))
+
+
+# Tables.
+
+
+def test_a_table_is_read_row_by_row(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = []
+    for n in range(40):
+        picture, mask = scenes.scene(n)
+        name = f"{n}.png" if n % 2 else None
+        rows.append({"split": "val" if n % 4 == 0 else "train", "image_path": name, "pixels": 3})
+        rows[-1] |= {"image": scenes.encoded(picture), "mask": {"bytes": scenes.encoded(mask), "path": "x"}}
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    # What `part` is asked for counts where the table has a column of splits, too.
+    for text, part in ((f"{tmp_path}/a.parquet#val", "train"), (f"{tmp_path}/a.parquet", "val")):
+        source = open_scenes(text, part)
+        assert source.where == f"{tmp_path}/a.parquet#val" and len(source) == 10
+        assert source.ids() == [f"row {n}" for n in range(0, 40, 4)]
+    source = open_scenes(f"{tmp_path}/a.parquet")
+    assert len(source) == 30 and source.ids()[:3] == ["1.png", "row 2", "3.png"]
+    # In any order, and from several threads at once.
+    for place in (5, 6, 2, -1, 29, 0):
+        row = [n for n in range(40) if n % 4][place]
+        assert (classes_of(source.scenes[place], LABELS) == scenes.scene(row)[1]).all()
+    assert [scene.id for scene in source.scenes[3:6]] == source.ids()[3:6]
+    with pytest.raises(IndexError):
+        source.scenes[30]
+    found: dict[int, str] = {}
+    work = [
+        threading.Thread(target=lambda n=n: found.update({k: source.scenes[k].id for k in range(n, 30, 3)}))
+        for n in range(3)
+    ]
+    [thread.start() for thread in work]
+    [thread.join() for thread in work]
+    assert [found[k] for k in range(30)] == source.ids()
+    assert source.scenes[0].where == f"{tmp_path}/a.parquet, row 1 (1.png)"
+
+
+def test_columns_of_tables(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    picture, mask = (scenes.encoded(pixels) for pixels in scenes.scene())
+    for name, row, said in (
+        ("a", {"image": picture}, "masks in one of annotation"),
+        ("b", {"image": picture, "label": 3}, "masks in one of annotation"),
+        ("c", {"mask": mask}, "pictures in one of image"),
+    ):
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
+        with pytest.raises(UserError, match=said):
+            open_scenes(f"{tmp_path}/{name}.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([{"image": picture, "mask": mask}] * 2 + [{"image": picture}]), tmp_path / "d.parquet"
+    )
+    with pytest.raises(UserError, match="row 2, column mask: no picture"):
+        list(open_scenes(f"{tmp_path}/d.parquet").scenes)
+    for column in scene_sources.MASK_COLUMNS:
+        source = open_scenes(f"{scenes.parquet(tmp_path / column, (1, 1), column=column)}#val")
+        assert (classes_of(source.scenes[0], LABELS) == drawn(1, 0)).all()
+    # A table of training alone is not taken for one to score.
+    (tmp_path / "mask" / "data" / "val-00000-of-00001.parquet").unlink()
+    with pytest.raises(UserError, match="no split 'val'"):
+        open_scenes(str(tmp_path / "mask"), "val")
+
+
+def test_saved_sets_and_those_of_the_hub(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    rows = [scenes.scene(n) for n in range(3)]
+    columns = {"image": [Image.fromarray(p) for p, _ in rows], "annotation": [Image.fromarray(m) for _, m in rows]}
+    features = datasets.Features({"image": datasets.Image(), "annotation": datasets.Image()})
+    made = datasets.Dataset.from_dict(columns, features=features)
+    datasets.DatasetDict({"train": made, "validation": made.select([2])}).save_to_disk(tmp_path / "saved")
+    for text, part, count in (("#train", "train", 3), ("", "val", 1), ("#validation", "train", 1)):
+        source = open_scenes(f"{tmp_path / 'saved'}{text}", part)
+        assert source.kind == "datasets folder" and len(source) == count
+    assert (classes_of(source.scenes[0], LABELS) == rows[2][1]).all()
+    place = scenes.parquet(tmp_path / "hub")
+    monkeypatch.setattr(hub, "tables", lambda path, network: place)
+    assert open_scenes("hf://owner/name#val").where == f"{place}#val"
+    assert len(open_scenes("hf://owner/name", "val")) == 3 and len(open_scenes("hf://owner/name")) == 6
+
+
+def test_the_drawn_set(tmp_path, monkeypatch):
+    drawn = types.SimpleNamespace(
+        folder=lambda: scenes.camvid(tmp_path), NAMES=scenes.NAMES[:4], COLOURS=scenes.COLOURS[:4]
+    )
+    monkeypatch.setitem(sys.modules, "trainkit.data.sample_scenes", drawn)
+    source = open_scenes("sample:scenes", "val")
+    assert source.where == f"{tmp_path}#val" and len(source) == 3
+    assert source.labels == numbered(scenes.NAMES[:4], colours=scenes.COLOURS[:4])
+    assert len(open_scenes("sample:scenes#train", "val")) == 6
+
+
+# Packing.
+
+
+@pytest.mark.parametrize("write", [scenes.camvid, scenes.parquet])
+def test_pictures_are_packed_in_the_order_of_the_scenes(tmp_path, monkeypatch, write):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    place = write(tmp_path / "set")
+    for part, count in (("train", 6), ("val", 3)):
+        source = open_scenes(str(place), part)
+        packed = packing.pack_once(source.pictures(), None)
+        assert len(packed) == count and packed.ids() == source.ids()
+        for n, scene in enumerate(source.scenes):
+            data = scene.image if isinstance(scene.image, bytes) else scene.image.read_bytes()
+            assert (packed.picture(n) == pictures.decode(data, "")).all()
+
+
+def test_a_mask_that_changes_does_not_pack_the_pictures_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    place = scenes.camvid(tmp_path / "set")
+
+    def packed() -> Path:
+        return packing.pack_once(open_scenes(f"{place}#train").pictures(), (12, 16), "stretch").path
+
+    before, files = packed(), open_scenes(f"{place}#train").files
+    scenes.put(place / "trainannot" / "p000.png", scenes.scene(99)[1])
+    assert packed() == before and open_scenes(f"{place}#train").files == files
+    assert place / "trainannot" / "p000.png" in files
+    scenes.put(place / "train" / "p000.png", scenes.scene(99)[0])
+    assert packed() != before
+
+
+# Masks as they are in files.
+
+
+def png(width: int, height: int, bits: int, kind: int, rows: list[bytes], *chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG file of packed rows, written by hand: PIL writes no grey of 2 and 4 bits."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows)))
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunk(*c) for c in chunks) + body + chunk(b"IEND", b"")
+
+
+def mask_of(data: bytes, coloured: bool = False) -> np.ndarray:
+    return read_mask(Scene("a", b"", data, "a.txt, line 1"), coloured)
+
+
+def test_values_are_those_in_the_file_whatever_its_bits():
+    palette = (b"PLTE", bytes(range(100, 148)))
+    assert mask_of(png(4, 1, 8, 0, [bytes([0, 1, 11, 255])])).tolist() == [[0, 1, 11, 255]]
+    assert mask_of(png(4, 2, 4, 0, [b"\x01\x2f", b"\x34\x56"])).tolist() == [[0, 1, 2, 15], [3, 4, 5, 6]]
+    assert mask_of(png(4, 1, 2, 0, [bytes([0b00011011])])).tolist() == [[0, 1, 2, 3]]
+    assert mask_of(png(4, 1, 1, 0, [bytes([0b01010000])])).tolist() == [[0, 1, 0, 1]]
+    assert mask_of(png(4, 1, 4, 3, [b"\x01\x2f"], palette)).tolist() == [[0, 1, 2, 15]]
+    assert mask_of(png(4, 1, 2, 3, [bytes([0b00011011])], palette)).tolist() == [[0, 1, 2, 3]]
+    wide = mask_of(png(3, 1, 16, 0, [struct.pack(">3H", 7, 300, 65535)]))
+    assert wide.dtype == np.uint16 and wide.tolist() == [[7, 300, 65535]]
+    # Grey with alpha, and colours with alpha.
+    assert mask_of(png(2, 1, 8, 4, [bytes([3, 0, 200, 255])])).tolist() == [[3, 200]]
+    assert mask_of(png(1, 1, 8, 6, [bytes([3, 4, 5, 0])])).tolist() == [[[3, 4, 5]]]
+    assert mask_of(scenes.encoded(np.array([[1, 9]], np.uint8), "BMP")).tolist() == [[1, 9]]
+
+
+def test_a_palette_png_is_its_indices_or_its_colours():
+    palette = (b"PLTE", bytes([0, 0, 0, 10, 20, 30, 128, 64, 128]))
+    data = png(3, 1, 8, 3, [bytes([0, 2, 1])], palette)
+    assert mask_of(data).tolist() == [[0, 2, 1]]
+    assert mask_of(data, coloured=True).tolist() == [[[0, 0, 0], [128, 64, 128], [10, 20, 30]]]
+    # Indices are no colours: index 0 must not become black, but what the palette makes of it.
+    labels = from_palette({"a": (10, 20, 30), "b": (128, 64, 128)}, [(0, 0, 0)])
+    assert classes_of(Scene("a", b"", data, "a"), labels).tolist() == [[255, 1, 0]]
+    grey = png(2, 1, 8, 0, [bytes([0, 255])])
+    binary = from_palette({"nothing": (0, 0, 0), "thing": (255, 255, 255)})
+    assert classes_of(Scene("a", b"", grey, "a"), binary).tolist() == [[0, 1]]
+    with pytest.raises(UserError, match="index 9 of a palette of 3"):
+        mask_of(png(1, 1, 8, 3, [bytes([9])], palette), coloured=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "cannot be decoded"),
+        (b"GIF89a" + b"\0" * 40, "not a picture of these formats"),
+        (scenes.encoded(scenes.scene()[0], "JPEG"), "JPEG or WebP file.*save the masks again, as PNG"),
+        (scenes.encoded(scenes.scene()[0], "WEBP"), "JPEG or WebP file"),
+        (scenes.encoded(scenes.scene()[1])[:-40], "cannot be decoded"),
+        (png(1, 1, 16, 2, [bytes(6)]), "16 bits a channel"),
+        (png(1, 1, 16, 4, [bytes(4)]), "16 bits a channel"),
+        (png(8_000, 8_000, 8, 0, []), "8000 x 8000 pixels"),
+    ],
+    ids=["empty", "gif", "jpeg", "webp", "cut", "rgb16", "la16", "large"],
+)
+def test_files_that_are_no_masks(data, said):
+    with pytest.raises(UserError, match=said) as raised:
+        mask_of(data)
+    assert raised.value.where == "a.txt, line 1, its mask"
+
+
+def test_animated_pictures_are_no_masks():
+    stream = io.BytesIO()
+    frames = [Image.fromarray(scenes.scene(n)[1]) for n in range(2)]
+    frames[0].save(stream, "PNG", save_all=True, append_images=frames[1:])
+    with pytest.raises(UserError, match="animated"):
+        mask_of(stream.getvalue())
+
+
+def test_a_mask_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match="no mask"):
+        read_mask(Scene("a", b"", None, "a.txt, line 1"))
+    with pytest.raises(UserError, match=r"gone.png: cannot be read \(No such file"):
+        read_mask(Scene("a", b"", tmp_path / "gone.png", "a.txt, line 1"))
+    with pytest.raises(UserError, match=r"a.txt, line 1: cannot be read \(No such file"):
+        picture_shape(Scene("a", tmp_path / "gone.jpg", None, "a.txt, line 1"))
+
+
+def test_damage_of_any_kind_is_said_or_harmless():
+    rng = np.random.default_rng(0)
+    good = [
+        scenes.encoded(scenes.scene()[1]),
+        scenes.encoded(scenes.scene()[1], palette=[(n, n, n) for n in range(256)]),
+    ]
+    for trial in range(300):
+        data = bytearray(good[trial % 2])
+        for _ in range(1 + trial % 4):
+            data[rng.integers(len(data))] = rng.integers(256)
+        data = data[: rng.integers(1, len(data))] if trial % 3 == 0 else data
+        for coloured in (False, True):
+            try:
+                found = mask_of(bytes(data), coloured)
+            except UserError as error:
+                assert "a.txt, line 1" in str(error)
+            else:
+                assert found.dtype in (np.uint8, np.uint16) and found.ndim in (2, 3)
+        try:
+            assert len(picture_shape(Scene("a", bytes(data), None, "a.txt, line 1"))) == 2
+        except UserError as error:
+            assert "a.txt, line 1" in str(error)
+
+
+def test_shapes_are_those_after_turning(tmp_path):
+    for orientation in (1, 3, 6, 8):
+        stream = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(scenes.scene()[0]).save(stream, "JPEG", exif=exif)
+        scene = Scene("a", stream.getvalue(), None, "a")
+        assert picture_shape(scene) == pictures.decode(stream.getvalue(), "a").shape[:2]
+        (tmp_path / "a.jpg").write_bytes(stream.getvalue())
+        assert picture_shape(Scene("a", tmp_path / "a.jpg", None, "a")) == picture_shape(scene)
+
+
+def test_camvid_itself(shared):
+    counts = np.zeros(256, np.int64)
+    for part, count in (("train", 110), ("val", 30)):
+        source = open_scenes(f"{shared / 'seg_camvid'}#{part}")
+        assert (source.kind, len(source), source.left_out) == ("CamVid", count, ())
+        assert source.labels == scene_labels.camvid11()
+        for scene in source.scenes[::10]:
+            found = classes_of(scene, source.labels)
+            assert found.shape == picture_shape(scene) == (360, 480)
+            raw = np.asarray(Image.open(scene.mask))
+            assert (found == np.where(raw == 11, 255, raw)).all()
+            counts += np.bincount(found.ravel(), minlength=256)
+    # Road and building are most of every street, and something is never labelled.
+    assert set(np.flatnonzero(counts)) == {*range(11), 255} and counts[[1, 3]].sum() > 0.4 * counts.sum()
+    assert os.path.basename(source.ids()[0]).endswith(".png")
