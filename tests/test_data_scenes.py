@@ -140,6 +140,18 @@ def test_shorter_side_is_a_factor_on_the_scales(home):
     assert opened.train.cuts(np.arange(6), 0).region.tolist() == [[8, 12]] * 6
 
 
+def test_pictures_are_kept_as_they_are_asked_to_be(home):
+    batches = []
+    for store, kept in (("auto", "decoded"), ("encoded", "encoded"), ("decoded", "decoded")):
+        train = block(home, size=sets.SIZE, store=store, augment=STRONG).open(0).train
+        assert train.scenes.pictures.store == kept
+        batches.append(train.fetch(np.arange(6), 0))
+    for key, values in batches[0].items():
+        # Resampling may round otherwise in another memory order.
+        most = 1 if key == "image" else 0
+        assert all((one[key].double() - values.double()).abs().max() <= most for one in batches), key
+
+
 def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
     home = sets.camvid(tmp_path / "a", (4, 2))
     sets.put(home / "val" / "p001.png", np.zeros((40, 20, 3), np.uint8))
@@ -331,6 +343,7 @@ def test_names_are_needed_where_nothing_says_them(home):
         ({"crop": (10000, 10000)}, "pixels at most"),
         ({"eval_crop": (5, 0)}, "eval_crop is [5, 0]"),
         ({"size": (0, 0)}, "size is [0, 0]"),
+        ({"store": "decoded"}, "give size"),
         ({"short_side": 3}, "short_side is 3; 16 to"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
         ({"mean": (120.0, 1.0, 1.0)}, "means of pixels 0 to 1"),
@@ -418,8 +431,8 @@ def test_masks_without_a_label_are_refused(tmp_path):
 def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch):
     home = sets.camvid(tmp_path / "a", (2, 1))
     sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 77, np.uint8))
-    monkeypatch.setattr(scenes.packing, "pack_once", lambda *_: pytest.fail("pictures are packed"))
-    with pytest.raises(UserError, match=r"77 in 768 pixels"):
+    monkeypatch.setattr(scenes.packing, "pack_once", lambda *_, **__: pytest.fail("pictures are packed"))
+    with pytest.raises(UserError, match=r"77 \(768 px"):
         block(home).open(0)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import filelock
 
@@ -23,20 +23,28 @@ _log = logging.getLogger(__name__)
 
 
 def pack_once(
-    found: Source | Evaluation, size: tuple[int, int] | None, fit: Fit = "no", group: str | None = None
+    found: Source | Evaluation,
+    size: tuple[int, int] | None,
+    fit: Fit = "no",
+    group: str | None = None,
+    store: Literal["auto", "decoded", "encoded"] = "auto",
 ) -> Packed:
     """The packed form of a source, made when it is not there yet. Processes that start together make it once.
 
-    `size`, `fit` and `group` as in `importing.import_pictures`, whose UserErrors this raises.
+    `size`, `fit`, `group` and `store` as in `importing.import_pictures`, whose UserErrors this raises.
     """
     # How it is read is part of it: the form of the source, its split, what is done to pictures.
     made = [packed.FORMAT, packed.VERSION, found.kind, found.where, getattr(found, "split", None), size, fit, group]
+    if store != "auto":
+        made.append(store)
     folder = cache_root() / key(made, found.files)
 
     def make() -> None:
         _log.info("packing %s into %s, once", found.where, folder)
         source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
-        report = importing.import_pictures(source, folder, size=size, fit=fit, group=group, protocol=protocol)
+        report = importing.import_pictures(
+            source, folder, size=size, fit=fit, group=group, store=store, protocol=protocol
+        )
         for note in report.notes:
             _log.warning("%s: %s", source.where, note)
 
