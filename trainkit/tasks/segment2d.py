@@ -117,7 +117,7 @@ class Segment2d:
         found = self.probabilities(
             net,
             batch["image"],
-            [round(scale, 6) for scale in batch["scales"][0].tolist()],
+            batch["scales"][0].tolist(),
             batch["mirrors"][0].tolist(),
             batch["window"][0].tolist(),
         ).argmax(1)
