@@ -65,6 +65,8 @@ class Meta:
     """Token ids that `text` may hold, 0 among them; 0 without text. The highest ends a caption."""
     text_length: int = 0
     """Tokens of a caption, padding included."""
+    class_colours: tuple[tuple[int, int, int], ...] = ()
+    """Red, green and blue of each class in label maps; empty where the data has no colours of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
