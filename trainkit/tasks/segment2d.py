@@ -78,7 +78,9 @@ class Segment2d:
         """
         mask, distance = batch["mask"], batch.get("distance")
         self._refuse_without(distance)
-        weights = None if self._weights is None else self._weights.to(mask.device)
+        weights = self._weights
+        if weights is not None and weights.device != mask.device:
+            self._weights = weights = weights.to(mask.device)  # once: the copy waits for the device
         out = net(batch["image"], distance)
         main, *aux = out["logits"]
         terms = self.objective.terms(main, mask, distance, weights)
