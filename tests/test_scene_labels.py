@@ -73,6 +73,20 @@ def test_published_sets_are_as_published():
     assert sorted(dropped) == [*nothing["coco_stuff"], 255]
 
 
+def test_camvids_own_colours_are_its_eleven_classes():
+    labels = scene_labels.camvid_colours()
+    assert labels.names == scene_labels.camvid11().names and len(labels.palette) == 32
+    known = {(128, 0, 192): "road", (64, 192, 0): "building", (192, 128, 64): "pedestrian", (128, 128, 192): "pavement"}
+    known |= {(0, 64, 64): "sign", (192, 192, 0): "tree", (128, 64, 64): "car", (192, 0, 192): "bicyclist"}
+    found = labels.classes(np.array([[*known, (0, 0, 0)]], np.uint8), "m")[0].tolist()
+    assert [labels.names[n] for n in found[:-1]] == list(known.values()) and found[-1] == IGNORED
+    # All classes but pavement, which SegNet draws otherwise, have a colour of the files.
+    own = dict(labels.palette)
+    assert [name for name, colour in zip(labels.names, labels.colours, strict=True) if colour not in own] == [
+        "pavement"
+    ]
+
+
 def test_train_ids_are_the_classes_themselves():
     for labels in (scene_labels.cityscapes(True), scene_labels.coco_stuff_train_ids()):
         mask = np.arange(len(labels.names), dtype=np.uint8)[None]

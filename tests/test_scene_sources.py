@@ -87,6 +87,17 @@ def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
     assert open_scenes(f"{place}#val").labels is None
 
 
+def test_camvid_with_its_own_colours(tmp_path):
+    colours = np.array(scene_labels.camvid_colours().colours, np.uint8)
+    for n in range(2):
+        picture, mask = scenes.scene(n, ignored=False)
+        scenes.put(tmp_path / "train" / f"0001TP_{n:06d}.png", picture)
+        scenes.put(tmp_path / "train_labels" / f"0001TP_{n:06d}_L.png", colours[mask])
+    source = open_scenes(f"{tmp_path}#train")
+    assert (source.kind, source.labels) == ("CamVid", scene_labels.camvid_colours())
+    assert (classes_of(source.scenes[1], source.labels) == scenes.scene(1, ignored=False)[1]).all()
+
+
 def test_a_list_of_a_published_set_has_its_classes(tmp_path):
     scenes.cityscapes(tmp_path)
     rows = []

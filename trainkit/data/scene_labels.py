@@ -252,6 +252,14 @@ def camvid11() -> Labels:
 
 
 @functools.cache
+def camvid_colours() -> Labels:
+    """The same classes in CamVid's own files (`_L.png`), where 31 kinds of things have colours and black is none."""
+    entries = [(bytes.fromhex(code), n) for n, codes in enumerate(_CAMVID_COLOURS.values()) for code in codes.split()]
+    palette = [(tuple(code), number) for code, number in entries]
+    return Labels(tuple(_CAMVID), tuple(_CAMVID.values()), palette=(*palette, ((0, 0, 0), IGNORED)))
+
+
+@functools.cache
 def ade20k() -> Labels:
     """The 150 classes of the scene parsing benchmark of ADE20K (Zhou et al., CVPR 2017): 1 .. 150, 0 for no class."""
     packed = bytes.fromhex("".join(_ADE20K_COLOURS))
@@ -329,6 +337,21 @@ _CAMVID: dict[str, Colour] = {
     "pedestrian": (64, 64, 0),
     "bicyclist": (0, 128, 192),
 }
+
+_CAMVID_COLOURS = {
+    "sky": "808080",
+    "building": "800000 c00080 008040 400040 40c000",  # building, archway, bridge, tunnel, wall
+    "pole": "c0c080 000040",  # column or pole, traffic cone
+    "road": "804080 8000c0 c00040",  # road, lane markings
+    "pavement": "0000c0 40c080 8080c0",  # pavement, parking block, road shoulder
+    "tree": "808000 c0c000",  # tree, other vegetation
+    "sign": "c08080 808040 004040",  # sign, text, traffic light
+    "fence": "404080",
+    "car": "400080 4080c0 c080c0 c04080 804040",  # car, SUV or pickup, lorry or bus, train, other that moves
+    "pedestrian": "404000 c08040 4000c0 408040",  # pedestrian, child, cart or pram, animal
+    "bicyclist": "0080c0 c000c0",  # bicyclist, motorcycle
+}
+"""Which of its 31 colours make each of the 11 classes, as in SegNet."""
 
 _VOC = """\
 background, aeroplane, bicycle, bird, boat, bottle, bus, car, cat, chair, cow, diningtable, dog, horse, motorbike, \

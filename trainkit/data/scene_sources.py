@@ -650,6 +650,7 @@ def _made(
 
 
 _CAMVID = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+\.png")
+_CAMVID_COLOURED = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+_L\.png")
 _ADE20K = re.compile(r"ADE_(train|val)_\d{8}\.png")
 _COCO = re.compile(r"\d{12}\.png")
 _COCO_TRAIN_IDS = re.compile(r"\d{12}_labelTrainIds\.png")
@@ -658,6 +659,7 @@ _RECOGNISED: tuple[tuple[str, Callable[[Path], Any], Callable[[], Labels]], ...]
     ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[0]), scene_labels.cityscapes),
     ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[1]), lambda: scene_labels.cityscapes(True)),
     ("CamVid", lambda mask: _CAMVID.fullmatch(mask.name) and mask.parent.name.endswith("annot"), scene_labels.camvid11),
+    ("CamVid", lambda mask: _CAMVID_COLOURED.fullmatch(mask.name), scene_labels.camvid_colours),
     ("ADE20K", lambda mask: _ADE20K.fullmatch(mask.name), scene_labels.ade20k),
     (
         "COCO-Stuff",
