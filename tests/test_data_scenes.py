@@ -143,7 +143,7 @@ def test_shorter_side_is_a_factor_on_the_scales(home):
 def test_pictures_are_kept_as_they_are_asked_to_be(home):
     batches = []
     for store, kept in (("auto", "decoded"), ("encoded", "encoded"), ("decoded", "decoded")):
-        train = block(home, size=sets.SIZE, store=store, augment=STRONG).open(0).train
+        train = block(home, store=store, augment=STRONG).open(0).train
         assert train.scenes.pictures.store == kept
         batches.append(train.fetch(np.arange(6), 0))
     for key, values in batches[0].items():
@@ -158,7 +158,10 @@ def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
     sets.put(home / "valannot" / "p001.png", np.zeros((40, 20), np.uint8))
     sets.put(home / "train" / "p001.png", np.zeros((100, 20, 3), np.uint8) + 9)
     sets.put(home / "trainannot" / "p001.png", np.zeros((100, 20), np.uint8))
+    with pytest.raises(UserError, match=r"data.store: decoded, and pictures of 2 sizes in .*give data.size"):
+        block(home, store="decoded").open(0)
     opened = block(home, short_side=40).open(0)
+    assert opened.train.scenes.pictures.store == "encoded"
     split = opened.evaluations["val"]
     assert split.at_once == 1
     with pytest.raises(ValueError, match="one by one"):
@@ -177,17 +180,17 @@ def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
 # ---- What is trained on ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own_sizes", [False, True])
-def test_crops_of_picture_mask_and_distances_are_of_one_place(tmp_path, own_sizes):
+@pytest.mark.parametrize("store", ["decoded", "encoded"])
+def test_crops_of_picture_mask_and_distances_are_of_one_place(tmp_path, store):
     size = (40, 60)
     home = sets.camvid(tmp_path / "a", 5, size)
     for n in range(5):
         # Pictures whose colours are where each pixel is and its class, so that a crop says what it shows.
         sets.put(home / "train" / f"p{n:03d}.png", self_portrait(home, n))
-    data = block(home, size=None if own_sizes else size, augment=SceneAugment(flip=0.5), distance=Distance(cap=6.0))
+    data = block(home, store=store, augment=SceneAugment(flip=0.5), distance=Distance(cap=6.0))
     train = data.open(1).train
     maps = distances_once(train.scenes.masks, data.distance)
-    assert train.scenes.pictures.store == ("encoded" if own_sizes else "decoded")
+    assert train.scenes.pictures.store == store
     seen = set()
     for epoch in range(4):
         batch = train.fetch(np.arange(5), epoch)
@@ -343,7 +346,6 @@ def test_names_are_needed_where_nothing_says_them(home):
         ({"crop": (10000, 10000)}, "pixels at most"),
         ({"eval_crop": (5, 0)}, "eval_crop is [5, 0]"),
         ({"size": (0, 0)}, "size is [0, 0]"),
-        ({"store": "decoded"}, "give size"),
         ({"short_side": 3}, "short_side is 3; 16 to"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
         ({"mean": (120.0, 1.0, 1.0)}, "means of pixels 0 to 1"),

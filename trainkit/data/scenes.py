@@ -58,8 +58,8 @@ class Scenes:
     size: tuple[int, int] | None = None
     """Height and width to which pictures and masks are brought, once, when they are packed; None: as in their files."""
     store: Literal["auto", "decoded", "encoded"] = "auto"
-    """How pictures are kept when they are packed: `decoded`, as pixels of `size`, or encoded, which takes a crop of a
-    1024 x 2048 PNG 0.1 s in place of 0.02. `auto`: decoded where `size` is given and all take less than 2 GB."""
+    """How pictures are kept when they are packed: as pixels, for which all must be of one size, or encoded, with which
+    a crop of a 1024 x 2048 PNG takes 0.1 s in place of 0.02. `auto`: as pixels, where those take less than 2 GB."""
     short_side: int | None = None
     """Shorter side at which each picture is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
     as packed. Predictions are scored at the packed size in any case."""
@@ -89,8 +89,6 @@ class Scenes:
                 raise ValueError(
                     f"{name} is {list(sides)}; a height and a width from 1 are needed, {CROP_LIMIT} pixels at most"
                 )
-        if self.store == "decoded" and self.size is None:
-            raise ValueError("store: decoded is of pictures of one size; give size")
         if self.short_side is not None and not LEAST <= self.short_side <= 1 << 14:
             raise ValueError(f"short_side is {self.short_side}; {LEAST} to {1 << 14} pixels are needed")
         if min(self.std) <= 0 or not all(0 <= one <= 1 for one in self.mean):
@@ -193,8 +191,14 @@ class Scenes:
     def _packed(self, source: SceneSource, labels: Labels) -> SceneSet:
         # Masks first: they are quick to pack, and most mistakes are in them.
         masks = packed_masks.pack_masks_once(source, labels, self.size)
+        size = self.size
+        if size is None and (masks.shapes == masks.shapes[0]).all():
+            size = tuple(masks.shapes[0].tolist())
+        if size is None and self.store == "decoded":
+            found = f"decoded, and pictures of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
+            raise UserError("data.store", found, "one size", "give data.size, or leave them encoded")
         fit = "no" if self.size is None else "stretch"
-        pictures = packing.pack_once(source.pictures(), self.size, fit, store=self.store)
+        pictures = packing.pack_once(source.pictures(), size, fit, store=self.store)
         if len(masks) != len(pictures):
             raise UserError(source.where, f"{len(pictures)} pictures and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
