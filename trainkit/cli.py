@@ -235,23 +235,26 @@ def projector(run: str, out: Path | None) -> None:
 @click.argument("run")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--mirror", is_flag=True, help="Average over mirror images along all axes: 8 times the time.")
+@click.option("--mirror", is_flag=True, help="Average over mirror images: of pictures 2, of volumes 8 times the time.")
 @_plugins
 def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
-    """Write label maps OUT/NAME.nii.gz of the volumes at SOURCE, by the best weights of RUN.
+    """Write label maps of the pictures or volumes at SOURCE to the folder OUT, by the best weights of RUN.
 
-    SOURCE is a folder of NIfTI files, one file, or a data set, whose split it may name: tom500#val. A file that cannot
-    be read is named and left out; the exit code is then 2.
+    Of pictures they are OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE is a folder
+    of pictures, one picture, or a set with masks whose split it names: cityscapes#val. Of volumes they are
+    OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data set: tom500#val. A file that cannot be read
+    is named and left out; the exit code is then 2.
     """
     from trainkit import predicting
+    from trainkit.errors import few
 
-    with _bar("predicting", "volume") as on_progress:
+    with _bar("predicting", "file") as on_progress:
         done = predicting.predict(run, source, out, mirror=mirror, plugins=plugins, on_progress=on_progress)
     for line in done.notes:
         click.echo(f"note: {line}")
     for line in done.damaged:
         click.echo(f"left out: {line}", err=True)
-    labels = ", ".join(f"{label} {name}" for label, name in enumerate(done.names))
+    labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
     click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
     return EXIT_CODE if done.damaged else 0
 
