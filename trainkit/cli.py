@@ -259,6 +259,47 @@ def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str,
     return EXIT_CODE if done.damaged else 0
 
 
+@main.command("export")
+@click.argument("run")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(["safetensors", "onnx"]),
+    help="Which files; may be repeated.  [default: both]",
+)
+@click.option("--pictures", default=8, show_default=True, help="How many real pictures the files are compared on.")
+@click.option("--latency", is_flag=True, help="Time one picture: float32 and bfloat16, eager, compiled, ONNX Runtime.")
+@click.option("--seconds", default=30.0, show_default=True, help="With --latency: how long, without compilation.")
+@_plugins
+def export_(
+    run: str,
+    out: Path,
+    formats: tuple[str, ...],
+    pictures: int,
+    latency: bool,
+    seconds: float,
+    plugins: tuple[str, ...],
+) -> None:
+    """Write the network of the best weights of RUN, of the task segment2d, to the folder OUT for use elsewhere.
+
+    OUT/model.safetensors and OUT/model.onnx take RGB pixels and give logits; OUT/model.json says all about them. Files
+    that find something else on real pictures than the trained network are not kept.
+    """
+    from trainkit import export
+
+    how = {"pictures": pictures, "latency": latency, "seconds": seconds, "plugins": plugins}
+    done = export.export(run, out, formats or export.FORMATS, **how)
+    for line in done.notes:
+        click.echo(f"note: {line}")
+    for file in done.written:
+        agreed = done.agreements.get(file.name)
+        click.echo(f"{file}: {agreed or 'what the files are, and how they were checked'}")
+    for line in done.latency.lines() if done.latency else ():
+        click.echo(line)
+
+
 @main.group()
 def data() -> None:
     """Import data sets once into the fast form, look at them, find damage."""
