@@ -35,6 +35,7 @@ TRAIN = "data.train"
 _RECIPES = frozenset({".yaml", ".yml"})
 _LISTS = frozenset({".txt", ".csv"})
 _PARTS = ("train", "val", "test")
+_LISTED = 5
 _MUCH = 0.5
 """Share of pixels without a class from which a set is odd."""
 
@@ -161,7 +162,8 @@ def described(
             "without class": f"{total[-1] / max(int(total.sum()), 1):.2%} of the pixels",
         }
         lines += [f"  {key:14} {value}" for key, value in facts.items()]
-        lines += [f"  warning: {text}; trainkit data verify says more" for text in seen.damage]
+        damage = [text.partition("\n")[0].rstrip(":") for text in seen.damage]
+        lines += [f"  warning: {text}; trainkit data verify says which" for text in damage]
         width = max(map(len, seen.names))
         lines.append(f"  {'class':{width}}  share of labelled pixels  in pictures")
         for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
@@ -241,7 +243,9 @@ class _Bad:
     def told(self, what: str, total: int) -> str:
         codes = [f"{code} ({count} pixels of {self.files[code]})" for code, count in self.pixels.most_common()]
         which = f", {few(codes, 8)}" if codes else ""
-        return f"{len(self.said)} of {total} {what}{which}: {few(self.said)}{self.advice}"
+        more = [f"and {len(self.said) - _LISTED} more"] if len(self.said) > _LISTED else []
+        lines = (*self.said[:_LISTED], *more, *([self.advice] if self.advice else []))
+        return f"{len(self.said)} of {total} {what}{which}:" + "".join(f"\n  {line}" for line in lines)
 
 
 def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
@@ -259,7 +263,9 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
     try:
         classes = labels.classes(mask, mask_of(scene))
     except UserError as error:
-        advice = "".join(f"; {text}" for text in (f"expected {error.expected}" if error.expected else "", error.remedy))
+        advice = "; ".join(
+            text for text in (f"expected {error.expected}" if error.expected else "", error.remedy) if text
+        )
         what = f"masks hold {'colours' if labels.coloured else 'values'} outside the classes"
         return _Mistake(what, f"{error.where}: {error.found}", advice, _strange(mask, labels))
     counts = packed_masks.counted(classes, len(labels.names))
