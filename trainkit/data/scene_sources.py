@@ -314,7 +314,7 @@ def _list(file: Path, root: Path) -> SceneSource:
             continue
         found = True
         for what, name in (("a picture", image), ("a mask", mask)):
-            if not there.has(root / name):
+            if not there.has(f"{root}/{name}"):
                 wrong.setdefault(f"name {what} that is not there", []).append(f"line {number} ({name[:200]})")
                 found = False
         if image in first:
@@ -363,6 +363,8 @@ def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _inside(name: str, root: Path) -> str | None:
     """A path of a list as one below the root, None where it is not."""
+    if name.isprintable() and not {"", ".", ".."} & set(name.split("/")):
+        return name
     pure = PurePosixPath(name)
     if pure.is_absolute():
         try:
@@ -380,8 +382,8 @@ class _There:
     def __init__(self) -> None:
         self._listed: dict[str, frozenset[str]] = {}
 
-    def has(self, path: Path) -> bool:
-        folder, name = os.path.split(path)
+    def has(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
         if folder not in self._listed:
             try:
                 with os.scandir(folder) as entries:
@@ -483,7 +485,7 @@ def _files(root: Path) -> dict[str, Path]:
     """Files in a folder and those below, by their path below it, in the order of names; hidden ones are left out."""
     found: dict[str, Path] = {}
 
-    def walk(place: Path, above: tuple[tuple[int, int], ...]) -> None:
+    def walk(place: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> None:
         seen = place.stat()
         here = (seen.st_dev, seen.st_ino)
         if here in above or len(above) > _DEPTH:
@@ -492,11 +494,11 @@ def _files(root: Path) -> dict[str, Path]:
             ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
         for entry in ordered:
             if entry.is_file():
-                found[(place / entry.name).relative_to(root).as_posix()] = place / entry.name
+                found[prefix + entry.name] = place / entry.name
             elif entry.is_dir():
-                walk(place / entry.name, (*above, here))
+                walk(place / entry.name, f"{prefix}{entry.name}/", (*above, here))
 
-    walk(root, ())
+    walk(root, "", ())
     return found
 
 
@@ -595,7 +597,7 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
         seen.add(stem)
         image, mask = root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png"
         for what, path in (("pictures", image), ("masks", mask)):
-            if not there.has(path):
+            if not there.has(str(path)):
                 gone[what].append(f"line {number} ({path.relative_to(root)})")
         scenes.append(Scene(stem, image, mask, f"{file}, line {number} ({stem})"))
     if any(gone.values()):
