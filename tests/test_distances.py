@@ -67,7 +67,7 @@ masks = st.integers(1, 9).flatmap(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(masks, st.sampled_from([0.5, 1.0, 2.3, 4.0, 63.75]), st.sampled_from(["no", "boundary"]))
 @example(np.array([[0, 1]], np.uint8), 2.0, "no")
 @example(np.array([[0, 0, 0], [0, 0, 0], [0, 0, 1]], np.uint8), 9.0, "no")
@@ -101,7 +101,7 @@ def test_working_in_bands_changes_nothing(shape, monkeypatch):
 def test_distances_of_real_masks_are_those_of_a_general_transform(shared):
     """On a grid of half pixels the middles and ends of edges are points, and scipy's transform is exact for points."""
     source = scene_sources.open_scenes(f"{shared}/seg_camvid#val")
-    mask = scene_labels.camvid11().classes(scene_sources.read_mask(source.scenes[7]), "")[:200, 100:400]
+    mask = scene_labels.camvid11().classes(scene_sources.read_mask(source.scenes[7]), "")[100:200, 100:250]
     height, width = mask.shape
     points = np.ones((2 * height + 1, 2 * width + 1), bool)
     for x0, y0, x1, y1 in edges(mask, False):
@@ -133,7 +133,7 @@ def test_a_picture_seen_larger_has_larger_distances(times):
     assert np.minimum(middles, 6 * times) == pytest.approx(times * from_mask(mask, Distance(cap=6)), abs=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 1000), st.sampled_from([0.5, 0.75, 1.0, 1.25, 1.7, 2.0]), st.booleans(), st.integers(0, 20),
     st.integers(0, 20),

@@ -167,8 +167,8 @@ def test_values_outside_the_classes_are_named_with_their_files_and_all_at_once(r
         pack_masks_once(source(root), LABELS)
     said = str(error.value)
     assert "2 masks that cannot be used" in said and "trainkit data verify" in said
-    assert re.search(r"p001\.png: .*9 in 6 pixels, first at x 20, y 5", said)
-    assert re.search(r"p003\.png: .*200 in 1 pixels, first at x 31, y 23", said)
+    assert re.search(r"p001\.png: .*9 \(6 px, first at x 20, y 5\)", said)
+    assert re.search(r"p003\.png: .*200 \(1 px, first at x 31, y 23\)", said)
 
 
 def test_damaged_masks_are_named(root):

@@ -255,7 +255,10 @@ def test_what_is_odd_is_told_and_no_problem(root):
     assert "1 of 6 pictures are of one class all over: p004.png (road)" in found[0]
     twice = "2 of 6 pictures are there before, 1 of them with another mask: p001.png = p000.png, p003.png = p002.png"
     assert twice in found[1]
-    opened(root)
+    # The same of the packed form, which a training has at hand.
+    whole = opened(root).evaluations["train"].scenes
+    seen = scene_import.of_packed("train", whole.masks, whole.pictures)
+    assert [f"warning: {root}#train: {text}" for text in scene_import.oddities(seen)] == found
 
 
 def test_masks_of_other_pictures_are_told(root):

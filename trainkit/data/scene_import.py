@@ -18,7 +18,8 @@ import numpy as np
 
 from trainkit.data import compressed_maps, hub, packed, packed_masks, pictures, scene_labels, scene_sources, sources
 from trainkit.data.importing import Progress, threads
-from trainkit.data.packed_masks import mask_of
+from trainkit.data.packed import Packed
+from trainkit.data.packed_masks import PackedMasks, mask_of
 from trainkit.data.scene_labels import Labels
 from trainkit.data.scene_sources import Scene, SceneSource
 from trainkit.errors import UserError, few
@@ -201,6 +202,13 @@ def look(one: Set, *, decode: bool = True, on_seen: Callable[[], None] | None = 
         np.asarray([seen.mask for seen in good], np.uint64),
         tuple(mistakes.told(what, total) for what, mistakes in bad.items()),
     )
+
+
+def of_packed(words: str, masks: PackedMasks, packed_pictures: Packed) -> Looked:
+    """What is seen of a set in its packed form, without reading a picture: for `oddities` and `shared`."""
+    contents, prints = np.asarray(packed_pictures.contents()), np.asarray(masks.fingerprints)
+    shapes, counts = np.asarray(masks.shapes, np.int64), np.asarray(masks.counts)
+    return Looked(words, masks.names, tuple(masks.ids()), shapes, counts, contents, prints, ())
 
 
 @dataclass(frozen=True)
