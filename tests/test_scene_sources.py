@@ -158,6 +158,18 @@ def test_what_fits_no_other_is_counted_and_named(tmp_path):
         open_scenes(str(tmp_path))
 
 
+def test_names_that_cannot_be_printed_are_escaped(tmp_path):
+    scenes.folders(tmp_path, splits=())
+    for kind, suffix in (("images", b".jpg"), ("masks", b".png")):
+        os.rename(tmp_path / kind / f"p000{suffix.decode()}", os.fsencode(tmp_path / kind) + b"/\xffa\n" + suffix)
+    os.rename(tmp_path / "masks" / "p001.png", os.fsencode(tmp_path / "masks") + b"/\xfe.png")
+    source = open_scenes(str(tmp_path))
+    assert source.ids() == ["p002.jpg", "p003.jpg", "\\udcffa\\n.jpg"]
+    assert source.left_out[1] == "1 masks without a picture: \\udcfe.png"
+    assert (classes_of(source.scenes[2], LABELS) == drawn(0, 0)).all()
+    assert source.scenes[2].where == f"{tmp_path}/images/\\udcffa\\n.jpg"
+
+
 def test_two_pictures_of_one_name_are_refused(tmp_path):
     scenes.folders(tmp_path, splits=())
     scenes.put(tmp_path / "images" / "p001.png", scenes.scene(9)[0])

@@ -4,6 +4,7 @@
 |-------------------------------------------------------------------|---------------------------|----------------------|
 | a list, `image,label` a line (`.txt`, `.csv`)                     | a list each               | names of its files   |
 | `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     | names of its files   |
+| `train`, `train_labels`, ...: CamVid in its own colours           | likewise                  | names of its files   |
 | `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | `names.json`, if any |
 | or above them, or not at all                                      |                           |                      |
 | `leftImg8bit`, `gtFine`: Cityscapes                               | `#train`, `#val`          | the set              |
@@ -237,7 +238,7 @@ _ORIENTATION = 0x0112
 
 
 def _mask_where(scene: Scene) -> str:
-    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
+    return _shown(str(scene.mask)) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 
 class _opened:
@@ -513,14 +514,13 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
     if not by_name.keys() & of_mask.keys():
         by_name, of_mask = _by_stem(images, where, "pictures", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
     scenes = [
-        Scene(name, images[name], masks[of_mask[key]], f"{images[name]}")
+        Scene(_shown(name), images[name], masks[of_mask[key]], _shown(str(images[name])))
         for key, name in by_name.items()
         if key in of_mask
     ]
     if not scenes:
-        found = (
-            f"{len(by_name)} pictures ({few(by_name.values(), 3)}), {len(of_mask)} masks ({few(of_mask.values(), 3)})"
-        )
+        first = [few(map(_shown, some.values()), 3) for some in (by_name, of_mask)]
+        found = f"{len(by_name)} pictures ({first[0]}), {len(of_mask)} masks ({first[1]})"
         raise UserError(where, f"{found}, no two of one name", "a mask called as each picture")
     said = []
     for what, there, others in (
@@ -528,10 +528,15 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
         ("masks without a picture", of_mask, by_name),
     ):
         if lonely := [name for key, name in there.items() if key not in others]:
-            said.append(f"{len(lonely)} {what}: {few(lonely)}")
+            said.append(f"{len(lonely)} {what}: {few(map(_shown, lonely))}")
     if odd:
-        said.append(f"{len(odd)} files that are no pictures: {few(odd)}")
+        said.append(f"{len(odd)} files that are no pictures: {few(map(_shown, odd))}")
     return scenes, tuple(said)
+
+
+def _shown(name: str) -> str:
+    """A name as it can be printed and written: bytes that are no UTF-8, and line ends, as escapes."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 def _other(files: Mapping[str, Path]) -> list[str]:
@@ -549,7 +554,7 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
         ended = tail.fullmatch(stem) if tail else None
         stem = ended[1] if ended else stem
         if stem in found:
-            twice.append(f"{found[stem]} and {name}")
+            twice.append(_shown(f"{found[stem]} and {name}"))
         found.setdefault(stem, name)
     if twice:
         raise UserError(where, f"{len(twice)} {what} of one name: {few(twice)}", "one of each name, the suffix apart")
