@@ -50,7 +50,7 @@ def test_every_network_gives_scores_at_its_stride_and_everything_learns(name):
         assert any("head" in name for name, module in net.named_modules() if module is classes)
 
 
-@pytest.mark.parametrize("name", ["v2", "fpn", "unet"])
+@pytest.mark.parametrize("name", ["v2", "unet"])
 @torch.no_grad()
 def test_in_evaluation_there_are_the_main_scores_and_with_points_they_have_the_size_of_the_picture(name):
     spec, stride, _ = NETS[name]
@@ -84,7 +84,7 @@ def test_points_near_boundaries_need_distances_in_training_alone():
     net.eval()(image)
 
 
-@pytest.mark.parametrize("decoder", ["linknet", "pspnet", "segformer"])
+@pytest.mark.parametrize("decoder", ["pspnet", "segformer"])
 def test_decoders_of_the_library_need_nothing_said(decoder):
     net = made(SmpSpec(name="smp", encoder="tu-test_resnet", decoder=decoder), PointSpec(points=8, channels=4))
     out = net(torch.randn(2, 3, 64, 96))
@@ -97,13 +97,12 @@ def test_decoders_of_the_library_need_nothing_said(decoder):
 @pytest.mark.parametrize("encoder", ["tu-resnet18", "resnet18", "tu-pvt_v2_b0", "tu-convnext_atto", "efficientnet-b0"])
 @pytest.mark.parametrize("decoder", get_args(get_type_hints(SmpSpec)["decoder"]))
 def test_encoders_and_decoders_fit_or_say_so(encoder, decoder):
-    meta = Meta(5, (3, 128, 192), "x")
-    try:
-        net = made(SmpSpec(name="smp", encoder=encoder, decoder=decoder), PointSpec(points=8, channels=4), meta=meta)
-    except UserError as error:
-        assert encoder in ("tu-pvt_v2_b0", "tu-convnext_atto", "efficientnet-b0"), error
-        assert "task.net" in str(error)
+    meta, spec = Meta(5, (3, 128, 192), "x"), SmpSpec(name="smp", encoder=encoder, decoder=decoder)
+    if encoder == "tu-pvt_v2_b0" and decoder in ("pan", "deeplabv3", "deeplabv3plus"):
+        with pytest.raises(UserError, match="unexpected keyword argument 'output_stride'"):
+            made(spec, meta=meta)
         return
+    net = made(spec, PointSpec(points=8, channels=4), meta=meta)
     out = net(torch.randn(2, 3, 128, 192))
     (sum(x.sum() for x in out["logits"]) + out["point_logits"].sum()).backward()
     assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
@@ -240,8 +239,7 @@ def test_parts_that_do_not_fit_are_refused(spec, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", [V2, FPN])
-@pytest.mark.parametrize(("crop", "near"), [((65, 96), "[64, 96]"), ((10, 50), "[32, 64]")])
+@pytest.mark.parametrize(("spec", "crop", "near"), [(V2, (65, 96), "[64, 96]"), (FPN, (10, 50), "[32, 64]")])
 def test_a_crop_that_cannot_be_divided_is_refused(spec, crop, near):
     with pytest.raises(UserError) as caught:
         made(spec, meta=Meta(5, (3, *crop), "x"))
