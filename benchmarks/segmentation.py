@@ -1,0 +1,63 @@
+"""Scenes: does a larger network beat a smaller one, both what stands where, and what do points and boundaries bring?
+
+    python benchmarks/segmentation.py            runs what is missing, prints the tables
+    python benchmarks/segmentation.py --table    prints the tables of what is there
+
+Drawn streets, and CamVid at a quarter of its area from random weights, every row of it for as many updates; three seeds
+each, scores of whole pictures at the last step. What stands where: the commonest class of every place in the training
+pictures.
+"""
+
+from __future__ import annotations
+
+import comparison
+import numpy as np
+from comparison import Row
+
+POINTS = "task.points={points: 512, subdivide: 2048}"
+NEAR = ("task.objective={ohem: {}, near: {}}", "data.distance={}")
+COLUMNS = {
+    "mIoU": "val/miou",
+    "boundary F": "val/boundary_f",
+    "pixels right": "val/pixel_accuracy",
+    "mIoU, scales and mirror": "multi/miou",
+}
+TABLES = {
+    "scenes": [Row("BiSeNetV2, a quarter as wide", "segment", ("task.net.width=0.25",)), Row("as shipped", "segment")],
+    "camvid": [
+        Row("BiSeNetV1", "camvid", ("task.net={name: bisenetv1}",)),
+        Row("BiSeNetV2", "camvid"),
+        Row("U-Net over ResNet-18", "camvid", ("task.net={name: smp, encoder: resnet18, decoder: unet}",)),
+        Row("BiSeNetV2, points", "camvid", (POINTS,)),
+        Row("BiSeNetV2, boundary weights", "camvid", NEAR),
+        Row("BiSeNetV2, both", "camvid", (POINTS, *NEAR)),
+    ],
+}
+
+
+def what_stands_where(recipe: str) -> dict[str, float]:
+    """Scores of the commonest class of every place in the training pictures, for each picture of `val`."""
+    import torch
+
+    from trainkit import config
+    from trainkit.metrics import boundaries, scenes
+    from trainkit.task import IGNORED
+
+    loaded = config.load(comparison.ROOT / "recipes" / f"{recipe}.yaml")
+    data = loaded.data.open(0)
+    train, scored, classes = data.evaluations["train"], data.evaluations["val"], data.meta.classes
+    rows = [one.fetch(np.arange(one.size), 0)["mask"] for one in (train, scored)]
+    counts = torch.stack([(rows[0] == c).sum(0) for c in range(classes)])
+    guess = counts.argmax(0)[None].expand(scored.size, -1, -1)
+    assert int(rows[1].max()) <= IGNORED
+    found = scenes.pixel_counts(guess, rows[1], classes)
+    found |= boundaries.boundary_counts(guess, rows[1], classes, loaded.task.boundary)
+    return scenes.score_scenes(found, scored.protocol, "val", scored).metrics
+
+
+if __name__ == "__main__":
+    comparison.need_data()
+    for experiment, rows in TABLES.items():
+        comparison.run(rows, COLUMNS, experiment)
+        prior = what_stands_where(rows[0].recipe)
+        print(f"what stands where: mIoU {prior['miou']:.3f}, boundary F {prior['boundary_f']:.3f}\n")
