@@ -160,7 +160,7 @@ MISTAKES = [
     ({"data__crop": "[400, 400]"}, r"crop"),
     ({"data__augment": "{scales: [0.05, 1.0]}"}, r"scales"),
     ({"data__names": "[sky, road, tree]"}, r"10 masks.*p000\.png: 1 values outside the classes .*: 3 \("),
-        ({"task__objective": "{near: {}}", "data__distance": "null"}, r"distance"),
+    ({"task__objective": "{near: {}}", "data__distance": "null"}, r"distance"),
     ({"task__objective": "{class_weights: {rode: 2}}"}, r"'rode'.*road"),
     ({"task__net": "{name: smp, encoder: tu-resnet81, decoder: unet}"}, r"resnet"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +28,7 @@ from trainkit.task import IGNORED, At, Meta
 from trainkit.tasks.segment2d import Segment2d, point_loss
 
 CROP, NAMES = (64, 96), ("road", "car", "pole", "sky")
-META = Meta(4, (3, *CROP), "x", class_names=NAMES)
+META = Meta(4, (3, *CROP), "x", class_names=NAMES, distances=True)
 NET = BiSeNetV2Spec(name="bisenetv2", width=0.25)
 POINTS = PointSpec(points=48, subdivide=64, channels=16, layers=1)
 AT = At(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
@@ -68,10 +69,10 @@ class Sees(nn.Module):
 def made(monkeypatch):
     """A task that has built a given network."""
 
-    def make(net, **settings):
+    def make(net, meta=META, **settings):
         monkeypatch.setattr(segmenter, "build", lambda *args: (net, ["stub"]))
         task = Segment2d(net=NET, **settings)
-        return task, task.build(META, {}, 0)
+        return task, task.build(meta, {}, 0)
 
     return make
 
@@ -333,10 +334,8 @@ def test_a_small_network_learns_bars_and_discs(points):
     ],
 )
 def test_without_distances_what_needs_them_is_refused(made, asks, place):
-    net = Sees()
-    task, parts = made(net, **asks)
     with pytest.raises(UserError, match=place + r".*data\.distance"):
-        task.loss(net, parts, batch(), AT)
+        made(Sees(), meta=replace(META, distances=False), **asks)
 
 
 def test_classes_that_the_data_does_not_have_are_named(made):

@@ -67,6 +67,8 @@ class Meta:
     """Tokens of a caption, padding included."""
     class_colours: tuple[tuple[int, int, int], ...] = ()
     """Red, green and blue of each class in label maps; empty where the data has no colours of its own."""
+    distances: bool = False
+    """Whether training batches have `distance`."""
 
 
 @dataclass(frozen=True, kw_only=True)

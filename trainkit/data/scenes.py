@@ -154,7 +154,14 @@ class Scenes:
         evaluations: dict[str, WholeScenes] = {}
         for name, one in (scored | {"train": whole}).items():
             evaluations |= self._kinds(name, one)
-        meta = Meta(len(whole.names), (3, *self.crop), whole.digest, whole.names, class_colours=whole.colours)
+        meta = Meta(
+            len(whole.names),
+            (3, *self.crop),
+            whole.digest,
+            whole.names,
+            class_colours=whole.colours,
+            distances=self.distance is not None,
+        )
         notes = (*self._left_out(found), *self._notes(train, scored))
         return Opened(meta, train, evaluations, notes)
 

@@ -64,6 +64,8 @@ class Segment2d:
 
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """The network for crops of the data. Raises UserError where they do not fit, or a class has no such name."""
+        if not meta.distances:
+            self._refuse_near()
         names = meta.class_names or [str(c) for c in range(meta.classes)]
         self._weights, self._classes = self.objective.weights(names), meta.classes
         net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
@@ -77,7 +79,6 @@ class Segment2d:
         auxiliary heads; `points`; and `pixel_accuracy`, at the network's own stride.
         """
         mask, distance = batch["mask"], batch.get("distance")
-        self._refuse_without(distance)
         weights = self._weights
         if weights is not None and weights.device != mask.device:
             self._weights = weights = weights.to(mask.device)  # once: the copy waits for the device
@@ -95,9 +96,7 @@ class Segment2d:
         logs["pixel_accuracy"] = _accuracy(main.detach().argmax(1), nearest(mask, main.shape[2:]))
         return Loss(value * len(mask), len(mask), {name: term.detach() for name, term in logs.items()})
 
-    def _refuse_without(self, distance: Tensor | None) -> None:
-        if distance is not None:
-            return
+    def _refuse_near(self) -> None:
         for place, asks in (
             ("objective.near", self.objective.near is not None),
             ("points.near", self.points is not None and self.points.near > 0),
