@@ -108,8 +108,9 @@ def sample(maps: Tensor, points: Tensor) -> Tensor:
     pixels of finer maps lie. Gathered by hand: `grid_sample` has no deterministic gradient on a GPU.
     """
     height, width = maps.shape[2:]
-    x, y = (points * points.new_tensor([width, height]) - 0.5).unbind(2)
-    x, y = x.clamp(0, width - 1), y.clamp(0, height - 1)
+    # Times plain numbers: put into a tensor, sides that an export leaves open would become those of its example.
+    x = (points[:, :, 0] * width - 0.5).clamp(0, width - 1)
+    y = (points[:, :, 1] * height - 0.5).clamp(0, height - 1)
     left, upper = x.floor(), y.floor()
     across, down = (x - left)[:, None], (y - upper)[:, None]
     left, upper = left.long(), upper.long()
