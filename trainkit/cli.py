@@ -289,8 +289,11 @@ def export_(
     """
     from trainkit import export
 
+    def say(line: str) -> None:
+        click.echo(f"{line} ...", err=True)
+
     how = {"pictures": pictures, "latency": latency, "seconds": seconds, "plugins": plugins}
-    done = export.export(run, out, formats or export.FORMATS, **how)
+    done = export.export(run, out, formats or export.FORMATS, say=say, **how)
     for line in done.notes:
         click.echo(f"note: {line}")
     for file in done.written:

@@ -128,11 +128,13 @@ def export(
     latency: bool = False,
     seconds: float = 30.0,
     plugins: tuple[str, ...] = (),
+    say: Callable[[str], None] = lambda line: None,
 ) -> Exported:
     """Write the network of the best weights of a run to the folder `out`: model.safetensors, model.onnx, model.json.
 
     Each is compared with the network as it was trained on so many pictures of the run's first evaluation, spread over
-    it, in float32 on the CPU. With `latency` the ways of running it are timed for about `seconds`.
+    it, in float32 on the CPU. With `latency` the ways of running it are timed for about `seconds`. `say` is told what is
+    done next where that takes long.
 
     Raises UserError before any work where the run does not segment pictures, a file is there already, or a package is
     missing; and where a file disagrees, which is then not left.
@@ -171,6 +173,7 @@ def export(
             again = _rebuilt(recipe, meta, aside / "model.safetensors")
             agreements["model.safetensors"] = _agree("model.safetensors", again, deployed, chosen, refined)
         if "onnx" in formats:
+            say("writing model.onnx")
             agreements["model.onnx"], about["sides"], said = _onnx(
                 aside / "model.onnx", deployed, chosen, refined, about
             )
@@ -180,7 +183,8 @@ def export(
         timed = None
         if latency:
             onnx = aside / "model.onnx" if "onnx" in formats else None
-            timed = time_network(deployed, chosen.first(), onnx, seconds=seconds, last=recipe.device.channels_last)
+            last = recipe.device.channels_last
+            timed = time_network(deployed, chosen.first(), onnx, seconds=seconds, last=last, say=say)
             about["latency"] = asdict(timed)
         write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
         kept += [*names, ABOUT]
@@ -463,7 +467,13 @@ def _sha256(file: Path) -> str:
 
 @torch.no_grad()
 def time_network(
-    deployed: nn.Module, pixels: Tensor, onnx: Path | None, *, seconds: float = 30.0, last: bool = False
+    deployed: nn.Module,
+    pixels: Tensor,
+    onnx: Path | None,
+    *,
+    seconds: float = 30.0,
+    last: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Latency:
     """Time one picture, float (1, 3, H, W), alone: float32 and bfloat16 (autocast), eager, compiled, ONNX Runtime.
 
@@ -476,7 +486,8 @@ def time_network(
     moved = deployed.to(device, memory_format=order)
     seen = pixels.to(device, memory_format=order)
     try:
-        ways = list(_ways(moved, seen, onnx, device))
+        ways = list(_ways(moved, seen, onnx, device, say))
+        say(f"timing {sum(not isinstance(run, str) for *_, run in ways)} ways")
         timings = _timed(ways, seen, device, seconds)
     finally:
         deployed.to("cpu")
@@ -488,7 +499,9 @@ Way = tuple[str, str, Forward | str]
 """How, with what precision, and the function; or why there is none."""
 
 
-def _ways(net: nn.Module, seen: Tensor, onnx: Path | None, device: torch.device) -> Iterator[Way]:
+def _ways(
+    net: nn.Module, seen: Tensor, onnx: Path | None, device: torch.device, say: Callable[[str], None]
+) -> Iterator[Way]:
     def halved(forward: Forward) -> Forward:
         def run(pixels: Tensor) -> Tensor:
             with torch.autocast(device.type, torch.bfloat16):
@@ -499,6 +512,7 @@ def _ways(net: nn.Module, seen: Tensor, onnx: Path | None, device: torch.device)
     yield "eager", "fp32", net
     yield "eager", "bf16", halved(net)
     for precision, wrap in (("fp32", lambda forward: forward), ("bf16", halved)):
+        say(f"compiling for {precision}, which takes minutes on a CPU")
         # One for each precision: a graph is of one.
         compiled = wrap(torch.compile(net, dynamic=False))
         try:
