@@ -133,9 +133,10 @@ def score_scenes(
         "recall": recall,
         "precision": _share(total[0], total[1]),
     }
+    of_picture = _iou(hit, predicted, actual)
     picture = {
         "id": list(protocol.ids),
-        "miou": mean(_iou(hit, predicted, actual), 1),
+        "miou": mean(of_picture, 1),
         "pixel_accuracy": _share(hit.sum(1), actual.sum(1)),
     }
     if outlines is not None:
@@ -158,7 +159,7 @@ def score_scenes(
         metrics = {
             name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
         }
-        pictures: dict[str, Any] = {"scenes": _scenes(rows, picture, protocol, split)}
+        pictures: dict[str, Any] = {"scenes": _scenes(rows, picture | {"iou": of_picture}, protocol, split)}
         return Scores(metrics, columns, tables=tables, pictures=pictures)
     confusion = {"counts": counts, "names": protocol.names}
     return Scores(metrics, columns, {"confusion": confusion}, tables=tables, pictures={"confusion": confusion})
@@ -261,9 +262,7 @@ def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scene
     return {
         "images": images,
         **{name: [m[:h, :w] for m, (h, w) in zip(small, shapes, strict=True)] for name, small in maps.items()},
-        "id": list(protocol.ids),
-        "miou": picture["miou"],
-        "pixel_accuracy": picture["pixel_accuracy"],
+        **{name: picture[name] for name in ("id", "miou", "pixel_accuracy", "iou")},
         "names": protocol.names,
         "colours": protocol.colours,
     }

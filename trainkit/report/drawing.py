@@ -53,7 +53,8 @@ def draw(tracker: Any, history: journal.History, best: str | None, curves: Mappi
 def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw the pictures of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
 
-    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays, ranked. Raises ValueError for another one.
+    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays, ranked, scenes. Raises ValueError for
+    another one.
     """
     on = title.replace("/ema", ", averaged weights")
     for kind, arrays in pictures.items():
@@ -95,6 +96,11 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
 
         drawn = [arrays[key] for key in ("queries", "present", "text", "found", "right")]
         return ranked.ranked(*drawn, _asked(arrays), f"{on}: {_some(arrays)}")
+    if kind == "scenes":
+        from trainkit.report import scenes
+
+        drawn = [arrays[key] for key in ("images", "truth", "predicted")]
+        return scenes.scenes(*drawn, _seen(arrays), arrays["names"], arrays["colours"], on)
     raise ValueError(f"no picture of kind {kind!r}")
 
 
@@ -133,3 +139,21 @@ def _asked(arrays: Mapping[str, Any]) -> list[str]:
 def _some(arrays: Mapping[str, Any]) -> str:
     worst, others = arrays["worst"], len(arrays["list"]) - arrays["worst"]
     return f"{worst} of the worst and {others} other of {arrays['total']:,} queries"
+
+
+def _seen(arrays: Mapping[str, Any]) -> list[str]:
+    """What stands above each segmented picture: its scores and, as many as there is room for, its worst classes."""
+    captions = []
+    for name, miou, right, iou in zip(*(arrays[key] for key in ("id", "miou", "pixel_accuracy", "iou")), strict=True):
+        if miou != miou:
+            captions.append(f"{name[-40:]}: nothing labelled")
+            continue
+        caption = f"{name[-40:]}: mIoU {miou:.3f}, {100 * right:.1f} % of the pixels right"
+        worst = [k for k in iou.argsort(kind="stable") if iou[k] < 1][:4]  # nan is not less
+        for place, k in enumerate(worst):
+            part = f"{', ' if place else '; lowest IoU: '}{arrays['names'][k]} {iou[k]:.2f}"
+            if len(caption) + len(part) > 125:
+                break
+            caption += part
+        captions.append(caption)
+    return captions

@@ -177,7 +177,7 @@ def confusion(counts: np.ndarray, names: Sequence[str], title: str = "Confusion"
     """How often each class (row) was taken for each class (column): `counts` (C, C), coloured by the share of the row.
 
     Counts stand in the cells of up to 30 classes, shares beside them up to 12; of more classes the three most frequent
-    mistakes are named.
+    mistakes are named. Counts of pixels, which are too wide for that, are shortened, and left to the shares beyond 12.
     """
     counts = np.asarray(counts)
     classes, total = len(counts), int(counts.sum())
@@ -193,13 +193,19 @@ def confusion(counts: np.ndarray, names: Sequence[str], title: str = "Confusion"
     shade = LinearSegmentedColormap.from_list("shade", ["#ffffff", COLOURS[0]])
     image = axes.imshow(share, cmap=shade, norm=PowerNorm(1.0 if few else 0.5, 0, 1), interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
-    bar.set_label("share of the row" if few else "share of the row (root scale)", fontsize=10, color=INK)
+    said = "" if few or classes > 30 or counts.max() < 10_000 else "; numbers: %"
+    bar.set_label(f"share of the row{'' if few else ' (root scale)'}{said}", fontsize=10, color=INK)
     bar.ax.tick_params(labelsize=9)
     bar.outline.set_visible(False)
     if classes <= 30:
         size = 10.5 if classes <= 6 else 8 if few else 6
+        wide = counts.max() >= 10_000
         for row, column in np.argwhere(counts > 0):
-            text = f"{counts[row, column]:,}" + f"\n{100 * share[row, column]:.1f} %" * few
+            per_cent = 100 * share[row, column]
+            if wide and not few:
+                text = f"{per_cent:.0f}" if per_cent >= 0.5 else ""
+            else:
+                text = _counted(counts[row, column]) + f"\n{per_cent:.1f} %" * few
             dark = image.norm(share[row, column]) > 0.55
             axes.text(column, row, text, ha="center", va="center", fontsize=size, color="white" if dark else INK)
     every = -(-classes // 50)
@@ -310,6 +316,14 @@ def _step_axis(axes: list[Axes]) -> None:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def _counted(number: int) -> str:
+    """Whole below a million, then in millions and more, to three figures."""
+    for unit, letter in ((10**9, "G"), (10**6, "M")):
+        if number >= 0.9995 * unit:
+            return f"{number / unit:.3g}{letter}"
+    return f"{number:,}"
 
 
 def _short(name: str, longest: int) -> str:
