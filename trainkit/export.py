@@ -133,8 +133,8 @@ def export(
     """Write the network of the best weights of a run to the folder `out`: model.safetensors, model.onnx, model.json.
 
     Each is compared with the network as it was trained on so many pictures of the run's first evaluation, spread over
-    it, in float32 on the CPU. With `latency` the ways of running it are timed for about `seconds`. `say` is told what is
-    done next where that takes long.
+    it, in float32 on the CPU. With `latency` the ways of running it are timed for about `seconds`. `say` is told what
+    comes next where that takes long.
 
     Raises UserError before any work where the run does not segment pictures, a file is there already, or a package is
     missing; and where a file disagrees, which is then not left.

@@ -114,7 +114,7 @@ class BiSeNetV1(nn.Module):
 
     `encoder` is a network of timm with maps at strides 4 to 32 (the paper's is ResNet-18), here with random weights;
     `width` scales what is around it. `fine` is the encoder's map at stride 4. In the public implementation the fusion
-    module learns at the rate of the heads: `match: "fusion*"` beside `"*head*"`.
+    module learns at the rate of the heads: `match: "*fusion*"` beside `"*head*"`.
     """
 
     multiple = 32
