@@ -250,3 +250,26 @@ def test_what_the_head_learns_sharpens_the_outline_of_a_disc():
 def test_what_no_head_can_have_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         PointSpec(**given)
+
+
+@pytest.mark.slow
+def test_a_refinement_can_be_exported_for_pictures_of_any_size():
+    spec = PointSpec(channels=8, subdivide=30)
+    head = PointHead(spec, 5, 3)
+    torch.nn.init.normal_(head.predict.weight)
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = head
+
+        def forward(self, image):
+            fine = F.avg_pool2d(image, 4).repeat(1, 2, 1, 1)[:, :5]
+            return refine(self.head, F.avg_pool2d(image, 8), fine, (image.shape[2], image.shape[3]), spec)
+
+    dynamic = torch.export.Dim.DYNAMIC
+    sides = {"image": {0: dynamic, 2: 32 * torch.export.Dim("high"), 3: 32 * torch.export.Dim("wide")}}
+    exported = torch.export.export(Whole(), (torch.randn(2, 3, 96, 128),), dynamic_shapes=sides).module()
+    for shape in ((1, 3, 64, 64), (3, 3, 128, 96)):
+        image = torch.randn(shape)
+        torch.testing.assert_close(exported(image), Whole()(image))

@@ -112,18 +112,15 @@ def sample(maps: Tensor, points: Tensor) -> Tensor:
     x = (points[:, :, 0] * width - 0.5).clamp(0, width - 1)
     y = (points[:, :, 1] * height - 0.5).clamp(0, height - 1)
     left, upper = x.floor(), y.floor()
-    across, down = (x - left)[:, None], (y - upper)[:, None]
+    across, down = x - left, y - upper
     left, upper = left.long(), upper.long()
     right, lower = (left + 1).clamp_max(width - 1), (upper + 1).clamp_max(height - 1)
-    flat, kind = maps.flatten(2), torch.promote_types(maps.dtype, torch.float32)
-
-    def at(row: Tensor, column: Tensor) -> Tensor:
-        index = (row * width + column)[:, None].expand(-1, flat.shape[1], -1)
-        return flat.gather(2, index).to(kind)
-
-    above = torch.lerp(at(upper, left), at(upper, right), across.to(kind))
-    below = torch.lerp(at(lower, left), at(lower, right), across.to(kind))
-    return torch.lerp(above, below, down.to(kind))
+    # All four corners at once: each gather of its own would have a gradient the size of the maps.
+    index = torch.stack([row * width + column for row in (upper, lower) for column in (left, right)], 1)
+    share = torch.stack([a * b for a in (1 - down, down) for b in (1 - across, across)], 1)
+    kind = torch.promote_types(maps.dtype, torch.float32)
+    corners = maps.flatten(2).gather(2, index.flatten(1)[:, None].expand(-1, maps.shape[1], -1))
+    return (corners.unflatten(2, (4, -1)).to(kind) * share[:, None].to(kind)).sum(2)
 
 
 def uncertainty(logits: Tensor) -> Tensor:
