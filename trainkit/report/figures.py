@@ -229,8 +229,9 @@ def confusion(counts: np.ndarray, names: Sequence[str], title: str = "Confusion"
     order = np.argsort(-off, axis=None, kind="stable")[:3]
     worst = [(a, b) for a, b in zip(*np.unravel_index(order, off.shape), strict=True) if off[a, b]]
     if not few and worst:
-        told = "    ".join(f"{_short(names[a], 11)} → {_short(names[b], 11)} {off[a, b]:,}" for a, b in worst)
-        figure.supxlabel(f"most often:  {told}", fontsize=8.5, color=QUIET)
+        told = "    ".join(f"{_short(names[a], 11)} → {_short(names[b], 11)} {_counted(off[a, b])}" for a, b in worst)
+        told = f"most often:  {told}"
+        figure.supxlabel(told, fontsize=min(8.5, 8.5 * 108 / len(told)), color=QUIET)
     return figure
 
 

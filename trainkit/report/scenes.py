@@ -68,7 +68,10 @@ def scenes(
     figure = Figure(figsize=(WIDTH, height), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=11)
-    for place, name in enumerate(_COLUMNS):
+    columns = list(_COLUMNS)
+    if any((labels == IGNORED).any() for labels in truth):
+        columns[1] += " (chequered: no label)"
+    for place, name in enumerate(columns):
         middle = (place + 0.5) / 4
         figure.text(middle, 1 - (head - 0.02) / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
     _draw_legend(figure, shown, more, names, colours, 0.36, height)
@@ -102,7 +105,12 @@ def panels(
     grey = image.astype(np.float64) @ (0.299, 0.587, 0.114)
     pale = np.rint(255 - _PALE * (255 - grey)).astype(np.uint8)[..., None].repeat(3, 2)
     found = np.where((predicted == IGNORED)[..., None], ground, table[predicted])
-    return image, np.where(unknown[..., None], ground, table[truth]), found, np.where(wrong[..., None], WRONG, pale)
+    return (
+        image,
+        np.where(unknown[..., None], ground, table[truth]),
+        found,
+        np.where(wrong[..., None], np.uint8(WRONG), pale),
+    )
 
 
 def _chequered(shape: tuple[int, ...]) -> np.ndarray:
