@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from trainkit.data.sample import drawn_once
 
-VERSION = 1
+VERSION = 3
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
 SEED = 20251122
 HEIGHT, WIDTH = 96, 128
@@ -50,6 +51,7 @@ IGNORED = 255
 
 SKY, BUILDING, ROAD, PAVEMENT, PLANTS, FENCE, POLE, CAR, PERSON = range(9)
 _SUPERSAMPLING = 3
+Point = tuple[float, float, float]
 _NEAR = 0.4
 """Metres in front of the camera where what is drawn begins."""
 _FAR = 160.0
@@ -59,7 +61,7 @@ _TEXTURE = np.array([(0, 0, 0), (0.02, 0.02, 0.05), (0.07, 0.05, 0.06), (0.16, 0
 
 
 def folder() -> Path:
-    """The sample set as a folder, drawn when first asked for (about 15 s on one core, 8 MB).
+    """The sample set as a folder, drawn when first asked for (about 25 s on one core, 10 MB).
 
     Holds pictures `train/0000.png` and `val/0240.png` (RGB, 96 high and 128 wide), their masks of the same names in
     `trainannot` and `valannot` (palette files: the index is the class, 255 is not labelled), and `sample.json`, which
@@ -112,15 +114,16 @@ def _write(to: Path) -> None:
 # ---- drawing: metres in the street's frame, u to the right of its middle, s along it, z up ----
 
 
-def _mix(a: np.ndarray | tuple, b: np.ndarray | tuple, share: float | np.ndarray) -> np.ndarray:
-    return np.asarray(a, dtype=np.float64) * (1 - share) + np.asarray(b, dtype=np.float64) * share
+def _mix(a: np.ndarray | Sequence[float], b: np.ndarray | Sequence[float], share: float | np.ndarray) -> np.ndarray:
+    """The colours `a` and `b`, with so much of `b`."""
+    return np.asarray(a) * (1 - share) + np.asarray(b) * share
 
 
-def _tint(colour: np.ndarray | tuple) -> tuple[int, ...]:
+def _tint(colour: Sequence[float]) -> tuple[int, ...]:
     return tuple(min(255, max(0, round(float(v)))) for v in colour)
 
 
-_TURNS = np.array([(math.cos(2 * math.pi * i / 10), math.sin(2 * math.pi * i / 10)) for i in range(10)])
+_TURNS = [(math.cos(2 * math.pi * i / 10), math.sin(2 * math.pi * i / 10)) for i in range(10)]
 
 
 class _Scene:
@@ -136,10 +139,9 @@ class _Scene:
         self.half = one(2.6, 6.0)
         self.walk = [one(1.0, 4.0), one(1.0, 4.0)]
         self.bend = one(-1, 1) * abs(one(-1, 1)) / 90
-        self.rise = one(-0.02, 0.02)
         self.junction = (s := one(8, 60), s + one(6, 12)) if self.chance(0.4) else None
         self.park = [self.chance(0.25), self.chance(0.25)]
-        self.setback = [one(0, 7) * self.chance(0.6), one(0, 7) * self.chance(0.6)]
+        self.setback = [one(0, 7) * self.chance(0.75), one(0, 7) * self.chance(0.75)]
         # The weather: what the air hides, how dark it is, and whether there are shadows.
         kind = one(0, 1)
         self.sun = kind < 0.45
@@ -161,10 +163,10 @@ class _Scene:
         cy, sy, cp, sp, cr, sr = (f(v) for v in (yaw, pitch, roll) for f in (math.cos, math.sin))
         right, ahead = np.array([cy, -sy, 0]), np.array([sy * cp, cy * cp, sp])
         down = np.cross(ahead, right)
-        self.matrix = np.stack([cr * right + sr * down, -sr * right + cr * down, ahead])
+        self.matrix = np.stack([cr * right + sr * down, -sr * right + cr * down, ahead]).tolist()
         self.focal = one(78, 135)
-        self.eye = np.array([one(-0.75, 0.75) * self.half, 0.0, one(1.2, 2.4)])
-        self.things: list[tuple[float, float, object]] = []
+        self.eye = (one(-0.75, 0.75) * self.half, 0.0, one(1.2, 2.4))
+        self.things: list[tuple[int, float, Callable[[], None]]] = []
 
     def one(self, low: float, high: float) -> float:
         return float(self.rng.uniform(low, high))
@@ -176,78 +178,91 @@ class _Scene:
         """One of the colours, lighter or darker."""
         return np.asarray(options[int(self.rng.integers(len(options)))], dtype=np.float64) * self.one(0.75, 1.2)
 
-    # ---- projection
+    # ---- projection, in Python's own floats: a polygon has few corners, and a matrix product of numpy may round
+    # ---- otherwise on another processor
 
-    def at(self, points: np.ndarray | list) -> np.ndarray:
-        """From (u, s, z) of the street to right, down and before the camera; the street bends and rises."""
-        p = np.array(points, dtype=np.float64)
-        p[..., 0] += self.bend * p[..., 1] * p[..., 1]
-        return (p - self.eye) @ self.matrix.T
+    def at(self, u: float, s: float, z: float) -> tuple[float, float, float]:
+        """From the street to metres right of the camera, below it and before it; the street bends."""
+        x, y, z = u + self.bend * s * s - self.eye[0], s, z - self.eye[2]
+        a, b, c = self.matrix
+        return (
+            a[0] * x + a[1] * y + a[2] * z,
+            b[0] * x + b[1] * y + b[2] * z,
+            c[0] * x + c[1] * y + c[2] * z,
+        )
 
-    def pixels(self, seen: np.ndarray) -> np.ndarray:
-        """From what `at` gives to x, y of the drawing."""
-        middle = np.array([WIDTH, HEIGHT]) / 2
-        return (seen[..., :2] / seen[..., 2:] * self.focal + middle) * _SUPERSAMPLING
+    def pixel(self, right: float, down: float, before: float) -> tuple[float, float]:
+        """From what `at` gives to x, y of the drawing, kept within what Pillow can fill."""
+        x = (right / before * self.focal + WIDTH / 2) * _SUPERSAMPLING
+        y = (down / before * self.focal + HEIGHT / 2) * _SUPERSAMPLING
+        return min(max(x, -20000.0), 20000.0), min(max(y, -20000.0), 20000.0)
+
+    def outline(self, points: Sequence[Point]) -> tuple[list[tuple[float, float]], float]:
+        """The corners in the drawing of what is before the camera of a polygon, and its mean distance.
+
+        No corners for what is behind the camera or outside the drawing.
+        """
+        seen = [self.at(*point) for point in points]
+        if min(point[2] for point in seen) < _NEAR:  # cut it where the camera begins
+            kept = []
+            for here, there in zip(seen, seen[1:] + seen[:1], strict=True):
+                if here[2] >= _NEAR:
+                    kept.append(here)
+                if (here[2] >= _NEAR) != (there[2] >= _NEAR):
+                    share = (_NEAR - here[2]) / (there[2] - here[2])
+                    right, down = (here[k] + (there[k] - here[k]) * share for k in (0, 1))
+                    kept.append((right, down, _NEAR))
+            seen = kept
+        if len(seen) < 3:
+            return [], 0.0
+        where = [self.pixel(*point) for point in seen]
+        for axis, size in ((0, WIDTH), (1, HEIGHT)):
+            values = [point[axis] for point in where]
+            if max(values) < 0 or min(values) > size * _SUPERSAMPLING:
+                return [], 0.0
+        return where, sum(point[2] for point in seen) / len(seen)
 
     def lay(
         self,
-        points: np.ndarray | list,
-        colour: np.ndarray | tuple,
+        points: Sequence[Point],
+        colour: Sequence[float],
         label: int | None,
         surface: int = _SMOOTH,
         glow: bool = False,
     ) -> None:
         """Draw a polygon of points (u, s, z). `label` None: in the picture alone, as what nobody labels apart."""
-        seen = self.at(points)
-        before = seen[:, 2] >= _NEAR
-        if not before.any():
+        where, depth = self.outline(points)
+        if not where:
             return
-        if not before.all():  # cut it where the camera begins
-            kept = []
-            for here, there in zip(seen, np.roll(seen, -1, axis=0), strict=True):
-                if here[2] >= _NEAR:
-                    kept.append(here)
-                if (here[2] >= _NEAR) != (there[2] >= _NEAR):
-                    share = (_NEAR - here[2]) / (there[2] - here[2])
-                    kept.append(here + (there - here) * share)
-            seen = np.stack(kept)
-        where = self.pixels(seen)
-        low, high = where.min(0), where.max(0)
-        if (high < 0).any() or low[0] > WIDTH * _SUPERSAMPLING or low[1] > HEIGHT * _SUPERSAMPLING or len(where) < 2:
-            return
-        flat = np.clip(where, -20000, 20000).ravel().tolist()
-        if not glow:
-            colour = self.far(colour, float(seen[:, 2].mean()))
-        self.pens[0].polygon(flat, fill=_tint(colour))
-        self.pens[2].polygon(flat, fill=surface)
+        picture, labels, surfaces = self.pens
+        picture.polygon(where, fill=_tint(colour if glow else self.far(colour, depth)))
+        surfaces.polygon(where, fill=surface)
         if label is not None:
-            self.pens[1].polygon(flat, fill=label)
+            labels.polygon(where, fill=label)
 
-    def far(self, colour: np.ndarray | tuple, depth: float | np.ndarray) -> np.ndarray:
+    def only_labels(self, points: Sequence[Point], label: int) -> None:
+        """Draw a polygon in the labels and leave the picture as it is."""
+        where, _ = self.outline(points)
+        if where:
+            self.pens[1].polygon(where, fill=label)
+
+    def far(self, colour: Sequence[float], depth: float) -> list[float]:
         """The colour of something through so many metres of air."""
-        dim = 0.42 if self.dusk else 1.0
-        return _mix(np.asarray(colour) * dim, self.haze, depth / (depth + self.clear))
+        dim, hidden = 0.55 if self.dusk else 1.0, depth / (depth + self.clear)
+        return [float(c) * dim * (1 - hidden) + float(air) * hidden for c, air in zip(colour, self.haze, strict=True)]
 
     def faces(self, u: float, s: float) -> tuple[float, float]:
         """The direction (u, s) that a flat thing at (u, s) spreads in to face the camera, of length 1."""
-        x, y = u + self.bend * s * s - self.eye[0], s - self.eye[1]
-        length = math.sqrt(x * x + y * y) or 1.0
-        return y / length, -x / length
+        x = u + self.bend * s * s - self.eye[0]
+        length = math.sqrt(x * x + s * s) or 1.0
+        return s / length, -x / length
 
     def disc(
-        self,
-        u: float,
-        s: float,
-        z: float,
-        ru: float,
-        rz: float,
-        colour: np.ndarray | tuple,
-        label: int | None,
-        how: int,
+        self, u: float, s: float, z: float, r: tuple[float, float], colour: Sequence[float], label: int | None, how: int
     ) -> None:
-        """A round thing that faces the camera, `ru` wide and `rz` high from its middle."""
+        """A round thing that faces the camera, `r` wide and high from its middle."""
         fu, fs = self.faces(u, s)
-        points = np.stack([u + _TURNS[:, 0] * ru * fu, s + _TURNS[:, 0] * ru * fs, z + _TURNS[:, 1] * rz], 1)
+        points = [(u + a * r[0] * fu, s + a * r[0] * fs, z + b * r[1]) for a, b in _TURNS]
         self.lay(points, colour, label, how)
 
     def upright(
@@ -259,7 +274,7 @@ class _Scene:
 
     def height_px(self, u: float, s: float, high: float) -> float:
         """How many pixels of the picture something of `high` metres takes there; 0 behind the camera."""
-        depth = float(self.at([(u, s, 0.0)])[0, 2])
+        depth = self.at(u, s, 0.0)[2]
         return 0.0 if depth < _NEAR else self.focal * high / depth
 
     # ---- what is in a street
@@ -274,7 +289,7 @@ class _Scene:
         for _, _, thing in sorted(self.things, key=lambda item: item[:2]):
             thing()
 
-    def later(self, layer: int, u: float, s: float, thing: object) -> None:
+    def later(self, layer: int, u: float, s: float, thing: Callable[[], None]) -> None:
         """Draw it after everything of a lower layer and after what is farther away in its own."""
         x, y = u + self.bend * s * s - self.eye[0], s - self.eye[1]
         self.things.append((layer, -(x * x + y * y), thing))
@@ -284,26 +299,27 @@ class _Scene:
         one, n = self.one, _SUPERSAMPLING
         x = ((np.arange(WIDTH * n) + 0.5) / n - WIDTH / 2) / self.focal
         y = ((np.arange(HEIGHT * n) + 0.5) / n - HEIGHT / 2) / self.focal
-        ray = [self.matrix[0, k] * x[None] + self.matrix[1, k] * y[:, None] + self.matrix[2, k] for k in range(3)]
-        below = ray[2] < -1e-3
-        t = np.where(below, -self.eye[2] / np.where(below, ray[2], -1.0), 1e4)
-        s = t * ray[1]
-        u = self.eye[0] + t * ray[0] - self.bend * s * s
-        depth = np.where(below, t, 1e4)
-        label = np.full(u.shape, SKY, np.uint8)
-        how = np.full(u.shape, _PLAIN, np.uint8)
         # Sky: two colours and clouds, which have no edges.
         clouds = self.rng.uniform(0, 1, (6, 8)).astype(np.float32)
         soft = np.asarray(Image.fromarray(clouds).resize((WIDTH * n, HEIGHT * n), Image.Resampling.BICUBIC))
-        share = np.clip(0.9 + (y * 1.3)[:, None] + 0 * u, 0.0, 1.0)[..., None]
-        colour = _mix(self.high, self.haze, share)
-        cover = np.clip((soft.astype(np.float64) - one(0.3, 0.9)) * 2.5, 0, 1)[..., None] * one(0.2, 0.9)
+        colour = _mix(self.high, self.haze, np.clip(0.9 + y * 1.3, 0, 1)[:, None, None])
+        cover = np.clip((soft - np.float32(one(0.3, 0.9))) * np.float32(2.5), 0, 1)[..., None] * np.float32(
+            one(0.2, 0.9)
+        )
         colour = _mix(colour, self.haze * 0.5 + 100 * (0.5 if self.dusk else 1.05), cover)
+        # Rays of the rows that meet the ground somewhere: where on the street they do.
+        (a0, a1, a2), (b0, b1, b2), (c0, c1, c2) = self.matrix
+        falls = a2 * x[None] + b2 * y[:, None] + c2 < -1e-3
+        top = int(falls.any(1).argmax()) if falls.any() else len(y)
+        below, down = falls[top:], y[top:, None]
+        t = -self.eye[2] / np.where(below, a2 * x[None] + b2 * down + c2, -1e-3)
+        s = t * (a1 * x[None] + b1 * down + c1)
+        u = self.eye[0] + t * (a0 * x[None] + b0 * down + c0) - self.bend * s * s
         # The ground.
         asphalt = np.full(3, one(62, 140)) + np.array([one(-6, 10), 0, one(-10, 8)])
         slabs = asphalt * one(0.85, 1.15) if self.chance(0.35) else self.pick((160, 156, 150), (150, 120, 105))
         grass = self.pick((92, 120, 50), (120, 124, 66))
-        tone = np.broadcast_to(asphalt, colour.shape).copy()
+        tone = np.broadcast_to(asphalt, (*u.shape, 3)).astype(np.float32)
         kind, texture = np.full(u.shape, ROAD, np.uint8), np.full(u.shape, _GRAIN, np.uint8)
         crossing = (s >= self.junction[0]) & (s < self.junction[1]) if self.junction else np.zeros_like(below)
         for side, sign in enumerate((-1.0, 1.0)):
@@ -339,9 +355,13 @@ class _Scene:
             shade, reach = one(0.45, 0.7), one(-1.4, 1.4) * self.half
             waves = reach + 2.5 * (np.floor(s / one(5, 14)) % 2)
             tone[(u < waves) if self.lit[0] < self.lit[1] else (u > -waves)] *= shade
-        tone = self.far(tone, depth[..., None])
-        colour[below], label[below], how[below] = tone[below], kind[below], texture[below]
-        for image, array in ((self.image, colour), (self.labels, label), (self.surface, how)):
+        hidden = (t / (t + self.clear)).astype(np.float32)[..., None]
+        tone = tone * np.float32(0.55 if self.dusk else 1.0) * (1 - hidden) + self.haze.astype(np.float32) * hidden
+        shape = falls.shape
+        picture, label, how = colour.astype(np.float32), np.full(shape, SKY, np.uint8), np.full(shape, _PLAIN, np.uint8)
+        for whole, part in ((picture, tone), (label, kind), (how, texture)):
+            whole[top:][below] = part[below]
+        for image, array in ((self.image, picture), (self.labels, label), (self.surface, how)):
             image.paste(Image.fromarray(np.clip(np.rint(array), 0, 255).astype(np.uint8)))
 
     def skyline(self) -> None:
@@ -378,11 +398,11 @@ class _Scene:
                 for _ in range(int(self.rng.integers(1, 4))):
                     u, at = (line + one(2, 16)) * sign, s + one(0, long)
                     self.later(1, u, at, self.keep(self.tree, u, at, one(4, 13)))
-            if free and (self.park[side] or self.setback[side] > 1) and self.chance(0.75):
+            if free and (self.park[side] or self.setback[side] > 1) and self.chance(0.9):
                 self.later(3, line * sign, s + long / 2, self.keep(self.barrier, line * sign, s, s + long - gap))
             s += long + gap
 
-    def keep(self, thing: object, *words: float) -> object:
+    def keep(self, thing: Callable[..., None], *words: float) -> Callable[[], None]:
         """Draw `thing` with these words when its turn comes."""
         return lambda: thing(*words)
 
@@ -394,7 +414,7 @@ class _Scene:
             (176, 106, 84), (196, 186, 166), (150, 142, 134), (206, 176, 130), (120, 110, 108), (214, 210, 204)
         )
         if glass:
-            wall = _mix(self.haze, self.high, one(0, 1)) * one(0.6, 1.0) / (0.42 if self.dusk else 1.0)
+            wall = _mix(self.haze, self.high, one(0, 1)) * one(0.6, 1.0) / (0.55 if self.dusk else 1.0)
         light = self.lit[0 if sign < 0 else 1]
         how = _SMOOTH if glass else (_BRICK if self.chance(0.5) else _SMOOTH)
         if across:
@@ -441,10 +461,11 @@ class _Scene:
             if max(quad[0][1], quad[1][1]) < 75:
                 self.lay(quad, colour, None, _SMOOTH, glow=colour is lamp)
 
-    def barrier(self, u: float, s: float, end: float) -> None:
-        """A fence of wood, railings, a wall or a hedge along the pavement."""
+    def barrier(self, u: float, s: float, end: float, kind: int | None = None, high: float | None = None) -> None:
+        """A hedge (`kind` 0), a wall (1), a fence of wood (2) or railings (3) along the street; else as it falls."""
         one = self.one
-        kind, high = int(self.rng.integers(4)), one(0.7, 1.9)
+        kind = int(self.rng.integers(4)) if kind is None else kind
+        high = one(0.7, 1.9) if high is None else high
         plane = [(u, s, 0), (u, end, 0), (u, end, high), (u, s, high)]
         if kind == 0:  # a hedge: as high as a fence, and vegetation
             colour = self.pick((62, 84, 40), (80, 96, 50)) if not self.winter else self.pick((92, 84, 60))
@@ -472,15 +493,6 @@ class _Scene:
             a = s + i * step
             self.lay([(u, a, 0), (u, a + 0.06, 0), (u, a + 0.06, high), (u, a, high)], colour, None, _PLAIN)
 
-    def only_labels(self, points: list, label: int) -> None:
-        """Draw a polygon in the labels and leave the picture as it is."""
-        kept = self.pens
-        hidden = ImageDraw.Draw(Image.new("L", (1, 1)))
-        shown = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-        self.pens = [shown, kept[1], hidden]
-        self.lay(points, (0, 0, 0), label)
-        self.pens = kept
-
     def tree(self, u: float, s: float, high: float) -> None:
         """A trunk and a crown, with leaves or without."""
         one = self.one
@@ -494,32 +506,31 @@ class _Scene:
         tall = (high - stem) / 2 * 1.1
         fu, fs = self.faces(u, s)
         if self.winter and self.chance(0.75):
-            points = [(u + a * wide * fu, s + a * wide * fs, middle + b * tall) for a, b in _TURNS * one(0.6, 0.9)]
+            r = one(0.6, 0.9)
+            points = [(u + a * r * wide * fu, s + a * r * wide * fs, middle + b * r * tall) for a, b in _TURNS]
             self.only_labels(points, PLANTS)
             for _ in range(14):
                 a, z, t = one(-0.9, 0.9) * wide, middle + one(-0.4, 1.0) * tall, one(0.02, 0.07)
                 self.upright(u, s, [(-t, stem), (t, stem), (a + t, z), (a - t, z)], bark, None, _GRAIN)
             return
         leaf = self.pick((70, 100, 40), (92, 116, 52), (56, 80, 44), (124, 120, 50), (150, 104, 48))
-        for i in range(11):
+        for _ in range(11):
             a, b = one(-0.75, 0.75) * wide, middle + one(-0.7, 0.7) * tall
             r = one(0.3, 0.55)
             shade = 0.7 + 0.45 * (b - middle + tall) / (2 * tall) + one(-0.1, 0.1)
-            self.disc(u + a * fu, s + a * fs, b, wide * r, tall * r * 1.1, leaf * shade, PLANTS, _LEAVES)
-            if i > 6 and self.chance(0.6):  # sky between the leaves
-                r *= 0.22
-                a, b = a + one(-0.2, 0.2) * wide, b + one(-0.2, 0.2) * tall
-                self.disc(u + a * fu, s + a * fs, b, wide * r, tall * r, self.haze * 0.9, None, _PLAIN)
+            self.disc(u + a * fu, s + a * fs, b, (wide * r, tall * r * 1.1), leaf * shade, PLANTS, _LEAVES)
+        for _ in range(int(self.rng.integers(0, 9))):  # sky between the leaves
+            a, b, r = one(-0.8, 0.8) * wide, middle + one(-0.8, 0.8) * tall, one(0.02, 0.07)
+            self.disc(u + a * fu, s + a * fs, b, (wide * r, tall * r), self.haze * 0.9, None, _PLAIN)
 
     def shadow(self, u: float, s: float, ru: float, rs: float) -> None:
         """On the ground, where the sun leaves one; labels do not change."""
         if not self.sun:
             return
         lean = ru if self.lit[0] < self.lit[1] else -ru
-        points = self.at(np.stack([u + lean + _TURNS[:, 0] * ru * 1.4, s + _TURNS[:, 1] * rs, 0 * _TURNS[:, 0]], 1))
-        if (points[:, 2] > _NEAR).all():
-            flat = np.clip(self.pixels(points), -20000, 20000).ravel().tolist()
-            ImageDraw.Draw(self.image, "RGBA").polygon(flat, fill=(14, 16, 24, 120))
+        where, _ = self.outline([(u + lean + a * ru * 1.4, s + b * rs, 0.0) for a, b in _TURNS])
+        if where:
+            ImageDraw.Draw(self.image, "RGBA").polygon(where, fill=(14, 16, 24, 120))
 
     def pavements(self) -> None:
         """Trees, poles, people and unlabelled things along both kerbs."""
@@ -532,13 +543,18 @@ class _Scene:
                 for i in range(6):
                     s = start + i * step + one(-1, 1)
                     self.later(4, (kerb + 0.3) * sign, s, self.keep(self.tree, (kerb + 0.3) * sign, s, one(4, 9)))
+            if self.chance(0.2):  # railings between the pavement and the road
+                s, long = one(1, 12), one(6, 20)
+                for i in range(4):
+                    start, end = s + long * i / 4, s + long * (i + 1) / 4
+                    self.later(4, kerb * sign, end, self.keep(self.barrier, (kerb - 0.2) * sign, start, end, 3, 1.1))
             step, start = one(9, 24), one(3, 14)
             kind = int(self.rng.integers(3))
             for i in range(5):
                 s = start + i * step
                 self.later(4, kerb * sign, s, self.keep(self.pole, kerb * sign, -sign, s, kind if i % 2 else 1))
             for _ in range(int(self.rng.integers(0, 6))):
-                s, u = one(3, 38), (kerb + one(0, max(0.3, wide - 0.5))) * sign
+                s, u = one(3, 30), (kerb + one(0, max(0.3, wide - 0.5))) * sign
                 self.later(4, u, s, self.keep(self.person, u, s))
             for _ in range(int(self.rng.integers(0, 3))):
                 s, u = one(4, 30), (kerb + one(0, wide)) * sign
@@ -563,17 +579,17 @@ class _Scene:
             arm = [(u, s, high - 0.1), (u + reach, s, high), (u + reach, s, high + 0.18), (u, s, high + 0.05)]
             self.lay(arm, colour, label, _PLAIN)
             if self.dusk:
-                self.disc(u + reach, s, high, 0.3, 0.15, (255, 230, 170), label, _PLAIN)
+                self.disc(u + reach, s, high, (0.3, 0.15), (255, 230, 170), label, _PLAIN)
         elif kind == 1:
             plate = self.pick((200, 50, 44), (40, 80, 170), (220, 214, 200), (230, 190, 40))
             r = one(0.25, 0.45)
-            self.disc(u, s, high - r, r, r, plate, label, _PLAIN)
-            self.disc(u, s, high - r, r * 0.6, r * 0.6, self.pick((230, 230, 226), tuple(plate)), label, _PLAIN)
+            self.disc(u, s, high - r, (r, r), plate, label, _PLAIN)
+            self.disc(u, s, high - r, (r * 0.6, r * 0.6), self.pick((230, 230, 226), tuple(plate)), label, _PLAIN)
         else:
             box = [(-0.18, high - 0.95), (0.18, high - 0.95), (0.18, high), (-0.18, high)]
             self.upright(u, s, box, np.array((30, 32, 32)), label, _PLAIN)
             lamp = ((230, 60, 40), (240, 180, 50), (70, 220, 130))[int(self.rng.integers(3))]
-            self.disc(u, s, high - 0.45 + one(-0.3, 0.3), 0.1, 0.1, lamp, label, _PLAIN)
+            self.disc(u, s, high - 0.45 + one(-0.3, 0.3), (0.1, 0.1), lamp, label, _PLAIN)
 
     def person(self, u: float, s: float) -> None:
         """Somebody who stands or walks."""
@@ -602,11 +618,10 @@ class _Scene:
             (-broad, 0.8 * h),
         ]
         self.upright(u, s, outline, top, label, _SMOOTH)
-        self.disc(u, s, 0.92 * h, 0.1, 0.125, skin, label, _SMOOTH)
+        self.disc(u, s, 0.92 * h, (0.1, 0.125), skin, label, _SMOOTH)
         if self.chance(0.7):
-            self.disc(
-                u, s, 0.955 * h, 0.105, 0.08, self.pick((40, 30, 26), (110, 80, 50), (30, 60, 90)), label, _SMOOTH
-            )
+            hat = self.pick((40, 30, 26), (110, 80, 50), (30, 60, 90))
+            self.disc(u, s, 0.955 * h, (0.105, 0.08), hat, label, _SMOOTH)
 
     def thing(self, u: float, s: float) -> None:
         """A bin, a bench or a box: in the picture, and left out by those who label."""
@@ -692,12 +707,12 @@ class _Scene:
             screen = [(-wide, edge, waist), (wide, edge, waist), (inner, roof, top), (-inner, roof, top)]
             parts = [(plate, paint * 0.85), (hood, paint * 1.08), (screen, glass * 0.9)]
             for way in (-1, 1):
-                lamp = [(way * wide, at, sill * 0.7), (way * wide * 0.6, at, sill * 0.7), (way * wide * 0.6, at, sill * 0.9),
-                        (way * wide, at, sill * 0.9)]  # fmt: skip
+                out, into = way * wide, way * wide * 0.6
+                lamp = [(out, at, sill * 0.7), (into, at, sill * 0.7), (into, at, sill * 0.9), (out, at, sill * 0.9)]
                 parts.append((lamp, np.array((190, 40, 36) if tail else (235, 230, 210))))
             sides.append((put([(0, at, 0.5)])[0], parts))
         lid = [(-inner, roof_a, top), (inner, roof_a, top), (inner, roof_b, top), (-inner, roof_b, top)]
-        far = sorted(sides, key=lambda item: -float(self.at([item[0]])[0] @ self.at([item[0]])[0]))
+        far = sorted(sides, key=lambda item: -sum(v * v for v in self.at(*item[0])))
         for _, parts in [*far[:2], (None, [(lid, paint * 1.1)]), *far[2:]]:
             for points, colour in parts:
                 self.lay(put(points), colour, label, _SMOOTH)
@@ -733,8 +748,8 @@ def _photograph(rng: np.random.Generator, scene: _Scene) -> np.ndarray:
     down = (rows * (2 / HEIGHT) - 1).astype(np.float32)
     falls = (1 - np.float32(rng.uniform(0, 0.2)) * (across * across + down * down))[..., None]
     contrast, exposure = float(rng.uniform(0.6, 1.15)), float(rng.uniform(0.65, 1.25))
-    gain = (contrast * exposure * (1 + rng.uniform(-0.1, 0.1, 3))).astype(np.float32)
-    noise = np.float32(rng.uniform(1, 12)) * rng.standard_normal((HEIGHT, WIDTH, 3), dtype=np.float32)
+    gain = (contrast * exposure * (1 + rng.uniform(-0.07, 0.07, 3))).astype(np.float32)
+    noise = np.float32(rng.uniform(1, 9)) * rng.standard_normal((HEIGHT, WIDTH, 3), dtype=np.float32)
     picture = picture * (falls * gain) + noise + np.float32(110 * (1 - contrast))
     return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
 
@@ -754,9 +769,9 @@ def _annotate(rng: np.random.Generator, scene: _Scene) -> np.ndarray:
         strip = 1 + int(3 * much)
         mask[:, :strip] = mask[:, -strip:] = IGNORED
     elif kind < 0.35:  # the muddle at the end of the street
-        end = scene.at([(0.0, 110.0, 1.0)])
-        if end[0, 2] > _NEAR:
-            cx, cy = (scene.pixels(end)[0] / n).tolist()
+        end = scene.at(0.0, 110.0, 1.0)
+        if end[2] > _NEAR:
+            cx, cy = (v / n for v in scene.pixel(*end))
             rows, columns = np.arange(HEIGHT)[:, None] + 0.5 - cy, np.arange(WIDTH)[None] + 0.5 - cx
             mask[rows * rows * 4 + columns * columns < (4 + 8 * much) ** 2] = IGNORED
     mask[scene.own] = IGNORED
