@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from trainkit.metrics import boundaries
-from trainkit.metrics.boundaries import COUNTS, boundary_counts, disc, outline, tolerance
+from trainkit.metrics.boundaries import COUNTS, boundary_counts, outline, spans, tolerance
 from trainkit.task import IGNORED
 
 
@@ -107,21 +106,12 @@ def test_a_picture_does_not_look_into_the_next():
     assert not rows["edge_found"].any() and not rows["edge_met"].any()
 
 
-def test_counts_do_not_depend_on_how_many_places_are_looked_up_at_once(monkeypatch):
-    draw = np.random.default_rng(0)
-    predicted, mask = (torch.tensor(blobs(draw, 30, 40, 4, 1.0))[None] for _ in range(2))
-    whole = boundary_counts(predicted.long(), mask, 4, 4.2)
-    monkeypatch.setattr(boundaries, "_AT_ONCE", 50)
-    for name, counts in boundary_counts(predicted.long(), mask, 4, 4.2).items():
-        assert torch.equal(counts, whole[name]), name
-    assert 0 < whole["edge_found"].sum() < whole["edge_predicted"].sum()
-
-
-def test_a_disc_is_round_and_begins_in_its_middle():
-    assert disc(0) == [(0, 0)] and disc(0.99) == [(0, 0)]
-    assert len(disc(1)) == 5 and len(disc(1.5)) == 9 and len(disc(2)) == 13
-    lengths = [math.hypot(*step) for step in disc(17.2)]
-    assert lengths == sorted(lengths) and len(lengths) == pytest.approx(math.pi * 17.2**2, rel=0.01)
+@pytest.mark.parametrize("within", [0.0, 0.99, 1.0, 1.5, 2.0, math.sqrt(5), 4.5, 17.17])
+def test_the_rows_of_a_disc_are_its_pixels(within):
+    found = {(down, x) for down, half in spans(within) for x in range(-half, half + 1)}
+    around = range(-20, 21)
+    assert found == {(y, x) for y in around for x in around if y * y + x * x <= within * within}
+    assert spans(within)[0] == (0, int(within))
 
 
 def test_the_tolerance_is_a_share_of_the_diagonal():

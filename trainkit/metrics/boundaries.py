@@ -21,8 +21,6 @@ SHARE = 0.0075
 """Of the diagonal of a picture."""
 COUNTS = ("edge_found", "edge_predicted", "edge_met", "edge_actual")
 """What `boundary_counts` gives."""
-_AT_ONCE = 1 << 22
-"""Places looked up at a time: 32 MB of addresses."""
 
 
 def tolerance(height: int, width: int, share: float = SHARE) -> float:
@@ -40,17 +38,13 @@ def boundary_counts(predicted: Tensor, mask: Tensor, classes: int, within: float
     truth = mask.to(torch.uint8)
     found = torch.where(truth == IGNORED, truth, predicted.to(torch.uint8))
     outlines = [outline(found), outline(truth)]
-    reach = int(within)
-    # As far beyond the frame as is looked: no address is checked one by one.
-    padded = [torch.nn.functional.pad(lines, (reach,) * 4, value=IGNORED) for lines in outlines]
-    counts = []
-    for own, other in (padded, padded[::-1]):
-        at = (own.flatten() != IGNORED).nonzero()[:, 0]
-        line = own.flatten()[at]
-        cell = at // (own.shape[1] * own.shape[2]) * classes + line.long()
-        met = _met(at, line, other.flatten(), own.shape[2], within)
-        counts += [torch.bincount(cell[which], minlength=len(mask) * classes) for which in (met, slice(None))]
-    return {name: count.view(len(mask), classes) for name, count in zip(COUNTS, counts, strict=True)}
+    height, width = (length + 2 * int(within) for length in mask.shape[1:])
+    keys = [_keys(lines, classes, height, width, int(within)) for lines in outlines]
+    rows: list[Tensor] = []
+    for own, other in (keys, keys[::-1]):
+        cell, met = own // (height * width), _met(own, other, width, within)
+        rows += [torch.bincount(which, minlength=len(mask) * classes) for which in (cell[met], cell)]
+    return {name: count.view(len(mask), classes) for name, count in zip(COUNTS, rows, strict=True)}
 
 
 def outline(labels: Tensor) -> Tensor:
@@ -65,28 +59,40 @@ def outline(labels: Tensor) -> Tensor:
     return torch.where(edge, labels, IGNORED)
 
 
-def _met(at: Tensor, line: Tensor, other: Tensor, width: int, within: float) -> Tensor:
-    """Whether `other`, pictures of `width` one after another, has the class `line` (n,) near each address `at` (n,).
+def _keys(lines: Tensor, classes: int, height: int, width: int, reach: int) -> Tensor:
+    """One number for each boundary pixel of `outline`, ascending: by picture, class, row, column.
 
-    Boundary pixels are few, so each looks around itself, near places first, and stops where it is met: 55 to 900 places
-    for a disc, against a dilation of every class over the whole picture.
+    They are those of a picture `height` by `width`, larger on all sides by what the tolerance reaches, so that no step
+    within it leads into another row, class or picture.
     """
-    met = torch.zeros(len(at), dtype=torch.bool, device=at.device)
-    waiting = torch.arange(len(at), device=at.device)
-    steps = torch.tensor([y * width + x for y, x in disc(within)], device=at.device)
-    first, many = 0, 9
-    while first < len(steps) and len(waiting):
-        step = steps[first : first + max(1, min(many, _AT_ONCE // len(waiting)))]
-        hit = (other[at[waiting, None] + step] == line[waiting, None]).any(1)
+    picture, y, x = (lines != IGNORED).nonzero(as_tuple=True)
+    cell = picture * classes + lines[picture, y, x]
+    return ((cell * height + y + reach) * width + x + reach).sort().values
+
+
+def _met(own: Tensor, other: Tensor, width: int, within: float) -> Tensor:
+    """Whether `other` has a key of the same picture and class within the tolerance of each of `own`: bool (n,).
+
+    Boundary pixels are few. So each asks, row by row of the disc around it, for the first of the other side from the
+    left end of that row: 9 searches where the disc has 69 pixels (480 x 360), 35 where it has 933 (2048 x 1024).
+    """
+    met = torch.zeros(len(own), dtype=torch.bool, device=own.device)
+    waiting = torch.arange(len(own), device=own.device)
+    last = own.new_full((1,), torch.iinfo(own.dtype).max)
+    other = torch.cat([other, last])
+    for down, half in spans(within):
+        left = own[waiting] + (down * width - half)
+        hit = other[torch.searchsorted(other, left)] <= left + 2 * half
         met[waiting[hit]] = True
         waiting = waiting[~hit]
-        first, many = first + len(step), 4 * many
     return met
 
 
-def disc(within: float) -> list[tuple[int, int]]:
-    """Steps (down, right) to the pixels whose centres lie within so many pixels, the nearest first."""
-    reach = int(within)
-    steps = [(y, x) for y in range(-reach, reach + 1) for x in range(-reach, reach + 1)]
-    inside = [(y * y + x * x, y, x) for y, x in steps if y * y + x * x <= within * within]
-    return [(y, x) for _, y, x in sorted(inside)]
+def spans(within: float) -> list[tuple[int, int]]:
+    """Rows of the disc of pixels whose centres lie within so many pixels, its widest first.
+
+    Each is how far down it is, and how many pixels it reaches to either side.
+    """
+    square, reach = math.floor(within * within), int(within)
+    rows = sorted(range(-reach, reach + 1), key=abs)
+    return [(down, math.isqrt(square - down * down)) for down in rows]
