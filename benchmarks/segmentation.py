@@ -15,12 +15,12 @@ import numpy as np
 from comparison import Row
 
 POINTS = "task.points={points: 512, subdivide: 2048}"
-NEAR = ("task.objective={ohem: {}, near: {}}", "data.distance={}")
+NEAR = ("task.objective={near: {}}", "data.distance={}")
 COLUMNS = {
     "mIoU": "val/miou",
     "boundary F": "val/boundary_f",
     "pixels right": "val/pixel_accuracy",
-    "mIoU, scales and mirror": "multi/miou",
+    "mIoU, scales and mirror": "scales/miou",
 }
 TABLES = {
     "scenes": [Row("BiSeNetV2, a quarter as wide", "segment", ("task.net.width=0.25",)), Row("as shipped", "segment")],
