@@ -33,7 +33,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from trainkit.data.sample import drawn_once
 
-VERSION = 3
+VERSION = 4
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
 SEED = 20251122
 HEIGHT, WIDTH = 96, 128
@@ -216,10 +216,11 @@ class _Scene:
         if len(seen) < 3:
             return [], 0.0
         where = [self.pixel(*point) for point in seen]
-        for axis, size in ((0, WIDTH), (1, HEIGHT)):
-            values = [point[axis] for point in where]
-            if max(values) < 0 or min(values) > size * _SUPERSAMPLING:
-                return [], 0.0
+        across, down = zip(*where, strict=True)
+        if max(across) < 0 or min(across) > WIDTH * _SUPERSAMPLING:
+            return [], 0.0
+        if max(down) < 0 or min(down) > HEIGHT * _SUPERSAMPLING:
+            return [], 0.0
         return where, sum(point[2] for point in seen) / len(seen)
 
     def lay(
@@ -299,14 +300,13 @@ class _Scene:
         one, n = self.one, _SUPERSAMPLING
         x = ((np.arange(WIDTH * n) + 0.5) / n - WIDTH / 2) / self.focal
         y = ((np.arange(HEIGHT * n) + 0.5) / n - HEIGHT / 2) / self.focal
-        # Sky: two colours and clouds, which have no edges.
-        clouds = self.rng.uniform(0, 1, (6, 8)).astype(np.float32)
-        soft = np.asarray(Image.fromarray(clouds).resize((WIDTH * n, HEIGHT * n), Image.Resampling.BICUBIC))
-        colour = _mix(self.high, self.haze, np.clip(0.9 + y * 1.3, 0, 1)[:, None, None])
-        cover = np.clip((soft - np.float32(one(0.3, 0.9))) * np.float32(2.5), 0, 1)[..., None] * np.float32(
-            one(0.2, 0.9)
-        )
+        # Sky: two colours and clouds. It has no edges, so that it is drawn small.
+        clouds = Image.fromarray(self.rng.uniform(0, 1, (6, 8)).astype(np.float32))
+        soft = np.asarray(clouds.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))[..., None]
+        colour = _mix(self.high, self.haze, np.clip(0.9 + y[n // 2 :: n] * 1.3, 0, 1)[:, None, None])
+        cover = np.clip((soft - np.float32(one(0.3, 0.9))) * np.float32(2.5), 0, 1) * np.float32(one(0.2, 0.9))
         colour = _mix(colour, self.haze * 0.5 + 100 * (0.5 if self.dusk else 1.05), cover)
+        sky = Image.fromarray(np.clip(np.rint(colour), 0, 255).astype(np.uint8))
         # Rays of the rows that meet the ground somewhere: where on the street they do.
         (a0, a1, a2), (b0, b1, b2), (c0, c1, c2) = self.matrix
         falls = a2 * x[None] + b2 * y[:, None] + c2 < -1e-3
@@ -315,54 +315,57 @@ class _Scene:
         t = -self.eye[2] / np.where(below, a2 * x[None] + b2 * down + c2, -1e-3)
         s = t * (a1 * x[None] + b1 * down + c1)
         u = self.eye[0] + t * (a0 * x[None] + b0 * down + c0) - self.bend * s * s
-        # The ground.
+        # The ground: what it is painted with, an index into `paints`, and how bright it is.
         asphalt = np.full(3, one(62, 140)) + np.array([one(-6, 10), 0, one(-10, 8)])
         slabs = asphalt * one(0.85, 1.15) if self.chance(0.35) else self.pick((160, 156, 150), (150, 120, 105))
-        grass = self.pick((92, 120, 50), (120, 124, 66))
-        tone = np.broadcast_to(asphalt, (*u.shape, 3)).astype(np.float32)
-        kind, texture = np.full(u.shape, ROAD, np.uint8), np.full(u.shape, _GRAIN, np.uint8)
+        paints = [asphalt, slabs, slabs * one(1.1, 1.4), self.pick((92, 120, 50), (120, 124, 66))]
+        paints += [np.full(3, one(170, 240)), self.pick((140, 84, 72), (150, 110, 96))]
+        plain, slab, kerb, grass, white, red = range(len(paints))
+        shape = u.shape
+        tone, bright = np.full(shape, plain, np.uint8), np.ones(shape, np.float32)
+        kind, texture = np.full(shape, ROAD, np.uint8), np.full(shape, _GRAIN, np.uint8)
         crossing = (s >= self.junction[0]) & (s < self.junction[1]) if self.junction else np.zeros_like(below)
         for side, sign in enumerate((-1.0, 1.0)):
             across = u * sign - self.half
             beside = (across >= 0) & ~crossing
-            tone[beside], kind[beside] = slabs, PAVEMENT
+            tone[beside], kind[beside] = slab, PAVEMENT
             if self.chance(0.7):
-                tone[beside & (across < 0.25)] = slabs * one(1.1, 1.4)
+                tone[beside & (across < 0.25)] = kerb
             joint = beside & (s < 16) & ((s * 1.1 - np.floor(s * 1.1) < 0.06) | (across - np.floor(across) < 0.06))
-            tone[joint] *= one(0.75, 1.0)
-            green = beside & (across >= self.walk[side])
+            bright[joint] *= one(0.75, 1.0)
+            green = np.zeros_like(below)
             if self.park[side] or (self.setback[side] > 1 and self.chance(0.5)):
-                tone[green], kind[green], texture[green] = grass, PLANTS, _LEAVES
+                green |= beside & (across >= self.walk[side])
             if self.chance(0.15):  # a strip of grass along the kerb
-                strip = beside & (across < 0.9) & (across > 0.2)
-                tone[strip], kind[strip], texture[strip] = grass, PLANTS, _LEAVES
-        on = kind == ROAD
-        paint = np.full(3, one(170, 240))
+                green |= beside & (across < 0.9) & (across > 0.2)
+            tone[green], kind[green], texture[green] = grass, PLANTS, _LEAVES
+        on = (kind == ROAD) & ~crossing
         if self.chance(0.7):
             period, dash, place = one(3, 9), one(0.35, 1.0), one(-0.3, 0.3) * self.half
-            tone[on & ~crossing & (np.abs(u - place) < 0.08) & (s / period - np.floor(s / period) < dash)] = paint
+            tone[on & (np.abs(u - place) < 0.08) & (s / period - np.floor(s / period) < dash)] = white
         if self.chance(0.5):
-            tone[on & ~crossing & (np.abs(np.abs(u) - self.half + 0.35) < 0.06)] = paint
+            tone[on & (np.abs(np.abs(u) - self.half + 0.35) < 0.06)] = white
         if self.chance(0.25):  # a lane for bicycles, as red as some pavements
-            tone[on & ~crossing & (u > self.half - 1.5)] = self.pick((140, 84, 72), (150, 110, 96))
+            tone[on & (u > self.half - 1.5)] = red
         if self.chance(0.25):
             start = one(5, 20)
-            tone[on & (s > start) & (s < start + 3) & (u - np.floor(u) < 0.5)] = paint
+            tone[on & (s > start) & (s < start + 3) & (u - np.floor(u) < 0.5)] = white
         if self.chance(0.4):  # a patch of other asphalt
             start, left = one(3, 20), one(-1, 0.5) * self.half
-            tone[on & (s > start) & (s < start + one(2, 9)) & (u > left) & (u < left + one(0.8, 3))] *= one(0.7, 1.2)
-        if self.sun:
+            patch = (s > start) & (s < start + one(2, 9)) & (u > left) & (u < left + one(0.8, 3))
+            bright[on & patch] *= one(0.7, 1.2)
+        if self.sun:  # the shadow of the houses of one side
             shade, reach = one(0.45, 0.7), one(-1.4, 1.4) * self.half
-            waves = reach + 2.5 * (np.floor(s / one(5, 14)) % 2)
-            tone[(u < waves) if self.lit[0] < self.lit[1] else (u > -waves)] *= shade
-        hidden = (t / (t + self.clear)).astype(np.float32)[..., None]
-        tone = tone * np.float32(0.55 if self.dusk else 1.0) * (1 - hidden) + self.haze.astype(np.float32) * hidden
-        shape = falls.shape
-        picture, label, how = colour.astype(np.float32), np.full(shape, SKY, np.uint8), np.full(shape, _PLAIN, np.uint8)
-        for whole, part in ((picture, tone), (label, kind), (how, texture)):
-            whole[top:][below] = part[below]
-        for image, array in ((self.image, picture), (self.labels, label), (self.surface, how)):
-            image.paste(Image.fromarray(np.clip(np.rint(array), 0, 255).astype(np.uint8)))
+            edge = reach + 2.5 * (np.floor(s / one(5, 14)) % 2)
+            bright[(u < edge) if self.lit[0] < self.lit[1] else (u > -edge)] *= shade
+        hidden = (t / (t + self.clear)).astype(np.float32)
+        lit = bright * np.float32(0.55 if self.dusk else 1.0) * (1 - hidden)
+        ground = np.stack(paints).astype(np.float32)[tone] * lit[..., None]
+        ground += self.haze.astype(np.float32) * hidden[..., None]
+        self.image.paste(sky.resize(self.image.size, Image.Resampling.BILINEAR))
+        mask = Image.fromarray(below.astype(np.uint8) * 255)
+        for image, array in ((self.image, ground), (self.labels, kind), (self.surface, texture)):
+            image.paste(Image.fromarray(np.clip(np.rint(array), 0, 255).astype(np.uint8)), (0, top), mask)
 
     def skyline(self) -> None:
         """What closes the street far away: roofs or trees."""
