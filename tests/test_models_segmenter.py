@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import get_args, get_type_hints
 
 import pytest
@@ -91,6 +92,28 @@ def test_decoders_of_the_library_need_nothing_said(decoder):
     assert 64 % out["logits"][0].shape[2] == 0 and out["logits"][0].shape[1] == 5
     (sum(x.sum() for x in out["logits"]) + out["point_logits"].sum()).backward()
     assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "least"),
+    [
+        (V1, (64, 96), 2),
+        (V2, (64, 96), 2),
+        (FPN, (64, 96), 1),
+        (FPN, (32, 64), 1),
+        (FPN, (32, 32), 2),
+        (SmpSpec(name="smp", encoder="tu-test_resnet", decoder="deeplabv3", args={"decoder_channels": 8}), (64, 96), 2),
+    ],
+    ids=str,
+)
+def test_how_many_pictures_batch_norm_must_see_is_known(spec, size, least):
+    net = made(spec, meta=Meta(5, (3, *size), "x"))
+    assert net.least == least
+    for count in (1, 2):
+        with contextlib.nullcontext() if count >= least else pytest.raises(ValueError, match="Expected more than 1"):
+            net(torch.randn(count, 3, *size))
+    if least > 1:
+        made(spec, norm=Norm(name="group"), meta=Meta(5, (3, *size), "x"))(torch.randn(1, 3, *size))
 
 
 @pytest.mark.slow

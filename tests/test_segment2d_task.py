@@ -37,7 +37,7 @@ AT = At(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
 class Reads(nn.Module):
     """A network that takes the class of a pixel to be its red, so that a picture can be its own truth."""
 
-    multiple = 1
+    multiple = least = 1
 
     def forward(self, image, distance=None):
         return {"logits": [torch.cat([-10 * (image[:, :1] - c).square() for c in range(4)], 1)]}
@@ -46,7 +46,7 @@ class Reads(nn.Module):
 class Sees(nn.Module):
     """Sees neighbours, gives scores at half the size, and while training those of two auxiliary heads."""
 
-    multiple = 4
+    multiple, least = 4, 1
 
     def __init__(self):
         super().__init__()

@@ -29,7 +29,10 @@ class Plan:
 
     @staticmethod
     def make(recipe: Recipe, data: Opened, world: int, rank: int) -> Plan:
-        """The plan of a recipe on `world` processes. Raises UserError when the numbers do not divide."""
+        """The plan of a recipe, whose task has built its network, on `world` processes.
+
+        Raises UserError when the numbers do not divide, or leave batch norm too few samples.
+        """
         batch = recipe.train.batch_size
         share, rest = divmod(batch, world)
         if rest:
@@ -49,6 +52,15 @@ class Plan:
             fits = max(m for m in range(1, micro + 1) if share % m == 0)
             raise UserError(
                 "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
+            )
+        norm = getattr(recipe.task, "batch_norm", None)
+        if norm is not None and _seen(norm, micro, world) < (least := getattr(recipe.task, "batch_norm_least", 1)):
+            raise UserError(
+                "train.micro_batch",
+                f"{micro}, where batch norm must see {least} samples at once",
+                f"{least} or more"
+                + ("" if batch >= least * world else f", of a train.batch_size from {least * world}"),
+                "group norm does without: task.norm.name=group",
             )
         per_epoch = data.train.size // batch
         if per_epoch == 0:
@@ -111,7 +123,7 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         f"batch {plan.batch_size} = {plan.world} process(es) x {plan.accumulation} x {plan.micro_batch}"
     ]
     seen = getattr(recipe.task, "batch_norm", None)
-    if seen is not None and plan.micro_batch * (plan.world if seen == "sync" else 1) < plan.batch_size:
+    if seen is not None and _seen(seen, plan.micro_batch, plan.world) < plan.batch_size:
         lines.append(_statistics(plan, seen))
     if (rule := recipe.optim.lr_rule) is not None:
         ratio = f"({plan.batch_size} / {rule.batch_size})" + ("" if rule.name == "linear" else "^0.5")
@@ -137,9 +149,14 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
     return "\n".join(lines)
 
 
+def _seen(norm: str, micro_batch: int, world: int) -> int:
+    """Of how many samples batch norm, `batch` or `sync`, takes its statistics."""
+    return micro_batch * (world if norm == "sync" else 1)
+
+
 def _statistics(plan: Plan, seen: str) -> str:
     """Of how many samples batch norm takes its statistics, where that is not the batch."""
-    many = plan.micro_batch * (plan.world if seen == "sync" else 1)
+    many = _seen(seen, plan.micro_batch, plan.world)
     whose = "of a micro-batch on all processes" if seen == "sync" else "of a micro-batch"
     others = ["norm: group does without"]
     if plan.world > 1 and seen != "sync":

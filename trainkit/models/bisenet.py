@@ -11,7 +11,7 @@ Both map pictures (B, channels, H, W), whose sides are multiples of 32, to a dic
   here: at 19 classes that costs more memory than the network.
 - `fine`: a map (B, fine_channels, H/4, W/4) of the way that keeps detail, for the refinement of points.
 
-While training, a micro-batch of one picture is refused by torch: there are batch norms of one value per picture.
+While training, batch norm must see two pictures or more (`least`): some are of one value per picture.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ class BiSeNetV1(nn.Module):
     """The sides of a picture must be multiples of it."""
     stride = 8
     """How many times the main logits are smaller than the picture."""
+    least = 2
+    """How many pictures batch norm must see at once in training: there are maps of one value per picture."""
 
     def __init__(
         self,
@@ -263,6 +265,8 @@ class BiSeNetV2(nn.Module):
     """The sides of a picture must be multiples of it."""
     stride = 8
     """How many times the main logits are smaller than the picture."""
+    least = 2
+    """How many pictures batch norm must see at once in training: there are maps of one value per picture."""
 
     def __init__(self, classes: int, in_channels: int = 3, width: float = 1.0, aux: bool = True, head: int = 1024):
         super().__init__()

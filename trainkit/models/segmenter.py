@@ -5,8 +5,9 @@ Whatever the network, with or without a head for single points, it becomes a `Sc
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -139,8 +140,8 @@ class SceneNet(nn.Module):
     """A network that gives every pixel a class, with or without a head for single points.
 
     `body` maps pictures to a dict of `logits`, a list of class scores, the main ones first at a stride of their own,
-    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, and what the sides of a picture must
-    be multiples of (`multiple`).
+    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, what the sides of a picture must be
+    multiples of (`multiple`), and how many pictures batch norm must see at once in training (`least`).
     """
 
     def __init__(self, body: nn.Module, classes: int, points: PointSpec | None = None):
@@ -152,6 +153,11 @@ class SceneNet(nn.Module):
     def multiple(self) -> int:
         """What the sides of a picture must be multiples of."""
         return self.body.multiple
+
+    @property
+    def least(self) -> int:
+        """How many pictures batch norm must see at once in training: 2 where a map has one value per picture."""
+        return self.body.least
 
     def forward(self, image: Tensor, distance: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
         """Pictures (B, 3, H, W) to a dict of `logits`: a list of class scores (B, classes, h, w), the main ones first.
@@ -192,10 +198,11 @@ class SmpBody(nn.Module):
         m = self.multiple
         height, width = (max(m, min(side // m, most) * m) for side, most in zip(shape[1:], (4, 6), strict=True))
         self.eval()  # the statistics of batch norms stay as they are
-        with torch.enable_grad():
+        with torch.enable_grad(), _normed(self) as sizes:
             maps = self.encoder(torch.zeros(1, shape[0], height, width, device=next(self.parameters()).device))
             scores = self.segmentation_head(self.decoder(maps))
             scores.sum().backward()
+        self.least = 2 if 1 in sizes else 1
         self.fine_at = next(i for i, x in enumerate(maps) if i and x.shape[1] and height // x.shape[2] >= 4)
         self.fine_channels = maps[self.fine_at].shape[1]
         self.stride = height // scores.shape[2]
@@ -208,6 +215,19 @@ class SmpBody(nn.Module):
         """Pictures (B, channels, H, W) to `logits`, a list of one (B, classes, H/stride, W/stride), and `fine`."""
         maps = self.encoder(image)
         return {"logits": [self.segmentation_head(self.decoder(maps))], "fine": maps[self.fine_at]}
+
+
+@contextlib.contextmanager
+def _normed(net: nn.Module) -> Iterator[set[int]]:
+    """How many values of a channel the batch norms of `net` are given, filled in while it runs."""
+    sizes: set[int] = set()
+    norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(lambda _, given: sizes.add(given[0][:, 0].numel())) for norm in norms]
+    try:
+        yield sizes
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def build(

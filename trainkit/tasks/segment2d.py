@@ -57,6 +57,11 @@ class Segment2d:
         """Whose statistics the network's norms take: of a process's micro-batch, of all processes', or of neither."""
         return None if self.norm.name == "group" else self.norm.name
 
+    @property
+    def batch_norm_least(self) -> int:
+        """How many pictures batch norm must see at once; `build` has been called."""
+        return 1 if self.batch_norm is None else self._least
+
     def needs(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""
         word = segmenter.source_of(self.net)
@@ -69,7 +74,7 @@ class Segment2d:
         names = meta.class_names or [str(c) for c in range(meta.classes)]
         self._weights, self._classes = self.objective.weights(names), meta.classes
         net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
-        self._multiple = net.multiple
+        self._multiple, self._least = net.multiple, net.least
         return Parts(net, notes=tuple(notes))
 
     def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
