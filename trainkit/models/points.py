@@ -145,7 +145,9 @@ def draw_near(distance: Tensor, count: int, sigma: float) -> Tensor:
     pixel = torch.searchsorted(until, (chance * total).long().clamp_max(total - 1), right=True)
     corner = torch.stack([pixel % width, pixel // width], 2)
     within = torch.rand(len(distance), count, 2, device=distance.device)
-    return (corner + within) / within.new_tensor([width, height])
+    # Made where it is used: a list would be copied there, and the copy waits for the device.
+    sides = torch.stack([within.new_full((), width), within.new_full((), height)])
+    return (corner + within) / sides
 
 
 @torch.no_grad()
