@@ -190,10 +190,11 @@ _UNPACKED = {"L;2": 85, "L;4": 17}
 def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     """The mask of a scene as it is in its file: (h, w) uint8 or uint16, or (h, w, 3) uint8 where it is in colour.
 
-    Of a palette PNG these are the indices, or with `coloured` (`Labels.coloured`) its colours. Alpha is dropped. Raises
-    UserError for anything damaged, too large, animated, of another format, or where the scene has none.
+    Of a palette PNG these are the indices, and grey of 1, 2 and 4 bits is 0 .. 1, 3 and 15; with `coloured`
+    (`Labels.coloured`) they are colours, of which white is 255. Alpha is dropped. Raises UserError for anything
+    damaged, too large, animated, of another format, or where the scene has none.
     """
-    where = _mask_where(scene)
+    where = mask_where(scene)
     if scene.mask is None:
         raise UserError(where, "no mask", "one for each picture")
     data = pictures.read(scene.mask, where) if isinstance(scene.mask, Path) else scene.mask
@@ -212,9 +213,9 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
             return np.ascontiguousarray(np.asarray(picture)[..., :3])
         values = np.asarray(picture.getchannel(0) if picture.mode == "LA" else picture)
         if values.dtype == bool:
-            return values.astype(np.uint8)
+            return values.astype(np.uint8) * np.uint8(255 if coloured else 1)
         if values.dtype == np.uint8:
-            return values // _UNPACKED.get(raw, 1)
+            return values if coloured else values // _UNPACKED.get(raw, 1)
         if values.ndim != 2 or values.dtype.kind not in "ui" or values.min() < 0 or values.max() > 0xFFFF:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a pixel")
         return values.astype(np.uint16)
@@ -222,7 +223,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
 
 def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
     """The classes of the mask of a scene, uint8 (h, w). Raises UserError as `read_mask` and `Labels.classes` do."""
-    return labels.classes(read_mask(scene, labels.coloured), _mask_where(scene))
+    return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
 
 
 def picture_shape(scene: Scene) -> tuple[int, int]:
@@ -237,7 +238,8 @@ def picture_shape(scene: Scene) -> tuple[int, int]:
 _ORIENTATION = 0x0112
 
 
-def _mask_where(scene: Scene) -> str:
+def mask_where(scene: Scene) -> str:
+    """The place of the mask of a scene in words, for messages."""
     return _shown(str(scene.mask)) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 
@@ -728,6 +730,10 @@ def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:
     return image, mask
 
 
+def _cell(cell: Any, where: str) -> bytes | None:
+    return tables.picture_bytes(cell.as_py(), where) if cell.is_valid else None
+
+
 class _Rows(Sequence[Scene]):
     """Scenes of a table: a few rows are in memory at a time."""
 
@@ -743,8 +749,9 @@ class _Rows(Sequence[Scene]):
 
     def __iter__(self) -> Iterator[Scene]:
         for where, id, cells in self._read((self._image, self._mask)):
-            image = tables.picture_bytes(cells[0].as_py(), where)
-            yield Scene(id, image, tables.picture_bytes(cells[1].as_py(), f"{where}, column {self._mask}"), where)
+            # An empty cell is a mistake of its row, to be counted with others; a path in place of bytes is the table's.
+            image, mask = _cell(cells[0], where), _cell(cells[1], f"{where}, column {self._mask}")
+            yield Scene(id, image or b"", mask, where)
 
     @overload
     def __getitem__(self, place: int) -> Scene: ...
@@ -759,8 +766,12 @@ class _Rows(Sequence[Scene]):
             if self._at is None or place < self._at[0] or self._reading is None:
                 self._reading = iter(self)
                 self._at = (-1, None)  # type: ignore[assignment]
-            while self._at[0] < place:
-                self._at = (self._at[0] + 1, next(self._reading))
+            try:
+                while self._at[0] < place:
+                    self._at = (self._at[0] + 1, next(self._reading))
+            except UserError:  # which ends it: whoever asks again is to be told again
+                self._reading = None
+                raise
             return self._at[1]
 
     def ids(self) -> list[str]:
