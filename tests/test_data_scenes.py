@@ -328,7 +328,7 @@ def test_a_layout_brings_its_own_names(tmp_path):
     assert opened.meta.classes == 19 and opened.meta.class_names[0] == "road"
     assert opened.evaluations["val"].protocol.colours[0] == (128, 64, 128)
     assert (opened.evaluations["val"].fetch(np.asarray([0]), 0)["mask"][0].numpy() == sets.scene(2000)[1]).all()
-    assert any("no pixel of" in note for note in opened.notes)
+    assert any("classes have no pixel" in note for note in opened.notes)
 
 
 def test_names_are_needed_where_nothing_says_them(home):
@@ -346,6 +346,7 @@ def test_names_are_needed_where_nothing_says_them(home):
         ({"crop": (10000, 10000)}, "pixels at most"),
         ({"eval_crop": (5, 0)}, "eval_crop is [5, 0]"),
         ({"size": (0, 0)}, "size is [0, 0]"),
+        ({"size": (8000, 8000)}, "50000000 pixels at most"),
         ({"short_side": 3}, "short_side is 3; 16 to"),
         ({"std": (0.0, 1.0, 1.0)}, "std above 0"),
         ({"mean": (120.0, 1.0, 1.0)}, "means of pixels 0 to 1"),
@@ -443,7 +444,19 @@ def test_notes_say_what_is_odd(tmp_path):
     notes = block(home).open(0).notes
     share = 3 * 4 / (24 * 32)
     assert f"data.train: {share:.1%} of the pixels have no class" in notes
-    assert "data.train: no pixel of car" in notes and "data.evaluate.val: no pixel of car" in notes
+    for key in ("data.train", "data.evaluate.val"):
+        assert f"{key}: 1 of 4 classes have no pixel: car" in notes
+    # What is odd in files is said as `trainkit data verify` says it, and so are scales that only evaluations take.
+    sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 1, np.uint8))
+    (home / "train" / "p003.png").write_bytes((home / "train" / "p002.png").read_bytes())
+    notes = block(home, short_side=24, eval_scales=[0.5, 1.0]).open(0).notes
+    assert "data.train: 1 of 4 pictures are of one class all over: p001.png (road)" in notes
+    again = "data.train: 1 of 4 pictures are there before, 1 of them with another mask: p003.png = p002.png"
+    assert again in notes
+    (said,) = (note for note in notes if "eval_scales" in note)
+    assert said.startswith("data.evaluate.val.msf (data.eval_scales): 2 of 2 pictures less than 16 pixels short at")
+    notes = block(home, short_side=4096, eval_scales=[1.0, 2.0]).open(0).notes
+    assert any(note.endswith("2 of 2 pictures have more than 67108864 pixels at scale 2") for note in notes)
 
 
 def test_missing_files_are_said_by_key(tmp_path):
@@ -461,12 +474,15 @@ def test_damage_after_packing_is_found_when_a_row_is_read(home, opened):
         scenes.SceneSet.pixels(damaged, 3)
 
 
-def test_camvid_opens(shared):
+def test_camvid_opens(shared, tmp_path):
     place = shared / "seg_camvid"
+    for split in ("train", "val"):
+        files = sorted(path.name for path in (place / split).iterdir())[:4]
+        sets.write_list(tmp_path / f"{split}.txt", [(f"{split}/{name}", f"{split}annot/{name}") for name in files])
     opened = Scenes(
-        train=f"{place}#train", evaluate={"val": f"{place}#val"}, names=[f"c{n}" for n in range(11)], ignore=[11],
+        train=str(tmp_path / "train.txt"), evaluate={"val": str(tmp_path / "val.txt")}, root=str(place),
         size=(180, 240), crop=(160, 224), augment=STRONG,
     ).open(0)  # fmt: skip
     batch = opened.train.on_device(opened.train.fetch(np.arange(4), 0))
     assert batch["image"].shape == (4, 3, 160, 224) and set(np.unique(batch["mask"])) <= {*range(11), IGNORED}
-    assert opened.evaluations["val"].size == 30 and (opened.train.counts > 0).all()
+    assert opened.evaluations["val"].size == 4 and (opened.train.counts > 0).sum() > 7

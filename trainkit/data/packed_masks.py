@@ -28,6 +28,7 @@ from trainkit.data import compressed_maps, hashed, packing, scene_sources
 from trainkit.data.compressed_maps import CompressedMaps
 from trainkit.data.hashed import REBUILD
 from trainkit.data.importing import threads
+from trainkit.data.scene_augment import nearest
 from trainkit.errors import UserError
 from trainkit.task import IGNORED
 
@@ -61,41 +62,36 @@ def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """A mask at `size` (height, width): every pixel has the class of the one that its centre lies in."""
     if mask.shape == tuple(size):
         return mask
-    rows, columns = ((2 * np.arange(new) + 1) * old // (2 * new) for new, old in zip(size, mask.shape, strict=True))
+    rows, columns = map(nearest, mask.shape, size)
     return mask[rows[:, None], columns]
 
 
-def compared(
-    scenes: Iterable[Scene], shapes: Sequence[tuple[int, int]] | None = None
-) -> tuple[list[tuple[int, int]], list[str]]:
+def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]:
     """Height and width of each picture, and sentences about masks of another size and about what has no header.
 
-    Reads headers alone; `shapes` are those of the pictures, where they are known.
+    Reads headers alone.
     """
 
-    def one(numbered: tuple[int, Scene]) -> tuple[tuple[int, int], str | None]:
-        row, scene = numbered
+    def one(scene: Scene) -> tuple[tuple[int, int], str | None]:
+        where = scene_sources.mask_where(scene)
         try:
-            picture = scene_sources.picture_shape(scene) if shapes is None else tuple(shapes[row])
+            picture = scene_sources.picture_shape(scene)
             if scene.mask is None:
-                raise UserError(scene.where, "no mask", "one for each picture")
-            mask = scene_sources.picture_shape(replace(scene, image=scene.mask, where=mask_of(scene)))
+                raise UserError(where, "no mask", "one for each picture")
+            mask = scene_sources.picture_shape(replace(scene, image=scene.mask, where=where))
         except UserError as error:
             return (0, 0), str(error)
         return picture, None if mask == picture else of_another_size(scene, picture, mask)
 
-    found = list(compressed_maps.each(one, enumerate(scenes), threads()))
+    found = list(compressed_maps.each(one, scenes, threads()))
     return [shape for shape, _ in found], [text for _, text in found if text]
-
-
-def mask_of(scene: Scene) -> str:
-    """The place of the mask of a scene in words, for messages."""
-    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 
 def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int]) -> str:
     """A sentence about a mask that does not cover its picture pixel by pixel; heights and widths."""
-    return f"{mask_of(scene)}: {mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
+    said = f"{mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
+    turned = " (is that turned by its EXIF orientation?)" if mask == picture[::-1] else ""
+    return f"{scene_sources.mask_where(scene)}: {said}{turned}"
 
 
 class PackedMasks(CompressedMaps):
@@ -158,12 +154,10 @@ def pack_masks_once(
     source: SceneSource,
     labels: Labels,
     size: tuple[int, int] | None = None,
-    shapes: Sequence[tuple[int, int]] | None = None,
 ) -> PackedMasks:
     """The masks of a source in the packed form, made when they are not there yet. Processes make them once together.
 
     `labels` says what the values or colours of files stand for. With `size` (height, width) masks are `resized`.
-    `shapes` are heights and widths of the pictures as they are shown; None reads them from the files.
 
     Raises UserError naming all that is wrong, and how many: masks of another size than their pictures, before any is
     read; files that cannot be read; values or colours that stand for no class.
@@ -173,7 +167,7 @@ def pack_masks_once(
 
     def make() -> None:
         begin = time.perf_counter()
-        _write(folder, source, labels, size, shapes)
+        _write(folder, source, labels, size)
         _log.info("packed the masks of %s in %.1f s, once", source.where, time.perf_counter() - begin)
 
     packing.make_once(folder, lambda path: (path / "manifest.json").is_file(), make)
@@ -192,10 +186,9 @@ def _write(
     source: SceneSource,
     labels: Labels,
     size: tuple[int, int] | None,
-    shapes: Sequence[tuple[int, int]] | None,
 ) -> None:
     classes = len(labels.names)
-    pictures, bad = compared(source.scenes, shapes)
+    pictures, bad = compared(source.scenes)
     refuse(source.where, "masks that do not fit their pictures", bad)
 
     def one(numbered: tuple[int, Scene]) -> tuple[str, tuple[int, int], bytes, np.ndarray, int] | UserError:

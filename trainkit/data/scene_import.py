@@ -19,7 +19,7 @@ import numpy as np
 from trainkit.data import compressed_maps, hub, packed, packed_masks, pictures, scene_labels, scene_sources, sources
 from trainkit.data.importing import Progress, threads
 from trainkit.data.packed import Packed
-from trainkit.data.packed_masks import PackedMasks, mask_of
+from trainkit.data.packed_masks import PackedMasks
 from trainkit.data.scene_labels import Labels
 from trainkit.data.scene_sources import Scene, SceneSource
 from trainkit.errors import UserError, few
@@ -37,7 +37,7 @@ _RECIPES = frozenset({".yaml", ".yml"})
 _LISTS = frozenset({".txt", ".csv"})
 _PARTS = ("train", "val", "test")
 _LISTED = 5
-_MUCH = 0.5
+MUCH = 0.5
 """Share of pixels without a class from which a set is odd."""
 
 
@@ -129,10 +129,11 @@ def verify(
     else:
         said += settings(data, own)
         before = []
-        leaks = [shared(seen, own[TRAIN]) for key, seen in own.items() if TRAIN in own and key != TRAIN]
-        said += [text if data.leakage == "refuse" else f"{WARNING}{text}" for text in leaks if text]
+        begin = "" if data.leakage == "refuse" else WARNING
+        scored = [seen for key, seen in own.items() if TRAIN in own and key != TRAIN]
+        said += [f"{begin}{seen.words}: {text}" for seen in scored if (text := shared(seen, own[TRAIN]))]
     pairs = (*before, *((seen, other) for seen in own.values() for other in looked[len(sets) :]))
-    return said + [f"{WARNING}{text}" for seen, other in pairs if (text := shared(seen, other))]
+    return said + [f"{WARNING}{seen.words}: {text}" for seen, other in pairs if (text := shared(seen, other))]
 
 
 def described(
@@ -269,7 +270,7 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
         said = packed_masks.of_another_size(scene, shape, mask.shape[:2])
         return _Mistake("masks are of another size than their pictures", said)
     try:
-        classes = labels.classes(mask, mask_of(scene))
+        classes = labels.classes(mask, scene_sources.mask_where(scene))
     except UserError as error:
         advice = "; ".join(
             text for text in (f"expected {error.expected}" if error.expected else "", error.remedy) if text
@@ -320,7 +321,7 @@ def oddities(seen: Looked) -> list[str]:
         listed = few(f"{ids[i]} ({seen.names[int(labelled[i].argmax())]})" for i in single)
         notes.append(f"{len(single)} of {len(ids)} pictures are of one class all over: {listed}")
     share = seen.counts[:, -1].sum() / seen.counts.sum()
-    if _MUCH <= share < 1:
+    if MUCH <= share < 1:
         notes.append(f"{share:.1%} of the pixels have no class")
     if twice := _twice(seen.pictures):
         others = sum(seen.masks[a] != seen.masks[b] for a, b in twice)
@@ -343,7 +344,7 @@ def _twice(prints: np.ndarray) -> list[tuple[int, int]]:
 
 
 def shared(seen: Looked, other: Looked) -> str | None:
-    """A sentence about pictures of a set that are in another one too."""
+    """A sentence about pictures of a set that are in another one too; None where none are."""
     first = dict(zip(reversed(other.pictures.tolist()), reversed(other.ids), strict=True))
     same = [
         (id, first[content]) for id, content in zip(seen.ids, seen.pictures.tolist(), strict=True) if content in first
@@ -351,7 +352,7 @@ def shared(seen: Looked, other: Looked) -> str | None:
     if not same:
         return None
     listed = few(f"{one} = {two}" for one, two in same)
-    return f"{seen.words}: {len(same)} of its {len(seen.ids)} pictures are in {other.words}: {listed}"
+    return f"{len(same)} of its {len(seen.ids)} pictures are in {other.words}: {listed}"
 
 
 def settings(data: Scenes, looked: Mapping[str, Looked]) -> list[str]:
@@ -364,20 +365,19 @@ def settings(data: Scenes, looked: Mapping[str, Looked]) -> list[str]:
             continue
         shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
         base, train = data.base(shapes), key == TRAIN
-        checks: list[tuple[str, Callable[[], None]]] = []
+        checks: list[Callable[[], None]] = []
         if train:
             largest = data.augment.scales[1]
-            checks.append(("", partial(scenes.check_crop, "data.crop", shapes, data.crop, base, largest)))
+            checks.append(partial(scenes.check_crop, "data.crop", shapes, data.crop, base, largest))
         least = data.augment.scales[0] if train else 1.0
-        checks.append(("", partial(scenes.check_scale, key, seen.ids, shapes, base, least)))
-        if not train and min(data.eval_scales) < 1:
-            where = f"{key}.msf (data.eval_scales)"
-            checks.append((WARNING, partial(scenes.check_scale, where, seen.ids, shapes, base, min(data.eval_scales))))
-        for begin, check in checks:
+        checks.append(partial(scenes.check_scale, key, seen.ids, shapes, base, least))
+        for check in checks:
             try:
                 check()
             except UserError as error:
-                said.append(f"{begin}{error}")
+                said.append(str(error))
+        if not train:
+            said += [f"{WARNING}{t}" for t in scenes.odd_scales(key, seen.ids, shapes, base, data.eval_scales)]
     return said
 
 

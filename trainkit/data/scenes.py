@@ -12,12 +12,23 @@ import numpy as np
 import torch
 
 from trainkit import seeding
-from trainkit.data import augment, distances, packed_masks, packing, scene_labels, scene_sources, sources
+from trainkit.data import (
+    augment,
+    distances,
+    packed_masks,
+    packing,
+    pictures,
+    scene_import,
+    scene_labels,
+    scene_sources,
+    sources,
+)
 from trainkit.data.distances import Distance, Distances
 from trainkit.data.packed import Packed
 from trainkit.data.packed_masks import PackedMasks
 from trainkit.data.protocols import Scenes as ScenesProtocol
 from trainkit.data.scene_augment import Cuts, SceneAugment, cut_map, cut_picture
+from trainkit.data.scene_import import Looked
 from trainkit.data.scene_labels import Labels
 from trainkit.data.scene_sources import SceneSource
 from trainkit.errors import UserError, few
@@ -83,11 +94,11 @@ class Scenes:
     name: Literal["scenes"] = "scenes"
 
     def __post_init__(self) -> None:
-        for name in ("size", "crop", "eval_crop"):
+        for name, most in (("size", pictures.PIXEL_CAP), ("crop", CROP_LIMIT), ("eval_crop", CROP_LIMIT)):
             sides = getattr(self, name)
-            if sides is not None and (min(sides) < 1 or sides[0] * sides[1] > CROP_LIMIT):
+            if sides is not None and (min(sides) < 1 or sides[0] * sides[1] > most):
                 raise ValueError(
-                    f"{name} is {list(sides)}; a height and a width from 1 are needed, {CROP_LIMIT} pixels at most"
+                    f"{name} is {list(sides)}; a height and a width from 1 are needed, {most} pixels at most"
                 )
         if self.short_side is not None and not LEAST <= self.short_side <= 1 << 14:
             raise ValueError(f"short_side is {self.short_side}; {LEAST} to {1 << 14} pixels are needed")
@@ -138,7 +149,7 @@ class Scenes:
         found = {"train": self._found("train", self.train)}
         found |= {name: self._found(name, place) for name, place in self.evaluate.items()}
         labels = self._agreed(found)
-        packed = {name: self._packed(source, labels[name]) for name, source in found.items()}
+        packed = {name: self._packed(name, source, labels[name]) for name, source in found.items()}
         whole = packed["train"]
         check_crop("data.crop", whole.shapes, self.crop, self.base(whole.shapes), self.augment.scales[1])
         for name, one in packed.items():
@@ -149,10 +160,10 @@ class Scenes:
         train = SceneCrops(
             "train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std, self.distance
         )
-        scored = {name: one for name, one in packed.items() if name != "train"}
-        self._check_leaks(whole, scored)
+        looked = {name: scene_import.of_packed(_key(name), one.masks, one.pictures) for name, one in packed.items()}
+        self._check_leaks(looked)
         evaluations: dict[str, WholeScenes] = {}
-        for name, one in (scored | {"train": whole}).items():
+        for name, one in packed.items():
             evaluations |= self._kinds(name, one)
         meta = Meta(
             len(whole.names),
@@ -162,7 +173,7 @@ class Scenes:
             class_colours=whole.colours,
             distances=self.distance is not None,
         )
-        notes = (*self._left_out(found), *self._notes(train, scored))
+        notes = (*self._left_out(found), *self._padding(train), *self._notes(looked))
         return Opened(meta, train, evaluations, notes)
 
     def missing(self) -> list[str]:
@@ -195,7 +206,7 @@ class Scenes:
                 raise UserError(where, f"{len(one.names)} classes: {few(one.names, 20)}", expected)
         return agreed
 
-    def _packed(self, source: SceneSource, labels: Labels) -> SceneSet:
+    def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
         # Masks first: they are quick to pack, and most mistakes are in them.
         masks = packed_masks.pack_masks_once(source, labels, self.size)
         size = self.size
@@ -205,15 +216,18 @@ class Scenes:
             found = f"decoded, and pictures of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
             raise UserError("data.store", found, "one size", "give data.size, or leave them encoded")
         fit = "no" if self.size is None else "stretch"
-        pictures = packing.pack_once(source.pictures(), size, fit, store=self.store)
-        if len(masks) != len(pictures):
-            raise UserError(source.where, f"{len(pictures)} pictures and {len(masks)} masks", "one for each")
+        images = packing.pack_once(source.pictures(), size, fit, store=self.store)
+        if len(masks) != len(images):
+            raise UserError(source.where, f"{len(images)} pictures and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
-        maps = None if self.distance is None else distances.distances_once(masks, self.distance)
-        return SceneSet(pictures, masks, rows, ids, labels.names, labels.colours, maps)
+        # What is scored needs none.
+        wanted = self.distance is not None and name == "train"
+        maps = distances.distances_once(masks, self.distance) if wanted else None
+        return SceneSet(images, masks, rows, ids, labels.names, labels.colours, maps)
 
-    def _check_leaks(self, train: SceneSet, scored: Mapping[str, SceneSet]) -> None:
-        found = [(_key(name), leak) for name, one in scored.items() for leak in _leaks(train, one)]
+    def _check_leaks(self, looked: Mapping[str, Looked]) -> None:
+        pairs = ((_key(name), scene_import.shared(seen, looked["train"])) for name, seen in looked.items())
+        found = [(key, leak) for key, leak in pairs if key != scene_import.TRAIN and leak]
         remedy = "take them out of one of the sets, or go on with `leakage: allow`"
         sources.report_leaks(found, self.leakage, "each picture in one split", remedy)
 
@@ -238,21 +252,24 @@ class Scenes:
             if source.left_out:
                 yield f"{_key(name)}: {len(source.left_out)} left out: {few(source.left_out)}"
 
-    def _notes(self, train: SceneCrops, scored: Mapping[str, SceneSet]) -> Iterator[str]:
-        """What is odd but can be used, in sentences."""
-        whole = train.scenes
-        cuts = train.cuts(np.arange(whole.size), 0)
+    def _padding(self, train: SceneCrops) -> Iterator[str]:
+        cuts = train.cuts(np.arange(train.size), 0)
         covered = cuts.size.prod(1) / np.prod(self.crop)
         if (padded := int((covered < 1).sum())) > 0:
             yield (
-                f"{padded} of {whole.size} crops of the first epoch are larger than their scaled picture; "
+                f"{padded} of {train.size} crops of the first epoch are larger than their scaled picture; "
                 f"{1 - covered.mean():.1%} of what is trained on is padding"
             )
-        for name, one in {"train": whole, **scored}.items():
-            if ignored := one.counts[-1]:
-                yield f"{_key(name)}: {ignored / one.counts.sum():.1%} of the pixels have no class"
-            if absent := [known for known, pixels in zip(one.names, one.counts, strict=False) if not pixels]:
-                yield f"{_key(name)}: no pixel of {few(absent, 20)}"
+
+    def _notes(self, looked: Mapping[str, Looked]) -> Iterator[str]:
+        """What is odd but can be used, in sentences."""
+        for name, seen in looked.items():
+            share = seen.counts[:, -1].sum() / seen.counts.sum()
+            if 0 < share < scene_import.MUCH:
+                yield f"{_key(name)}: {share:.1%} of the pixels have no class"
+            yield from (f"{_key(name)}: {text}" for text in scene_import.oddities(seen))
+            if name != "train":
+                yield from odd_scales(_key(name), seen.ids, seen.shapes, self.base(seen.shapes), self.eval_scales)
 
 
 @dataclass(frozen=True, eq=False)
@@ -552,16 +569,21 @@ def check_scale(where: str, ids: Sequence[str], shapes: np.ndarray, base: np.nda
         raise UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or leave them out")
 
 
-def _leaks(train: SceneSet, other: SceneSet) -> list[str]:
-    """What is in both, in sentences."""
-    here, there = (np.asarray(one.pictures.contents())[one.rows] for one in (other, train))
-    same = np.flatnonzero(np.isin(here, there))
-    if not len(same):
-        return []
-    first = {int(content): place for place, content in reversed(list(enumerate(there.tolist())))}
-    pairs = few(f"{other.ids[place]} = {train.ids[first[int(here[place])]]}" for place in same.tolist())
-    return [f"{len(same)} of its {other.size} pictures are in data.train: {pairs}"]
+def odd_scales(
+    key: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, factors: Sequence[float]
+) -> Iterator[str]:
+    """Sentences about `factors`, over which the set of this key is averaged as `NAME.msf`, that leave nothing of
+    pictures of `shapes` (n, 2), or make them larger than any crop may be. Only evaluations that are asked for matter.
+    """
+    where = f"{key}.msf (data.eval_scales)"
+    try:
+        check_scale(where, ids, shapes, base, min(1.0, *factors))
+    except UserError as error:
+        yield str(error)
+    pixels = shapes.prod(1) * (base * max(factors)) ** 2
+    if large := int((pixels > CROP_LIMIT).sum()):
+        yield f"{where}: {large} of {len(ids)} pictures have more than {CROP_LIMIT} pixels at scale {max(factors):g}"
 
 
 def _key(name: str) -> str:
-    return "data.train" if name == "train" else f"data.evaluate.{name}"
+    return scene_import.TRAIN if name == "train" else f"data.evaluate.{name}"
