@@ -458,11 +458,6 @@ def test_columns_of_tables(tmp_path):
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
         with pytest.raises(UserError, match=said):
             open_scenes(f"{tmp_path}/{name}.parquet")
-    pq.write_table(
-        pa.Table.from_pylist([{"image": picture, "mask": mask}] * 2 + [{"image": picture}]), tmp_path / "d.parquet"
-    )
-    with pytest.raises(UserError, match="row 2, column mask: no picture"):
-        list(open_scenes(f"{tmp_path}/d.parquet").scenes)
     for column in scene_sources.MASK_COLUMNS:
         source = open_scenes(f"{scenes.parquet(tmp_path / column, (1, 1), column=column)}#val")
         assert (classes_of(source.scenes[0], LABELS) == drawn(1, 0)).all()
