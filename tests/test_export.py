@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from trainkit import cli, export, journal
+from trainkit import cli, export, journal, latency
 from trainkit.errors import UserError
 from trainkit.store import Store
 
@@ -81,7 +85,11 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
     said = json.loads((out / "model.json").read_text())
     assert said["names"] == list(scenes.NAMES[:CLASSES]) and said["mean"] == [0.3, 0.4, 0.5]
     assert (said["size"], said["multiple"], said["run"]) == ([*SIZE], 32, name)
-    assert said["checked"]["model.safetensors"]["same"] == 1 and said["data"]["pictures"] == [0, 2, 3]
+    assert (
+        said["notes"] == []
+        and said["checked"]["model.safetensors"]["same"] == 1
+        and said["data"]["pictures"] == [0, 2, 3]
+    )
 
     # By hand: normalise, up to multiples of 32, the network, back.
     net = export.load(out)
@@ -128,11 +136,24 @@ def test_a_file_that_disagrees_is_not_left(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(export, "_rebuilt", shifted)
     with pytest.raises(UserError, match=r"model\.safetensors: does not find what the trained network finds"):
-        export.export(name, tmp_path / "out", ("safetensors",))
+        export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
     assert not list((tmp_path / "out").iterdir())
-    monkeypatch.setattr(export, "_rebuilt", lambda *given: lambda x: honest(*given)(x) * float("nan"))
-    with pytest.raises(UserError, match="does not find"):
-        export.export(name, tmp_path / "out", ("safetensors",))
+
+
+def test_what_killed_exports_left_is_removed_and_what_others_write_is_not(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = socket.gethostname()
+    for number in (ended.pid, os.getpid(), os.getppid()):
+        (tmp_path / f".export-{host}-{number}").mkdir()
+        (tmp_path / f".export-{host}-{number}" / "model.onnx").write_text("half")
+    (tmp_path / ".export-elsewhere-1").mkdir()
+    with export._aside(tmp_path, ["model.json"]) as aside:
+        assert not list(aside.iterdir())
+        (aside / "model.json").write_text("whole")
+        (aside / "other").write_text("not kept")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"model.json", f".export-{host}-{os.getppid()}", ".export-elsewhere-1"}
 
 
 def test_another_normalisation_than_the_runs_is_refused(name, tmp_path, monkeypatch):
@@ -141,7 +162,7 @@ def test_another_normalisation_than_the_runs_is_refused(name, tmp_path, monkeypa
     honest = Segment2d.deployable
     monkeypatch.setattr(Segment2d, "deployable", lambda self, net, mean, std: honest(self, net, std, mean))
     with pytest.raises(UserError, match="something else than when it was scored"):
-        export.export(name, tmp_path / "out", ("safetensors",))
+        export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -204,6 +225,8 @@ def test_agreement_counts_pixels():
         export._agree("it", found, trained, [seen], True)
     same = export._agree("it", trained, trained, [seen, seen], False)
     assert (same.pictures, same.largest, same.same, same.apart) == (2, 0, 1, 0)
+    with pytest.raises(UserError, match="does not find"):
+        export._agree("it", lambda x: trained(x) * float("nan"), trained, [seen], True)
     with pytest.raises(UserError, match="logits of"):
         export._agree("it", lambda x: trained(x)[:, :, 1:], trained, [seen], False)
 
@@ -218,7 +241,7 @@ def test_ways_of_running_take_turns_and_those_that_cannot_are_named(monkeypatch)
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     net = Tiny().eval()
-    table = export.time_network(net, 255 * torch.rand(1, 3, 16, 24), None, seconds=0.2)
+    table = latency.time_network(net, 255 * torch.rand(1, 3, 16, 24), None, seconds=0.2)
     by = {(one.how, one.precision): one for one in table.timings}
     assert by["eager", "fp32"].ms > 0 and by["eager", "fp32"].same == 1 and by["eager", "bf16"].calls >= 5
     assert by["compiled", "fp32"].why == "cannot be compiled here: no C++ compiler"

@@ -13,21 +13,23 @@ import importlib.util
 import json
 import logging
 import os
-import time
+import shutil
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainkit import __version__, config, weights
 from trainkit.errors import UserError
+from trainkit.latency import Forward, Latency, session, time_network
 from trainkit.needs import best_weights
 from trainkit.predicting import read_meta
 from trainkit.recipe import TABLES, Recipe
@@ -43,9 +45,6 @@ LEAST_SAME = 0.999
 CLOSE = 1e-3
 """How far logits may differ, as a share of the largest; 1e-5 is usual. Where points are refined, this share of the
 pixels may differ by more: which points are least sure may turn on rounding."""
-
-Forward = Callable[[Tensor], Tensor]
-"""Pixels (B, 3, H, W) to logits (B, classes, H, W)."""
 
 
 @dataclass(frozen=True)
@@ -67,45 +66,6 @@ class Agreement:
             f"{self.pictures} pictures, logits at most {self.largest:.2g} apart (they reach {self.range:.3g}), "
             f"{100 * self.same:.6g} % of the pixels of the same class"
         )
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What one picture takes, alone, in one way of running the network."""
-
-    how: Literal["eager", "compiled", "onnxruntime"]
-    precision: Literal["fp32", "bf16"]
-    ms: float | None
-    """Median of `calls`; None: not measured."""
-    least: float | None = None
-    calls: int = 0
-    same: float | None = None
-    """Share of the pixels of the class that float32 in eager mode gives."""
-    why: str = ""
-    """Why it was not measured."""
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Timings of one picture at a time."""
-
-    size: tuple[int, int]
-    device: str
-    threads: int
-    timings: tuple[Timing, ...]
-
-    def lines(self) -> Iterator[str]:
-        """The table, as Markdown."""
-        yield f"one picture of {self.size[0]} x {self.size[1]} pixels, {self.device}, {self.threads} threads"
-        yield ""
-        yield "| | precision | median, ms | least, ms | calls | same class |"
-        yield "|---|---|---|---|---|---|"
-        for one in self.timings:
-            if one.ms is None:
-                yield f"| {one.how} | {one.precision} | {one.why} | | | |"
-            else:
-                same = f"{100 * one.same:.4g} %"
-                yield f"| {one.how} | {one.precision} | {one.ms:.2f} | {one.least:.2f} | {one.calls} | {same} |"
 
 
 @dataclass(frozen=True)
@@ -178,6 +138,7 @@ def export(
                 aside / "model.onnx", deployed, chosen, refined, about
             )
             notes += said
+        about["notes"] = notes
         about["checked"] = {name: asdict(one) for name, one in agreements.items()}
         about["sha256"] = {name: _sha256(aside / name) for name in names}
         timed = None
@@ -319,8 +280,16 @@ def _require(*packages: str) -> None:
 
 @contextlib.contextmanager
 def _aside(out: Path, kept: list[str]) -> Iterator[Path]:
-    """A folder beside what is to be written; `kept`, filled within, goes to `out`, and only if all went well."""
-    aside = out / f".export-{os.getpid()}"
+    """A folder beside what is to be written; `kept`, filled within, goes to `out`, and only if all went well.
+
+    What exports that were killed have left there is removed.
+    """
+    mine = f".export-{socket.gethostname()}-"
+    for left in out.glob(f"{mine}*"):
+        number = left.name.removeprefix(mine)
+        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
+            shutil.rmtree(left, ignore_errors=True)
+    aside = out / f"{mine}{os.getpid()}"
     aside.mkdir()
     try:
         yield aside
@@ -328,9 +297,7 @@ def _aside(out: Path, kept: list[str]) -> Iterator[Path]:
         for name in kept:
             os.replace(aside / name, out / name)
     finally:
-        for file in aside.iterdir():
-            file.unlink()
-        aside.rmdir()
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _about(
@@ -443,114 +410,6 @@ def _quiet(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def session(file: Path | str, device: str = "cpu") -> Forward:
-    """An ONNX file as a function of tensors, run by ONNX Runtime with as many threads as torch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    providers = ["CPUExecutionProvider"]
-    if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        providers.insert(0, "CUDAExecutionProvider")
-    opened = onnxruntime.InferenceSession(str(file), options, providers=providers)
-    return lambda pixels: torch.from_numpy(opened.run(None, {"pixels": pixels.cpu().numpy()})[0])
-
-
 def _sha256(file: Path) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-# ---- How long it takes -----------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def time_network(
-    deployed: nn.Module,
-    pixels: Tensor,
-    onnx: Path | None,
-    *,
-    seconds: float = 30.0,
-    last: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-) -> Latency:
-    """Time one picture, float (1, 3, H, W), alone: float32 and bfloat16 (autocast), eager, compiled, ONNX Runtime.
-
-    On the GPU if there is one. The ways take turns, so that whatever else the machine does falls on all; `seconds` is
-    for all of them, without compilation. `last`: channels last in memory.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    order = torch.channels_last if last else torch.contiguous_format
-    # Left on the device: its own network is what `deployed` holds.
-    moved = deployed.to(device, memory_format=order)
-    seen = pixels.to(device, memory_format=order)
-    try:
-        ways = list(_ways(moved, seen, onnx, device, say))
-        say(f"timing {sum(not isinstance(run, str) for *_, run in ways)} ways")
-        timings = _timed(ways, seen, device, seconds)
-    finally:
-        deployed.to("cpu")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return Latency(tuple(pixels.shape[2:]), name, torch.get_num_threads(), tuple(timings))
-
-
-Way = tuple[str, str, Forward | str]
-"""How, with what precision, and the function; or why there is none."""
-
-
-def _ways(
-    net: nn.Module, seen: Tensor, onnx: Path | None, device: torch.device, say: Callable[[str], None]
-) -> Iterator[Way]:
-    def halved(forward: Forward) -> Forward:
-        def run(pixels: Tensor) -> Tensor:
-            with torch.autocast(device.type, torch.bfloat16):
-                return forward(pixels)
-
-        return run
-
-    yield "eager", "fp32", net
-    yield "eager", "bf16", halved(net)
-    for precision, wrap in (("fp32", lambda forward: forward), ("bf16", halved)):
-        say(f"compiling for {precision}, which takes minutes on a CPU")
-        # One for each precision: a graph is of one.
-        compiled = wrap(torch.compile(net, dynamic=False))
-        try:
-            compiled(seen)
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0][:100]
-            yield "compiled", precision, f"cannot be compiled here: {reason}"
-        else:
-            yield "compiled", precision, compiled
-    if onnx is None:
-        yield "onnxruntime", "fp32", "model.onnx was not asked for"
-        return
-    yield "onnxruntime", "fp32", session(onnx, device.type)
-    yield "onnxruntime", "bf16", "the file is float32"
-
-
-def _timed(ways: Sequence[Way], seen: Tensor, device: torch.device, seconds: float) -> Iterator[Timing]:
-    runs = {(how, precision): run for how, precision, run in ways if not isinstance(run, str)}
-    taken: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
-    expected = runs["eager", "fp32"](seen).argmax(1)
-    same = {key: (run(seen).to(device).argmax(1) == expected).float().mean().item() for key, run in runs.items()}
-
-    def once(key: tuple[str, str]) -> float:
-        begin = time.perf_counter()
-        runs[key](seen)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
-
-    one = sum(once(key) for key in runs)
-    rounds = int(min(200, max(5, seconds / one)))
-    keys = list(runs)
-    for turn in range(rounds):
-        for key in keys[turn % len(keys) :] + keys[: turn % len(keys)]:
-            taken[key].append(once(key))
-    for how, precision, run in ways:
-        if isinstance(run, str):
-            yield Timing(how, precision, None, why=run)
-        else:
-            key, ms = (how, precision), [1000 * value for value in taken[how, precision]]
-            yield Timing(how, precision, median(ms), min(ms), rounds, same[key])
