@@ -10,7 +10,7 @@ from torch import Tensor
 from trainkit.data.protocols import Classes
 from trainkit.errors import UserError
 from trainkit.metrics.calibration import reliability
-from trainkit.metrics.verification import as_array, operating_points
+from trainkit.metrics.verification import as_array, operating_points, or_none
 from trainkit.task import Scores
 
 VALUES_AT_ONCE = 4_000_000
@@ -66,7 +66,7 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
         "confidence": decided.confidence,
         "probability": np.exp(-decided.nll),
     }
-    tables = {"per_class": {"class": list(protocol.names), **{name: _or_none(c) for name, c in table.items()}}}
+    tables = {"per_class": {"class": list(protocol.names), **{name: or_none(c) for name, c in table.items()}}}
     commonest = counts.sum(axis=1).max() / counts.sum()
     bound = by_chance(int(counts.sum()), float(commonest))
     return Scores(metrics, rows, curves, {} if bound is None else {"top1": bound}, tables=tables)
@@ -177,8 +177,3 @@ def by_chance(trials: int, p: float) -> float | None:
     log_chance = log_ways + np.arange(trials + 1) * np.log(p) + np.arange(trials, -1, -1) * np.log1p(-p)
     enough = int(np.searchsorted(np.cumsum(np.exp(log_chance)), 0.999))
     return enough / trials if enough < trials else None
-
-
-def _or_none(column: np.ndarray) -> list:
-    # A table has a word for what does not exist; a number that is none would spread.
-    return [None if value != value else value for value in column.tolist()]

@@ -20,8 +20,8 @@ from trainkit import seeding
 from trainkit.data.protocols import Scenes
 from trainkit.errors import UserError
 from trainkit.metrics.boundaries import COUNTS
-from trainkit.metrics.segmentation import RESAMPLES, mean, words
-from trainkit.metrics.verification import as_array
+from trainkit.metrics.segmentation import RESAMPLES, mean, middle, words
+from trainkit.metrics.verification import as_array, or_none
 from trainkit.task import IGNORED, Rows, Scores, Split
 
 WHOLE = 45
@@ -120,8 +120,8 @@ def score_scenes(
     drawn, drawn_class = _bootstrap(hit, predicted, actual)
     low, high = np.full(classes, np.nan), np.full(classes, np.nan)
     if len(protocol) > 1:
-        metrics["miou_low"], metrics["miou_high"] = _middle(drawn)
-        low, high = np.transpose([_middle(values) for values in drawn_class.T])
+        metrics["miou_low"], metrics["miou_high"] = middle(drawn)
+        low, high = np.transpose([middle(values) for values in drawn_class.T])
     metrics["fwiou"] = float((np.where(total[2] > 0, iou, 0) * total[2]).sum() / labelled)
     metrics["pictures"] = float((actual.sum(1) > 0).sum())
     metrics |= {f"iou.{word}": float(iou[k]) for k, word in enumerate(called)}
@@ -148,7 +148,7 @@ def score_scenes(
     table |= {"share": share, "pixels": total[2], "predicted_pixels": total[1], "pictures": (actual > 0).sum(0)}
     counts, left_out = _confusion(rows, total, protocol)
     tables = {
-        "per_class": {name: _or_none(np.asarray(column)) for name, column in table.items()},
+        "per_class": {name: or_none(np.asarray(column)) for name, column in table.items()},
         "confusions": _mistakes(counts, left_out, protocol),
     }
     columns = picture | {"intersection": hit, "predicted": predicted, "actual": actual}
@@ -206,11 +206,6 @@ def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tu
         out.append(_iou(times @ hit, times @ predicted, times @ actual))
     each = np.concatenate(out)
     return mean(each, 1), each
-
-
-def _middle(drawn: np.ndarray) -> tuple[float, float]:
-    drawn = drawn[drawn == drawn]
-    return tuple(np.percentile(drawn, (2.5, 97.5)).tolist()) if len(drawn) else (float("nan"), float("nan"))
 
 
 def _confusion(rows: Mapping[str, Tensor], total: list[np.ndarray], protocol: Scenes) -> tuple[np.ndarray, int]:
@@ -277,8 +272,3 @@ def _column(rows: Mapping[str, Tensor], name: str, protocol: Scenes) -> np.ndarr
     if values.shape != (len(protocol), len(protocol.names)):
         raise ValueError(f"{name} {values.shape}; {len(protocol)} rows of {len(protocol.names)} classes expected")
     return values
-
-
-def _or_none(column: np.ndarray) -> list:
-    # A table has a word for what does not exist; a number that is none would spread.
-    return [None if value != value else value for value in column.tolist()]

@@ -17,7 +17,7 @@ from trainkit import seeding
 from trainkit.data.protocols import Segmentation
 from trainkit.errors import UserError
 from trainkit.metrics.surfaces import SCORES
-from trainkit.metrics.verification import as_array
+from trainkit.metrics.verification import as_array, or_none
 from trainkit.task import Scores
 
 RESAMPLES = 2000
@@ -70,8 +70,8 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     low, high = np.full(len(organs), np.nan), np.full(len(organs), np.nan)
     if len(set(protocol.patients)) > 1:
         drawn, drawn_organ = bootstrap(columns["dice"], protocol.patients)
-        metrics["dice_mean_low"], metrics["dice_mean_high"] = _middle(drawn)
-        low, high = np.transpose([_middle(values) for values in drawn_organ.T])
+        metrics["dice_mean_low"], metrics["dice_mean_high"] = middle(drawn)
+        low, high = np.transpose([middle(values) for values in drawn_organ.T])
     whole = {name: float(mean(of_organ[key])) for key, (name, _) in ways.items()}
     metrics |= {name: whole[name] for name in ("hd95_mean_mm", "nsd_mean")}
     metrics |= {"missed": float(missed.sum()), "invented": float(invented.sum())}
@@ -105,13 +105,13 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
         scored |= {f"{units.get(name, name)}_{word}": columns[name][:, k] for k, word in enumerate(called)}
     for name, column in protocol.clinical.items():
         cases[f"clinical_{name}" if name in {**cases, **scored} else name] = _one_kind(column)
-    tables = {"per_class": {name: _or_none(np.asarray(c)) for name, c in table.items()}}
+    tables = {"per_class": {name: or_none(np.asarray(c)) for name, c in table.items()}}
     if protocol.kind == "overlays":
         pictures = {"overlays": _overlays(as_array(rows["planes"]), columns["dice"], case, protocol)}
         # For looking at: what its few cases score organ by organ would only repeat what other evaluations say better.
         metrics = {name: metrics[name] for name in ("dice_mean", "missed", "invented", "cases")}
         return Scores(metrics, cases | scored, tables=tables, pictures=pictures)
-    shown = {name: _or_none(c) for name, c in scored.items() if name.startswith(("dice", "hd95"))}
+    shown = {name: or_none(c) for name, c in scored.items() if name.startswith(("dice", "hd95"))}
     # The page shows the first few columns.
     return Scores(metrics, cases | scored, tables=tables | {"per_case": {"id": cases["id"]} | shown | cases})
 
@@ -129,7 +129,7 @@ def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: st
     table = {"class": list(protocol.names[1:]), "dice": dice, "iou": iou, "voxels": actual.sum(0)}
     columns = {"id": list(protocol.ids), "patient": list(protocol.patients), "dice": mean(each, 1)}
     columns |= {f"dice_{word}": each[:, k] for k, word in enumerate(called)}
-    tables = {"per_class": {name: _or_none(np.asarray(c)) for name, c in table.items()}}
+    tables = {"per_class": {name: or_none(np.asarray(c)) for name, c in table.items()}}
     return Scores(metrics, columns, tables=tables)
 
 
@@ -169,10 +169,11 @@ def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np
 
 def interval(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
     """The ends of the 95 % interval, by `bootstrap`, of the mean over organs of (N, K); nan for a single patient."""
-    return _middle(bootstrap(values, groups)[0]) if len(set(groups)) > 1 else (float("nan"), float("nan"))
+    return middle(bootstrap(values, groups)[0]) if len(set(groups)) > 1 else (float("nan"), float("nan"))
 
 
-def _middle(drawn: np.ndarray) -> tuple[float, float]:
+def middle(drawn: np.ndarray) -> tuple[float, float]:
+    """Between which 95 % of the values lie, nan left out; nan where none is left."""
     drawn = drawn[drawn == drawn]
     return tuple(np.percentile(drawn, (2.5, 97.5)).tolist()) if len(drawn) else (float("nan"), float("nan"))
 
@@ -282,8 +283,3 @@ def _one_kind(column: Sequence[Any]) -> Any:
     if all(value is None or isinstance(value, int | float) for value in column):
         return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
     return [None if value is None else str(value) for value in column]
-
-
-def _or_none(column: np.ndarray) -> list:
-    # A table has a word for what does not exist; a number that is none would spread.
-    return [None if value != value else value for value in column.tolist()]

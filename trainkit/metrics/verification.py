@@ -298,3 +298,8 @@ def as_array(values: np.ndarray | Tensor) -> np.ndarray:
         values = values.detach().cpu()
         return (values.float() if values.is_floating_point() and values.itemsize < 4 else values).numpy()
     return np.asarray(values)
+
+
+def or_none(column: np.ndarray) -> list:
+    """A column of a table: None, which a table has a word for, in place of nan, which would spread."""
+    return [None if value != value else value for value in column.tolist()]
