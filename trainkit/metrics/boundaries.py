@@ -38,8 +38,8 @@ def boundary_counts(predicted: Tensor, mask: Tensor, classes: int, within: float
     truth = mask.to(torch.uint8)
     found = torch.where(truth == IGNORED, truth, predicted.to(torch.uint8))
     outlines = [outline(found), outline(truth)]
-    height, width = (length + 2 * int(within) for length in mask.shape[1:])
-    keys = [_keys(lines, classes, height, width, int(within)) for lines in outlines]
+    height, width = (length + int(within) for length in mask.shape[1:])
+    keys = [_keys(lines, classes, height, width) for lines in outlines]
     rows: list[Tensor] = []
     for own, other in (keys, keys[::-1]):
         cell, met = own // (height * width), _met(own, other, width, within)
@@ -59,15 +59,15 @@ def outline(labels: Tensor) -> Tensor:
     return torch.where(edge, labels, IGNORED)
 
 
-def _keys(lines: Tensor, classes: int, height: int, width: int, reach: int) -> Tensor:
+def _keys(lines: Tensor, classes: int, height: int, width: int) -> Tensor:
     """One number for each boundary pixel of `outline`, ascending: by picture, class, row, column.
 
-    They are those of a picture `height` by `width`, larger on all sides by what the tolerance reaches, so that no step
-    within it leads into another row, class or picture.
+    They are those of a picture `height` by `width`, longer below and on the right by what the tolerance reaches, so
+    that no step within it leads into another row, class or picture.
     """
     picture, y, x = (lines != IGNORED).nonzero(as_tuple=True)
     cell = picture * classes + lines[picture, y, x]
-    return ((cell * height + y + reach) * width + x + reach).sort().values
+    return ((cell * height + y) * width + x).sort().values
 
 
 def _met(own: Tensor, other: Tensor, width: int, within: float) -> Tensor:
