@@ -11,8 +11,9 @@ import io
 import json
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from trainkit.store import RunFolder
 from trainkit.task import Meta
 
 if TYPE_CHECKING:
+    from trainkit.data.scene_sources import Scene
     from trainkit.data.scenes import Scenes
     from trainkit.recipe import Recipe
 
@@ -40,7 +42,8 @@ STRETCHED = 1.25
 class _Picture:
     id: str
     """Its path below the folder of all, without suffix."""
-    content: Path | bytes
+    read: Callable[[], tuple[bytes, str]]
+    """Gives its file and its place: when it is its turn, as a table holds more than the memory does."""
     where: str
 
 
@@ -68,10 +71,9 @@ def predict(
             if on_progress:
                 on_progress(done, len(found))
             try:
-                content = picture.content
-                data = content if isinstance(content, bytes) else pictures.read(content, picture.where)
-                pixels = pictures.decode(data, picture.where)
-                labels = _label(pixels, picture.where, made, mirror)
+                data, where = picture.read()
+                pixels = pictures.decode(data, where)
+                labels = _label(pixels, where, made, mirror)
             except UserError as error:
                 damaged.append(str(error))
                 continue
@@ -96,12 +98,12 @@ def _pictures(source: str) -> tuple[list[_Picture], list[str]]:
     """
     path, suffixes, notes = Path(source), ", ".join(sorted(pictures.SUFFIXES)), []
     if path.is_dir():
-        found = [_Picture(file.stem, file, str(file)) for file in _below(path)]
+        found = [_of_file(file, str(file)) for file in _below(path)]
         if not found:
             remedy = "name the folder that holds them, or a split of a set of pictures and masks as FOLDER#val"
             raise UserError(source, "no pictures", f"files {suffixes}", remedy)
     elif path.is_file() and path.suffix.lower() in pictures.SUFFIXES:
-        found = [_Picture(path.stem, path, source)]
+        found = [_of_file(path, source)]
     elif "#" in source or path.suffix.lower() in (".txt", ".csv"):
         found = list(_of_set(source, notes))
     else:
@@ -117,17 +119,27 @@ def _pictures(source: str) -> tuple[list[_Picture], list[str]]:
     return found, notes
 
 
+def _of_file(file: Path, where: str) -> _Picture:
+    return _Picture(file.stem, lambda: (pictures.read(file, where), where), where)
+
+
 def _of_set(source: str, notes: list[str]) -> Iterator[_Picture]:
     from trainkit.data import scene_sources
 
     found = scene_sources.open_scenes(source, "val")
     notes += found.left_out
-    for scene in found.scenes:
-        name = PurePosixPath(scene.id)
+    for row, id in enumerate(found.ids()):
+        name, where = PurePosixPath(id), f"{found.where} ({id})"
         if name.is_absolute() or ".." in name.parts:
-            raise UserError(scene.where, f"the name {scene.id!r}", "one below a folder")
+            raise UserError(where, f"the name {id!r}", "one below a folder")
         short = name.with_suffix("") if name.suffix.lower() in pictures.SUFFIXES else name
-        yield _Picture(str(short), scene.image, scene.where)
+        yield _Picture(str(short), partial(_of_scene, found.scenes, row), where)
+
+
+def _of_scene(scenes: Sequence[Scene], row: int) -> tuple[bytes, str]:
+    scene = scenes[row]
+    image = scene.image
+    return (image if isinstance(image, bytes) else pictures.read(image, scene.where)), scene.where
 
 
 def _below(folder: Path) -> list[Path]:
