@@ -15,7 +15,7 @@ import numpy as np
 from comparison import Row
 
 POINTS = "task.points={points: 512, subdivide: 2048}"
-NEAR = ("task.objective={near: {}}", "data.distance={}")
+NEAR = ("task.objective.near={}", "data.distance={}")
 COLUMNS = {
     "mIoU": "val/miou",
     "boundary F": "val/boundary_f",
