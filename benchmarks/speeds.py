@@ -45,6 +45,8 @@ class Measured:
     """Seconds of each time that an evaluation was held."""
     ready_s: float = 0.0
     """Seconds from the start of the run to its first log line: libraries, data, compiling, the first updates."""
+    waiting_s: float = 0.0
+    """Of `step_s`, the mean seconds for which the loop stood still until its batch had been read."""
 
     @property
     def rate(self) -> float:
@@ -93,6 +95,7 @@ def measure(history: Any, note: Mapping[str, Any], scores: Mapping[str, str] | N
     if not free:
         raise ValueError("an evaluation between every two log lines; log more often")
     done = {i: steps[i] - steps[i - 1] for i in windows}
+    spent = {i: done[i] * batch / rates[i] for i in windows}
     medians = history.series("speed/step_ms_p50")[1][1:]
     memory = history.series("speed/peak_memory_gb")[1]
     counted = [name.split("/") for name in history.metrics]
@@ -102,7 +105,7 @@ def measure(history: Any, note: Mapping[str, Any], scores: Mapping[str, str] | N
         updates=steps[-1],
         batch=batch,
         per_epoch=per_epoch,
-        step_s=sum(done[i] * batch / rates[i] for i in windows) / sum(done.values()),
+        step_s=sum(spent.values()) / sum(done.values()),
         step_p50_s=statistics.median(medians) / 1e3,
         step_least_s=min(medians) / 1e3,
         wall_s=sum(at[i] - at[i - 1] for i in free) / sum(done[i] for i in free),
@@ -112,7 +115,14 @@ def measure(history: Any, note: Mapping[str, Any], scores: Mapping[str, str] | N
         scores={title: values[-1] for title, values in kept.items() if values},
         held_s={name: tuple(history.series(f"time/eval_{name}_s")[1]) for name in evaluations},
         ready_s=at[0] - note["began"],
+        waiting_s=sum(spent[i] * share for i, share in _waited(history).items() if i) / sum(done.values()),
     )
+
+
+def _waited(history: Any) -> dict[int, float]:
+    """Of the time of the steps before each log line, the share in which the loop waited for a batch."""
+    phases = [history.series(f"time/{phase}_share")[1] for phase in ("data", "transfer", "compute")]
+    return {i: one[0] / (sum(one) or 1.0) for i, one in enumerate(zip(*phases, strict=True))}
 
 
 def refuse_unequal(runs: Mapping[tuple[str, int], Measured], besides: Sequence[str] = ()) -> dict[str, Any]:

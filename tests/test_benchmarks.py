@@ -19,11 +19,11 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def modules():
-    """The benchmarks eye_speed and volume_switches."""
-    names = ("eye_speed", "volume_switches")
+    """The benchmarks eye_speed, volume_switches and segment_switches."""
+    names = ("eye_speed", "volume_switches", "segment_switches")
     sys.path.insert(0, str(BENCHMARKS))
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    for name in (*names, "speeds", "comparison"):
+    for name in (*names, "switches", "speeds", "comparison"):
         sys.modules.pop(name)
     sys.path.remove(str(BENCHMARKS))
 
@@ -54,10 +54,11 @@ def note(title="ConvNeXt, FP32", **changes):
     }
 
 
-def written(path, monkeypatch, step_s=(0.9, 0.2, 0.2, 0.4), between=0.05, scored=800, gpu_gb=None):
+def written(path, monkeypatch, step_s=(0.9, 0.2, 0.2, 0.4), between=0.05, scored=800, gpu_gb=None, waited=None):
     """A journal of log lines every 10 updates of 64 samples, 37 to an epoch; 100 s of evaluation at updates 20 and 40.
 
-    `step_s`: seconds of a step in each window; `between`: seconds of each window outside steps.
+    `step_s`: seconds of a step in each window; `between`: seconds of each window outside steps;
+    `waited`: share of the steps in which the loop waited for data, in the first window all of it.
     """
     monkeypatch.setattr("trainkit.journal.time.time_ns", lambda: int(now * 1e9))
     now = 1000.0
@@ -72,6 +73,10 @@ def written(path, monkeypatch, step_s=(0.9, 0.2, 0.2, 0.4), between=0.05, scored
         }
         if gpu_gb is not None:
             line["speed/peak_memory_gb"] = gpu_gb
+        if waited is not None:
+            part = 1.0 if i == 1 else waited
+            shares = {"data": part, "transfer": 0.0, "compute": 1 - part, "eval": 0.0}
+            line |= {f"time/{phase}_share": 0.8 * share for phase, share in shares.items()}
         journal.append(10 * i, line)
         if i in (2, 4):
             now += 100
@@ -229,9 +234,15 @@ def test_every_row_is_a_recipe_that_loads(bench):
     assert len(digests) == 4 * 4
 
 
-# ---- benchmarks/volume_switches.py
+# ---- benchmarks/switches.py, volume_switches.py and segment_switches.py
 
 CPU, GPU = ["no", "bf16"], ["no", "fp16", "bf16"]
+
+
+@pytest.fixture(scope="module", params=["volume_switches", "segment_switches"])
+def either(modules, request):
+    """Each of the two tables of switches."""
+    return getattr(modules, request.param)
 
 
 def test_an_evaluation_is_spread_over_the_samples_and_readiness_is_from_the_start_of_the_run(run):
@@ -242,33 +253,38 @@ def test_an_evaluation_is_spread_over_the_samples_and_readiness_is_from_the_star
 
 
 @pytest.mark.parametrize("precisions", [CPU, GPU, ["no", "fp16"]])
-def test_every_switch_is_another_recipe_that_loads_and_takes_as_many_samples(switches, precisions):
-    seen = []
-    for switch in switches.switches(128, precisions):
-        row = switches.row(switch, 128)
-        loaded = config.load(switches.speeds.comparison.recipe(row), row.changes)
-        assert loaded.train.length.steps(160, loaded.train.batch_size) * loaded.train.batch_size == 128
-        assert (switch.title == switches.SHIPPED) == (not switch.changes) == (not switch.promised)
+def test_every_switch_is_another_recipe_that_loads_and_takes_as_many_samples(either, precisions):
+    seen, samples = [], either.STUDY.samples[0] * 2
+    for switch in either.switches(samples, precisions):
+        row = either.STUDY.row(switch, samples)
+        loaded = config.load(either.shared.speeds.comparison.recipe(row), row.changes)
+        assert loaded.train.length.steps(160, loaded.train.batch_size) * loaded.train.batch_size == samples
+        assert (switch.title == either.SHIPPED) == (not switch.changes) == (not switch.promised)
+        if switch.title == either.SHIPPED:
+            assert loaded.train.batch_size == either.STUDY.batch
         what = config.digest(loaded), loaded.loader
         assert what not in seen
         seen.append(what)
     assert len(seen) > 15
 
 
-@pytest.mark.parametrize("samples", [64, 1280])
-def test_evaluations_are_held_as_often_as_a_row_says_and_lines_between_them_are_left(switches, samples):
+@pytest.mark.parametrize("device", [0, 1])
+def test_evaluations_are_held_as_often_as_a_row_says_and_lines_between_them_are_left(either, device):
     from trainkit.schedule import Gate
 
-    for switch in switches.switches(samples, GPU):
-        row = switches.row(switch, samples)
-        loaded = config.load(switches.speeds.comparison.recipe(row), row.changes)
+    samples, largest = either.STUDY.samples[device], 0
+    for switch in either.switches(samples, GPU):
+        row = either.STUDY.row(switch, samples)
+        loaded = config.load(either.shared.speeds.comparison.recipe(row), row.changes)
         batch = loaded.train.batch_size
+        largest = max(largest, batch)
         cut = (320 // batch, batch)
         held, lines = (_steps(gate, samples // batch) for gate in (_gate(loaded, cut), Gate(loaded.log.every, *cut)))
         assert len(held) == switch.held, switch.title
         assert len(lines) == 8
         free = [i for i in range(1, 8) if not any(lines[i - 1] <= step < lines[i] for step in held)]
         assert len(free) >= 3
+    assert largest == either.STUDY.largest
 
 
 def _gate(recipe, cut):
@@ -300,10 +316,22 @@ def test_rows_that_act_on_a_gpu_alone_are_marked(switches):
     assert "without mixed precision (float32)" in [switch.title for switch in switches.switches(64, GPU)]
 
 
-@pytest.mark.parametrize("samples", [0, 32, 96, 100])
-def test_samples_that_do_not_fill_the_lines_of_the_largest_batch_are_refused(switches, samples):
-    with pytest.raises(ValueError, match="multiple of 64"):
-        switches.switches(samples, CPU)
+def test_rows_of_scenes_that_act_on_a_gpu_alone_are_marked(modules):
+    assert {switch.title for switch in modules.segment_switches.switches(256, GPU) if switch.gpu} == {
+        "mixed precision, fp16",
+        "without pinned memory",
+        "deterministic kernels alone",
+        "without cudnn.benchmark",
+        "compiled, reduce-overhead",
+    }
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 1.5, 1.1])
+def test_samples_that_do_not_fill_the_lines_of_the_largest_batch_are_refused(either, share):
+    least = either.STUDY.largest * 8
+    assert either.switches(least, CPU)
+    with pytest.raises(ValueError, match=f"multiple of {least}"):
+        either.switches(int(share * least), CPU)
 
 
 @pytest.fixture
@@ -360,8 +388,42 @@ def test_switches_with_other_evaluations_samples_or_seeds_are_refused(switches, 
         switches.table({**plain, ("compiled", 1): volumes("compiled", 1, 0.1)}, listed)
 
 
+def test_a_step_and_what_of_it_was_waiting_are_two_columns_and_an_evaluation_is_a_third(modules, run):
+    segment = modules.segment_switches
+    listed, runs = segment.switches(256, CPU), {}
+    for title, waited, held in (("as shipped", 0.5, 2), ("1 worker, 2 batches ahead", 0.1, 2),
+                                ("evaluation never due", 0.5, 0)):  # fmt: skip
+        noted = note(title, run="segment-s0", began=1000.0)
+        scored = {"val": 60} if held else {}
+        made = run(title, noted, waited=waited)
+        assert made.waiting_s == pytest.approx(waited * made.step_s)
+        runs[title, 0] = replace(made, batch=8, scored=scored, held_s={"val": (1.0, 3.0)} if held else {})
+    table = segment.STUDY.table(runs, listed)
+    plain, worker, never = (cells(table, title) for title, _ in runs)
+    step = 1e3 * (0.2 + 0.2 + 0.4) / 3
+    assert float(plain[2]) == float(worker[2]) == pytest.approx(step, rel=1e-3)
+    assert float(plain[3]) == pytest.approx(step * 0.5, rel=0.05)
+    assert float(worker[3]) == pytest.approx(step * 0.1, rel=0.05)
+    assert plain[4] == "2" and never[4] == ""
+    assert "an evaluation of 60 pictures took 2 (1-3) s as shipped" in table
+
+
+def test_maps_computed_each_time_are_the_maps_that_are_kept(modules, shared, tmp_path, monkeypatch):
+    from trainkit.data import distances, packed_masks, scene_sources
+
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path))
+    source = scene_sources.open_scenes(str(shared / "seg_camvid") + "#val")
+    source = replace(source, scenes=tuple(source.scenes)[:2])
+    masks = packed_masks.pack_masks_once(source, source.labels, None)
+    kept = distances.distances_once(masks, distances.Distance(cap=12))
+    computed = modules.segment_switches.Computed(kept, masks)
+    for row in range(2):
+        assert (computed.levels(row) == kept.levels(row)).all()
+    assert len(set(kept.levels(0).ravel().tolist())) > 20
+
+
 def test_a_run_is_found_again_by_its_loader_too(switches, tmp_path):
-    speeds, listed = switches.speeds, {switch.title: switch for switch in switches.switches(64, CPU)}
+    speeds, listed = switches.shared.speeds, {switch.title: switch for switch in switches.switches(64, CPU)}
     plain, workers = (switches.row(listed[title], 64) for title in ("as shipped", "1 worker, 2 batches ahead"))
     loaded = config.load(speeds.comparison.recipe(workers), workers.changes)
     assert config.digest(loaded) == config.digest(config.load(speeds.comparison.recipe(plain), plain.changes))
@@ -390,16 +452,25 @@ def test_the_command_trains_its_rows_and_finds_them_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_switches_are_trained_and_found_again(tmp_path):
-    words = [sys.executable, str(BENCHMARKS / "volume_switches.py"), "--repeats", "1", "--samples", "64"]
-    words += ["--only", "disk"]
+@pytest.mark.parametrize(
+    ("name", "samples", "title", "hundred"),
+    [
+        ("volume_switches", 64, "cache disk", 200),
+        ("segment_switches", 256, "without pictures kept decoded", 800),
+    ],
+)
+def test_switches_are_trained_and_found_again(tmp_path, name, samples, title, hundred):
+    words = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--repeats", "1", "--samples", str(samples)]
+    words += ["--only", title]
     env = {**os.environ, "TRAINKIT_STORE": str(tmp_path / "store"), "ACCELERATE_USE_CPU": "true"}
     first = subprocess.run(words, capture_output=True, text=True, env=env, timeout=280)
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("== ") == 2
-    again = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
+    again = subprocess.run([*words, "--table"], capture_output=True, text=True, env=env, timeout=60)
     assert "== " not in again.stdout and again.stdout.strip() in first.stdout
-    plain, disk = cells(again.stdout, "as shipped"), cells(again.stdout, "cache disk")
-    assert plain[1] == plain[3] == "1.00" and 0.2 < float(disk[1]) < 5
+    plain, other = cells(again.stdout, "as shipped"), cells(again.stdout, title)
+    assert plain[1] == "1.00" and 0.2 < float(other[1]) < 5
     # Wall-clock has the steps in it, and of two short evaluations not much.
-    assert 0.95 * 200 / float(plain[0]) < float(plain[2]) < 3 * 200 / float(plain[0])
+    wall = float(plain[2 if name == "volume_switches" else 5])
+    assert 0.95 * hundred / float(plain[0]) < wall < 3 * hundred / float(plain[0])
+    assert ("Reading a crop with its distance map" in first.stdout) == (name == "segment_switches")

@@ -1,0 +1,149 @@
+"""What each advice of a speed guide for semantic segmentation brings here, one key of the recipe at a time.
+
+    python benchmarks/segment_switches.py                  16 rows of 3 runs on a CPU, more on a GPU
+    python benchmarks/segment_switches.py --table          prints the table of what is there
+    ... --repeats 1 --samples 256                          runs of each row, and samples that each is trained on
+    ... --only batch worker                                rows with such a word in their title, beside `as shipped`
+
+Rows are recipes/segment.yaml, shortened, with one thing changed; all drawn pictures of `val` are scored twice a run.
+What the recipe has already is taken away in its row, whose title begins with `without`: there a ratio below 1 speaks
+for the advice. How runs are made, compared and refused is in switches.py.
+
+The guide adds up two times in its training loop and finds neither: its first stopwatch starts when the batch is there
+already, and its second stops while the GPU still works. Here a step is the whole of it, and waiting is the part of it
+in which the loop stood still until a batch had been read, both by the run's own clock: with workers it is what they did
+not hide. Below the table stands what reading a crop takes, with its distance map computed once, each time, or not at
+all; for the second there is no key, since nobody should want it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import comparison
+import speeds
+import switches as shared
+from speeds import Measured
+from switches import NO_FIGURE, NOT_IN_IT, SHIPPED, Column, Switch
+
+PICTURES = 60
+"""Pictures that an evaluation scores: all of `val`."""
+PRECISION = "2 x, half the GPU memory"
+LOADING = "20-30 %"
+CUDNN = "5-10 %"
+BATCHES = "10-20 %"
+ACCUMULATION = "no more memory"
+
+
+def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
+    """All rows; `precisions` are those of the machine. Raises ValueError for samples that do not divide."""
+    STUDY.check(samples)
+    half, never = (f"evaluations={STUDY.every(often)}" for often in (samples, 1000 * samples))
+    several = f"evaluations={replace(STUDY, evaluated='split: val.msf, batch_size: 20').every(samples // 2)}"
+    six = "data.eval_scales=[0.5, 0.75, 1.0, 1.25, 1.5, 1.75]"
+    maps = ("data.distance=null", "task.objective.near=null")
+    return [
+        Switch(SHIPPED, "", ()),
+        *shared.precision_rows(precisions, PRECISION),
+        Switch("1 worker, 2 batches ahead", LOADING, ("loader.workers=1",)),
+        Switch("2 workers, 2 batches ahead each", LOADING, ("loader.workers=2",), cores=2),
+        Switch("1 worker, 4 batches ahead", NO_FIGURE, ("loader.workers=1", "loader.prefetch=4")),
+        Switch("without pinned memory", LOADING, ("loader.pin=false",), gpu=True),
+        Switch("deterministic kernels alone", CUDNN, ("device.deterministic=true",), gpu=True),
+        Switch("without cudnn.benchmark", CUDNN, ("device.cudnn_benchmark=false",), gpu=True),
+        Switch("micro-batches of 4", ACCUMULATION, ("train.micro_batch=4",)),
+        Switch("batches of 16", BATCHES, ("train.batch_size=16",)),
+        Switch("batches of 32", BATCHES, ("train.batch_size=32",)),
+        Switch("compiled", NO_FIGURE, ("train.compile=default",)),
+        # On a CPU the same as `default`: it is CUDA graphs that reduce the overhead.
+        Switch("compiled, reduce-overhead", NO_FIGURE, ("train.compile=reduce-overhead",), gpu=True),
+        Switch("without pictures kept decoded", NO_FIGURE, ("data.store=encoded",)),
+        Switch("without distance maps and what they weigh", NO_FIGURE, maps),
+        Switch("evaluated half as often", NO_FIGURE, (half,), held=1),
+        Switch("evaluation never due", NO_FIGURE, (never,), held=0),
+        Switch("evaluated at three scales, mirrored", NO_FIGURE, (several,)),
+        Switch("evaluated at six scales, mirrored", NO_FIGURE, (several, six)),
+        Switch("without channels_last", NOT_IN_IT, ("device.channels_last=false",)),
+    ]
+
+
+def _evaluation(run: Measured) -> float | None:
+    took = run.held_s.get("val", ())
+    return statistics.mean(took) if took else None
+
+
+STUDY = shared.Study(
+    recipe="segment",
+    note="segment_switches.json",
+    experiment="segment-switches",
+    batch=8,
+    scored=PICTURES,
+    unit="pictures",
+    largest=32,
+    samples=(256, 10240),
+    evaluated="split: val, batch_size: 20",
+    words={},
+    listed=switches,
+    columns=(
+        Column("step, ms", lambda run: 1e3 * run.step_s, "{:.4g}"),
+        Column("of it waiting for data, ms", lambda run: 1e3 * run.waiting_s, "{:.2g}"),
+        Column("an evaluation, s", _evaluation, "{:.2g}"),
+    ),
+)
+
+
+class Computed:
+    """Distance maps that are computed whenever one is read: what keeping them is compared with."""
+
+    def __init__(self, kept: object, masks: object):
+        self._settings, self._masks = kept.settings, masks
+
+    def levels(self, row: int) -> object:
+        """As `Distances.levels`: uint8 (height, width), in steps."""
+        import numpy as np
+
+        from trainkit.data import distances
+
+        map_ = distances.from_mask(self._masks.mask(row), self._settings)
+        return np.floor(map_ / np.float32(distances.STEP) + np.float32(0.5)).astype(np.uint8)
+
+
+def reading(rounds: int = 5, samples: int = 48) -> str:
+    """What reading a crop takes with its distance map kept, computed each time, or left out; interleaved, one core."""
+    import numpy as np
+
+    from trainkit import config
+
+    row = STUDY.row(Switch(SHIPPED, ""), STUDY.samples[0])
+    opened = config.load(comparison.recipe(row), row.changes).data.open(0)
+    kept = opened.train
+    scenes = kept.scenes
+    sides = {
+        "computed once": kept,
+        "computed each time": replace(kept, scenes=replace(scenes, distances=Computed(scenes.distances, scenes.masks))),
+        "without": replace(kept, distance=None),
+    }
+    rows = np.arange(min(samples, kept.size))
+    batches = {title: split.fetch(rows, 0) for title, split in sides.items()}
+    if not (batches["computed once"]["distance"] == batches["computed each time"]["distance"]).all():
+        raise ValueError("maps that were kept and maps that are computed differ")
+    took: dict[str, list[float]] = {title: [] for title in sides}
+    for epoch in range(1, 1 + rounds):
+        for title, split in sides.items():
+            start = time.process_time()
+            split.fetch(rows, epoch)
+            took[title].append(1e3 * (time.process_time() - start) / len(rows))
+    once = statistics.median(took["computed once"])
+    parts = [f"{title} {speeds.spread(values, '{:.2f}')}" for title, values in took.items()]
+    times = statistics.median(took["computed each time"]) / once
+    return (
+        f"Reading a crop with its distance map, CPU ms, median and range of {rounds} rounds of {len(rows)}: "
+        f"{'; '.join(parts)}. Computing it each time takes {times:.1f} times as long as keeping it."
+    )
+
+
+if __name__ == "__main__":
+    shared.main(STUDY, reading)
