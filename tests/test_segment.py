@@ -159,7 +159,7 @@ def test_the_published_recipe_runs_on_pictures_laid_out_as_published(processes, 
 MISTAKES = [
     ({"data__crop": "[400, 400]"}, r"crop"),
     ({"data__augment": "{scales: [0.05, 1.0]}"}, r"scales"),
-    ({"data__names": "[sky, road, tree]"}, r"10 masks.*p000\.png: 1 values outside the classes .*: 3 \("),
+    ({"data__names": "[sky, road, tree]"}, r"10 masks.*p000\.png: 1 value outside the classes .*: 3 \("),
     ({"task__objective": "{near: {}}", "data__distance": "null"}, r"distance"),
     ({"task__objective": "{class_weights: {rode: 2}}"}, r"'rode'.*road"),
     ({"train": "{length: 1 steps, batch_size: 4, micro_batch: 1}"}, r"train\.micro_batch: 1, where .*2 samples.*group"),

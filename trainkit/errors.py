@@ -24,7 +24,8 @@ class UserError(Exception):
             parts.append(f"expected {expected}")
         if remedy:
             parts.append(remedy)
-        super().__init__("; ".join(parts))
+        # What ends in a list of lines goes on in a line of its own.
+        super().__init__("; ".join(parts).replace("\n; ", "\n"))
 
     def __reduce__(self):
         """So that one raised in a worker process arrives whole."""

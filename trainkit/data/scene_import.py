@@ -165,12 +165,16 @@ def described(
         }
         lines += [f"  {key:14} {value}" for key, value in facts.items()]
         damage = [text.partition("\n")[0].rstrip(":") for text in seen.damage]
-        lines += [f"  warning: {text}; trainkit data verify says which" for text in damage]
+        lines += [f"  {_warned(text)}; trainkit data verify says which" for text in damage]
         width = max(map(len, seen.names))
         lines.append(f"  {'class':{width}}  share of labelled pixels  in pictures")
         for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
             lines.append(f"  {name:{width}}  {pixels / labelled:24.2%}  {times:11}")
-    return lines + [f"warning: {text}" for text in lost]
+    return lines + [_warned(text) for text in lost]
+
+
+def _warned(text: str) -> str:
+    return WARNING + text.removeprefix(WARNING)
 
 
 def _sizes(shapes: np.ndarray) -> str:

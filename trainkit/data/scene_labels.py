@@ -135,7 +135,7 @@ class Labels:
             y, x = divmod(int(places[n]), codes.shape[1])
             listed.append(f"{self._called(int(strange[n]))} ({counts[n]} px, first at x {x}, y {y})")
         share = f"{int(counts.sum())} of {codes.size} pixels"
-        what = "colours" if self.palette else "values"
+        what = ("colour" if self.palette else "value") + "s" * (len(listed) != 1)
         found = f"{len(listed)} {what} outside the classes ({share}): {few(listed, _NAMED)}"
         raise UserError(where, found, self._expected(), self._remedy())
 
