@@ -1,6 +1,6 @@
 """What each advice of a speed guide for semantic segmentation brings here, one key of the recipe at a time.
 
-    python benchmarks/segment_switches.py                  16 rows of 3 runs on a CPU, more on a GPU
+    python benchmarks/segment_switches.py                  15 rows of 3 runs on a CPU, more on a GPU
     python benchmarks/segment_switches.py --table          prints the table of what is there
     ... --repeats 1 --samples 256                          runs of each row, and samples that each is trained on
     ... --only batch worker                                rows with such a word in their title, beside `as shipped`
@@ -12,8 +12,9 @@ for the advice. How runs are made, compared and refused is in switches.py.
 The guide adds up two times in its training loop and finds neither: its first stopwatch starts when the batch is there
 already, and its second stops while the GPU still works. Here a step is the whole of it, and waiting is the part of it
 in which the loop stood still until a batch had been read, both by the run's own clock: with workers it is what they did
-not hide. Below the table stands what reading a crop takes, with its distance map computed once, each time, or not at
-all; for the second there is no key, since nobody should want it.
+not hide. Below the table stands what reading a crop takes: with its distance map computed once, computed each time (for
+which there is no key, since nobody should want it) or left out, and with pictures that are kept as their files have
+them in place of as pixels, which makes other data of them by its digest and so no row.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
         Switch("compiled", NO_FIGURE, ("train.compile=default",)),
         # On a CPU the same as `default`: it is CUDA graphs that reduce the overhead.
         Switch("compiled, reduce-overhead", NO_FIGURE, ("train.compile=reduce-overhead",), gpu=True),
-        Switch("without pictures kept decoded", NO_FIGURE, ("data.store=encoded",)),
         Switch("without distance maps and what they weigh", NO_FIGURE, maps),
         Switch("evaluated half as often", NO_FIGURE, (half,), held=1),
         Switch("evaluation never due", NO_FIGURE, (never,), held=0),
@@ -112,37 +112,41 @@ class Computed:
 
 
 def reading(rounds: int = 5, samples: int = 48) -> str:
-    """What reading a crop takes with its distance map kept, computed each time, or left out; interleaved, one core."""
+    """What reading a crop takes, interleaved, in CPU time of this process, as a sentence.
+
+    Raises ValueError where two ways to read the same thing do not read the same.
+    """
     import numpy as np
 
     from trainkit import config
 
     row = STUDY.row(Switch(SHIPPED, ""), STUDY.samples[0])
-    opened = config.load(comparison.recipe(row), row.changes).data.open(0)
-    kept = opened.train
+    data = config.load(comparison.recipe(row), row.changes).data
+    kept = data.open(0).train
     scenes = kept.scenes
     sides = {
-        "computed once": kept,
-        "computed each time": replace(kept, scenes=replace(scenes, distances=Computed(scenes.distances, scenes.masks))),
-        "without": replace(kept, distance=None),
+        "as shipped": kept,
+        "distance map computed each time": replace(
+            kept, scenes=replace(scenes, distances=Computed(scenes.distances, scenes.masks))
+        ),
+        "without distance map": replace(kept, distance=None),
+        "pictures kept encoded": replace(data, store="encoded").open(0).train,
     }
     rows = np.arange(min(samples, kept.size))
-    batches = {title: split.fetch(rows, 0) for title, split in sides.items()}
-    if not (batches["computed once"]["distance"] == batches["computed each time"]["distance"]).all():
-        raise ValueError("maps that were kept and maps that are computed differ")
+    first = {title: split.fetch(rows, 0) for title, split in sides.items()}
+    for title, batch in first.items():
+        for key, values in batch.items():
+            if not (values == first["as shipped"][key]).all():
+                raise ValueError(f"{key} is not as shipped: {title}")
     took: dict[str, list[float]] = {title: [] for title in sides}
     for epoch in range(1, 1 + rounds):
         for title, split in sides.items():
             start = time.process_time()
             split.fetch(rows, epoch)
             took[title].append(1e3 * (time.process_time() - start) / len(rows))
-    once = statistics.median(took["computed once"])
     parts = [f"{title} {speeds.spread(values, '{:.2f}')}" for title, values in took.items()]
-    times = statistics.median(took["computed each time"]) / once
-    return (
-        f"Reading a crop with its distance map, CPU ms, median and range of {rounds} rounds of {len(rows)}: "
-        f"{'; '.join(parts)}. Computing it each time takes {times:.1f} times as long as keeping it."
-    )
+    how = f"CPU ms, median and range of {rounds} interleaved rounds of {len(rows)}"
+    return f"Reading a crop with its mask, {how}: {'; '.join(parts)}."
 
 
 if __name__ == "__main__":
