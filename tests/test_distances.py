@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from trainkit.data import distances, hashed, packed_masks, scene_labels, scene_sources
+from trainkit.data import distances, hashed, packed_masks, scene_files, scene_labels, scene_sources
 from trainkit.data.distances import STEP, Distance, Distances, distances_once, from_mask
 from trainkit.errors import UserError
 from trainkit.task import IGNORED
@@ -101,7 +101,7 @@ def test_working_in_bands_changes_nothing(shape, monkeypatch):
 def test_distances_of_real_masks_are_those_of_a_general_transform(shared):
     """On a grid of half pixels the middles and ends of edges are points, and scipy's transform is exact for points."""
     source = scene_sources.open_scenes(f"{shared}/seg_camvid#val")
-    mask = scene_labels.camvid11().classes(scene_sources.read_mask(source.scenes[7]), "")[100:200, 100:250]
+    mask = scene_labels.camvid11().classes(scene_files.read_mask(source.scenes[7]), "")[100:200, 100:250]
     height, width = mask.shape
     points = np.ones((2 * height + 1, 2 * width + 1), bool)
     for x0, y0, x1, y1 in edges(mask, False):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trainkit.data import compressed_maps, hashed, packed_masks, scene_labels, scene_sources
+from trainkit.data import compressed_maps, hashed, packed_masks, scene_files, scene_labels, scene_sources
 from trainkit.data.packed_masks import PackedMasks, pack_masks_once, resized
 from trainkit.errors import UserError
 from trainkit.task import IGNORED
@@ -125,7 +125,7 @@ def test_tables_give_the_same_classes(tmp_path):
 def test_masks_of_another_size_are_refused_before_any_is_read(root, monkeypatch, cache):
     for name, size in (("p000", (24, 30)), ("p003", (32, 24))):
         scenes.put(root / f"trainannot/{name}.png", np.zeros(size, np.uint8))
-    monkeypatch.setattr(scene_sources, "read_mask", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(scene_files, "read_mask", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(UserError) as error:
         pack_masks_once(source(root), LABELS)
     said = str(error.value)

@@ -27,7 +27,7 @@ from trainkit.store import RunFolder
 from trainkit.task import Meta
 
 if TYPE_CHECKING:
-    from trainkit.data.scene_sources import Scene
+    from trainkit.data.scene_files import Scene
     from trainkit.data.scenes import Scenes
     from trainkit.recipe import Recipe
 

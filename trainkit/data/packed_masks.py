@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainkit.data import compressed_maps, hashed, packing, scene_sources
+from trainkit.data import compressed_maps, hashed, packing, scene_files
 from trainkit.data.compressed_maps import CompressedMaps
 from trainkit.data.hashed import REBUILD
 from trainkit.data.importing import threads
@@ -33,8 +33,9 @@ from trainkit.errors import UserError
 from trainkit.task import IGNORED
 
 if TYPE_CHECKING:
+    from trainkit.data.scene_files import Scene
     from trainkit.data.scene_labels import Labels
-    from trainkit.data.scene_sources import Scene, SceneSource
+    from trainkit.data.scene_sources import SceneSource
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +74,12 @@ def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]
     """
 
     def one(scene: Scene) -> tuple[tuple[int, int], str | None]:
-        where = scene_sources.mask_where(scene)
+        where = scene_files.mask_where(scene)
         try:
-            picture = scene_sources.picture_shape(scene)
+            picture = scene_files.picture_shape(scene)
             if scene.mask is None:
                 raise UserError(where, "no mask", "one for each picture")
-            mask = scene_sources.picture_shape(replace(scene, image=scene.mask, where=where))
+            mask = scene_files.picture_shape(replace(scene, image=scene.mask, where=where))
         except UserError as error:
             return (0, 0), str(error)
         return picture, None if mask == picture else of_another_size(scene, picture, mask)
@@ -91,7 +92,7 @@ def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int
     """A sentence about a mask that does not cover its picture pixel by pixel; heights and widths."""
     said = f"{mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
     turned = " (is that turned by its EXIF orientation?)" if mask == picture[::-1] else ""
-    return f"{scene_sources.mask_where(scene)}: {said}{turned}"
+    return f"{scene_files.mask_where(scene)}: {said}{turned}"
 
 
 class PackedMasks(CompressedMaps):
@@ -194,7 +195,7 @@ def _write(
     def one(numbered: tuple[int, Scene]) -> tuple[str, tuple[int, int], bytes, np.ndarray, int] | UserError:
         row, scene = numbered
         try:
-            mask = scene_sources.classes_of(scene, labels)
+            mask = scene_files.classes_of(scene, labels)
         except UserError as error:
             return error
         # The header of a mask that says it is to be turned.

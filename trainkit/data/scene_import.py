@@ -16,12 +16,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.data import compressed_maps, hub, packed, packed_masks, pictures, scene_labels, scene_sources, sources
+from trainkit.data import (
+    compressed_maps,
+    hub,
+    packed,
+    packed_masks,
+    pictures,
+    scene_files,
+    scene_labels,
+    scene_sources,
+    sources,
+)
 from trainkit.data.importing import Progress, threads
 from trainkit.data.packed import Packed
 from trainkit.data.packed_masks import PackedMasks
+from trainkit.data.scene_files import Scene
 from trainkit.data.scene_labels import Labels
-from trainkit.data.scene_sources import Scene, SceneSource
+from trainkit.data.scene_sources import SceneSource
 from trainkit.errors import UserError, few
 from trainkit.task import IGNORED
 
@@ -267,14 +278,14 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
     except UserError as error:
         return _Mistake("pictures cannot be used", _short(error))
     try:
-        mask = scene_sources.read_mask(scene, labels.coloured)
+        mask = scene_files.read_mask(scene, labels.coloured)
     except UserError as error:
         return _Mistake("masks cannot be read", _short(error))
     if mask.shape[:2] != shape:
         said = packed_masks.of_another_size(scene, shape, mask.shape[:2])
         return _Mistake("masks are of another size than their pictures", said)
     try:
-        classes = labels.classes(mask, scene_sources.mask_where(scene))
+        classes = labels.classes(mask, scene_files.mask_where(scene))
     except UserError as error:
         advice = "; ".join(
             text for text in (f"expected {error.expected}" if error.expected else "", error.remedy) if text
@@ -288,7 +299,7 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
 def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
     """Height and width of a picture, and a fingerprint of its pixels, as packed ones have it."""
     if not decode:
-        return scene_sources.picture_shape(scene), 0
+        return scene_files.picture_shape(scene), 0
     data = pictures.read(scene.image, scene.where) if isinstance(scene.image, Path) else scene.image
     pixels = pictures.decode(data, scene.where)
     return pixels.shape[:2], packed.content(pixels.transpose(2, 0, 1))
@@ -510,7 +521,7 @@ def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | 
 def _codes(scene: Scene) -> set[tuple[int, ...]]:
     """Values of a mask, or its colours; nothing where it cannot be read."""
     try:
-        mask = scene_sources.read_mask(scene)
+        mask = scene_files.read_mask(scene)
     except UserError:
         return set()
     if mask.ndim == 2:

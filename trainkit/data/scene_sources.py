@@ -23,33 +23,24 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar
 
-import numpy as np
-from PIL import Image
-
-from trainkit.data import hub, pictures, scene_labels, sources, tables
-from trainkit.data.pictures import PIXEL_CAP, SUFFIXES
+from trainkit.data import hub, scene_labels, scene_tables, sources
+from trainkit.data.pictures import SUFFIXES
 from trainkit.data.record import Record, Source
+from trainkit.data.scene_files import Scene, shown
 from trainkit.data.scene_labels import Labels
+from trainkit.data.scene_tables import Rows
 from trainkit.errors import UserError, few
 from trainkit.places import locate
 
-if TYPE_CHECKING:
-    import pyarrow
-
 SAMPLE = "sample:scenes"
-
-MASK_COLUMNS = ("annotation", "mask", "label", "segmentation", "labels", "seg", "segmentation_mask", "semantic_mask")
-"""Names of the column of masks in a table, in the order in which they are looked for."""
 
 IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "pictures", "rgb"})
 """Names of the folder of pictures, in lower case."""
@@ -80,27 +71,12 @@ _PARTS = (
 _T = TypeVar("_T")
 
 _DEPTH = 8
-_ROWS = 16
 _BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
 _MASK_TAIL = re.compile(
     r"(.+?)[_-]((gtFine_)?(labelIds|labelTrainIds)|labels?|masks?|seg|segmentation|annotation|annot|gt|L)",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One picture of a source and its mask."""
-
-    id: str
-    """Its name in the source: the path of the picture below its folder, or a row. No two of a source are alike."""
-    image: Path | bytes
-    """A file, or the bytes of one."""
-    mask: Path | bytes | None
-    """Likewise; None where there is none."""
-    where: str
-    """Its place in words, for messages."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +101,7 @@ class SceneSource:
 
     def ids(self) -> list[str]:
         """The name of each scene, without reading any."""
-        return self.scenes.ids() if isinstance(self.scenes, _Rows) else [scene.id for scene in self.scenes]
+        return self.scenes.ids() if isinstance(self.scenes, Rows) else [scene.id for scene in self.scenes]
 
     def pictures(self) -> Source:
         """The pictures alone, in the order of the scenes, to be packed. All are of class 0."""
@@ -134,7 +110,7 @@ class SceneSource:
             for scene in self.scenes:
                 yield Record(scene.id, 0, scene.image, scene.where)
 
-        if isinstance(self.scenes, _Rows):
+        if isinstance(self.scenes, Rows):
             files = self.files
         else:  # Without masks and lists: changing those does not pack the pictures again.
             files = tuple(scene.image for scene in self.scenes if isinstance(scene.image, Path))
@@ -158,10 +134,10 @@ def open_scenes(text: str, part: str = "train", root: str | None = None) -> Scen
         path, split = sources.split_of(locate(text))
         if not path.exists():
             raise UserError(str(path), "does not exist", "a set of pictures with masks")
-        if path.is_dir() and not tables.is_saved(path) and not tables.parquet_files(path):
-            return _folder(path, split, part)
-        if path.is_dir() or path.suffix == ".parquet":
+        if scene_tables.is_table(path):
             return _table(path, split, part)
+        if path.is_dir():
+            return _folder(path, split, part)
         if path.suffix.lower() not in (".txt", ".csv"):
             raise UserError(str(path), "a file of unknown kind", KNOWN)
         if split is not None:
@@ -180,110 +156,10 @@ def missing(text: str, root: str | None = None) -> str | None:
     return f"{locate(root)} is no folder"
 
 
-# Reading a picture or a mask.
-
-_MASK_FORMATS = ("PNG", "BMP")
-_UNPACKED = {"L;2": 85, "L;4": 17}
-"""What PIL multiplies grey of 2 and 4 bits by, so that its white is 255."""
-
-
-def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
-    """The mask of a scene as it is in its file: (h, w) uint8 or uint16, or (h, w, 3) uint8 where it is in colour.
-
-    Of a palette PNG these are the indices, and grey of 1, 2 and 4 bits is 0 .. 1, 3 and 15; with `coloured`
-    (`Labels.coloured`) they are colours, of which white is 255. Alpha is dropped. Raises UserError for anything
-    damaged, too large, animated, of another format, or where the scene has none.
-    """
-    where = mask_where(scene)
-    if scene.mask is None:
-        raise UserError(where, "no mask", "one for each picture")
-    data = pictures.read(scene.mask, where) if isinstance(scene.mask, Path) else scene.mask
-    if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
-        found = "a JPEG or WebP file, whose values are not those that were saved"
-        raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
-    with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
-        raw = picture.tile[0].args if picture.tile else ""
-        raw = raw[0] if isinstance(raw, tuple) else raw
-        picture.load()
-        if picture.mode == "P" and coloured:
-            return _with_palette(picture, where)
-        if picture.mode in ("RGBA", "LA", "RGB") and ";16" in str(raw):
-            raise UserError(where, "16 bits a channel", "one channel, or colours of 8 bits")
-        if picture.mode in ("RGB", "RGBA"):
-            return np.ascontiguousarray(np.asarray(picture)[..., :3])
-        values = np.asarray(picture.getchannel(0) if picture.mode == "LA" else picture)
-        if values.dtype == bool:
-            return values.astype(np.uint8) * np.uint8(255 if coloured else 1)
-        if values.dtype == np.uint8:
-            return values if coloured else values // _UNPACKED.get(raw, 1)
-        if values.ndim != 2 or values.dtype.kind not in "ui" or values.min() < 0 or values.max() > 0xFFFF:
-            raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a pixel")
-        return values.astype(np.uint16)
-
-
-def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
-    """The classes of the mask of a scene, uint8 (h, w). Raises UserError as `read_mask` and `Labels.classes` do."""
-    return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
-
-
-def picture_shape(scene: Scene) -> tuple[int, int]:
-    """Height and width of the picture of a scene as it is decoded, from its header. Raises UserError."""
-    stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
-    with _opened(stream, scene.where, pictures.FORMATS) as picture:
-        width, height = picture.size
-        turned = "exif" in picture.info and picture.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-        return (width, height) if turned else (height, width)
-
-
-_ORIENTATION = 0x0112
-
-
-def mask_where(scene: Scene) -> str:
-    """The place of the mask of a scene in words, for messages."""
-    return _shown(str(scene.mask)) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
-
-
-class _opened:
-    """A file opened by PIL, its size checked; whatever PIL raises becomes a UserError."""
-
-    def __init__(self, stream: Path | io.BytesIO, where: str, formats: tuple[str, ...]):
-        self.stream, self.where, self.formats = stream, where, formats
-
-    def __enter__(self) -> Image.Image:
-        try:
-            self.picture = Image.open(self.stream, formats=self.formats)
-        except Exception as error:
-            raise self._told(error) from None
-        width, height = self.picture.size
-        large = width * height > PIXEL_CAP
-        if large or (getattr(self.picture, "n_frames", 1) != 1 and self.picture.format != "MPO"):
-            self.picture.close()
-            found = f"{width} x {height} pixels" if large else "an animated picture"
-            raise UserError(self.where, found, f"one picture of 1 to {PIXEL_CAP} pixels")
-        return self.picture
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        self.picture.close()
-        if isinstance(error, Exception) and not isinstance(error, UserError | MemoryError):
-            raise self._told(error) from None
-
-    def _told(self, error: Exception) -> Exception:
-        if isinstance(error, MemoryError):
-            return error
-        if isinstance(error, OSError) and error.strerror:
-            return UserError(self.where, f"cannot be read ({error.strerror})", "a picture file")
-        # PIL's decoders raise a dozen kinds of exception on damaged input.
-        text = " ".join(str(error).split()) or type(error).__name__
-        text = "not a picture of these formats" if "identify" in text or "BytesIO" in text else text[:120]
-        return UserError(self.where, f"cannot be decoded ({text})", " or ".join(self.formats))
-
-
-def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
-    colours = np.asarray(picture.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
-    indices = np.asarray(picture)
-    if indices.max() >= len(colours):
-        raise UserError(where, f"index {indices.max()} of a palette of {len(colours)}", "a whole palette PNG")
-    return colours[indices]
+def _table(path: Path, split: str | None, part: str) -> SceneSource:
+    # Where no split is named, `tables` takes that of training.
+    rows = scene_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part))
+    return SceneSource(rows.kind, rows.where, rows, None, rows.files)
 
 
 # Lists.
@@ -516,12 +392,12 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
     if not by_name.keys() & of_mask.keys():
         by_name, of_mask = _by_stem(images, where, "pictures", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
     scenes = [
-        Scene(_shown(name), images[name], masks[of_mask[key]], _shown(str(images[name])))
+        Scene(shown(name), images[name], masks[of_mask[key]], shown(str(images[name])))
         for key, name in by_name.items()
         if key in of_mask
     ]
     if not scenes:
-        first = [few(map(_shown, some.values()), 3) for some in (by_name, of_mask)]
+        first = [few(map(shown, some.values()), 3) for some in (by_name, of_mask)]
         found = f"{len(by_name)} pictures ({first[0]}), {len(of_mask)} masks ({first[1]})"
         raise UserError(where, f"{found}, no two of one name", "a mask called as each picture")
     said = []
@@ -530,15 +406,10 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
         ("masks without a picture", of_mask, by_name),
     ):
         if lonely := [name for key, name in there.items() if key not in others]:
-            said.append(f"{len(lonely)} {what}: {few(map(_shown, lonely))}")
+            said.append(f"{len(lonely)} {what}: {few(map(shown, lonely))}")
     if odd:
-        said.append(f"{len(odd)} files that are no pictures: {few(map(_shown, odd))}")
+        said.append(f"{len(odd)} files that are no pictures: {few(map(shown, odd))}")
     return scenes, tuple(said)
-
-
-def _shown(name: str) -> str:
-    """A name as it can be printed and written: bytes that are no UTF-8, and line ends, as escapes."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 def _other(files: Mapping[str, Path]) -> list[str]:
@@ -556,7 +427,7 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
         ended = tail.fullmatch(stem) if tail else None
         stem = ended[1] if ended else stem
         if stem in found:
-            twice.append(_shown(f"{found[stem]} and {name}"))
+            twice.append(shown(f"{found[stem]} and {name}"))
         found.setdefault(stem, name)
     if twice:
         raise UserError(where, f"{len(twice)} {what} of one name: {few(twice)}", "one of each name, the suffix apart")
@@ -689,111 +560,3 @@ def _sample(text: str, part: str) -> SceneSource:
     source = open_scenes(f"{drawn.folder()}#{split or part}")
     labels = scene_labels.numbered(drawn.NAMES, colours=drawn.COLOURS)
     return SceneSource("drawn scenes", source.where, source.scenes, labels, source.files, source.left_out)
-
-
-# Tables.
-
-
-def _table(path: Path, split: str | None, part: str) -> SceneSource:
-    table, value, size, split = _open_table(path, split, part)
-    image, mask = _columns(str(path), table.schema)
-    where = str(path) if split is None and value is None else f"{path}#{value or split}"
-    if not size:
-        raise UserError(where, "no rows", "a picture and its mask a row")
-    rows = _Rows(table, size, value, image, mask)
-    return SceneSource(table.kind, where, rows, None, tuple(table.files))
-
-
-def _open_table(path: Path, split: str | None, part: str) -> tuple[tables.Table, str | None, int, str | None]:
-    """The table, the value of its split column, how many rows that is, and the split that was found."""
-    if split is not None or part == _PARTS[0][0]:
-        return *tables.open_table(path, split, _ROWS), split
-    for name in _aliases(part):
-        try:
-            return *tables.open_table(path, name, _ROWS), name
-        except UserError:
-            continue
-    table, value, size = tables.open_table(path, None, _ROWS)
-    if value is not None or not path.is_file():
-        raise UserError(str(path), f"no split {part!r}", "the path with # and the name of a split")
-    return table, value, size, None
-
-
-def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:
-    """The columns of pictures and masks."""
-    holding = [name for name in schema.names if tables.holds_pictures(schema.field(name).type)]
-    mask = next((name for name in MASK_COLUMNS if name in holding), None)
-    image = next((name for name in (*tables.IMAGE_COLUMNS, "pixel_values") if name in holding), None)
-    if mask is None or image is None:
-        wanted = f"pictures in one of {few(tables.IMAGE_COLUMNS, 9)}, masks in one of {few(MASK_COLUMNS, 9)}"
-        raise UserError(where, f"columns {few(schema.names, 20)}"[:300], wanted)
-    return image, mask
-
-
-def _cell(cell: Any, where: str) -> bytes | None:
-    return tables.picture_bytes(cell.as_py(), where) if cell.is_valid else None
-
-
-class _Rows(Sequence[Scene]):
-    """Scenes of a table: a few rows are in memory at a time."""
-
-    def __init__(self, table: tables.Table, size: int, split: str | None, image: str, mask: str):
-        self._table, self._size, self._split = table, size, split
-        self._image, self._mask = image, mask
-        self._reading: Iterator[Scene] | None = None
-        self._at: tuple[int, Scene] | None = None
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[Scene]:
-        for where, id, cells in self._read((self._image, self._mask)):
-            # An empty cell is a mistake of its row, to be counted with others; a path in place of bytes is the table's.
-            image, mask = _cell(cells[0], where), _cell(cells[1], f"{where}, column {self._mask}")
-            yield Scene(id, image or b"", mask, where)
-
-    @overload
-    def __getitem__(self, place: int) -> Scene: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Scene]: ...
-    def __getitem__(self, place: int | slice) -> Scene | list[Scene]:
-        """One after another is quick; one before the last that was asked for begins at the first row again."""
-        if isinstance(place, slice):
-            return [self[n] for n in range(*place.indices(self._size))]
-        place = range(self._size)[place]
-        with self._lock:
-            if self._at is None or place < self._at[0] or self._reading is None:
-                self._reading = iter(self)
-                self._at = (-1, None)  # type: ignore[assignment]
-            try:
-                while self._at[0] < place:
-                    self._at = (self._at[0] + 1, next(self._reading))
-            except UserError:  # which ends it: whoever asks again is to be told again
-                self._reading = None
-                raise
-            return self._at[1]
-
-    def ids(self) -> list[str]:
-        """Their names, without reading pictures."""
-        return [id for _, id, _ in self._read(())]
-
-    def _read(self, columns: Sequence[str]) -> Iterator[tuple[str, str, list[Any]]]:
-        """The rows of the split: place in words, name, and the cells of `columns`."""
-        schema = self._table.schema
-        named = tables.NAME_COLUMN in schema.names
-        texts = [tables.NAME_COLUMN] if named else []
-        texts += [tables.SPLIT_COLUMN] if self._split is not None else []
-        row = -1
-        # A batch of no columns has no rows.
-        for batch in self._table.batches([*columns, *texts] or [schema.names[0]]):
-            names = batch.column(tables.NAME_COLUMN).to_pylist() if named else None
-            splits = batch.column(tables.SPLIT_COLUMN).to_pylist() if self._split is not None else None
-            cells = [batch.column(name) for name in columns]
-            for place in range(batch.num_rows):
-                row += 1
-                if splits is not None and splits[place] != self._split:
-                    continue
-                own = str(names[place]) if names is not None and names[place] else None
-                where = f"{self._table.path}, row {row}" + (f" ({own[:200]})" if own else "")
-                yield where, own or f"row {row}", [column[place] for column in cells]
