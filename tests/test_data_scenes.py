@@ -15,7 +15,8 @@ from trainkit.data import scenes
 from trainkit.data.augment import Distort
 from trainkit.data.distances import Distance, distances_once
 from trainkit.data.scene_augment import SceneAugment
-from trainkit.data.scenes import SceneCrops, Scenes
+from trainkit.data.scene_splits import SceneCrops, SceneSet
+from trainkit.data.scenes import Scenes
 from trainkit.errors import UserError
 from trainkit.recipe import TABLES
 from trainkit.task import IGNORED, Data
@@ -471,7 +472,7 @@ def test_damage_after_packing_is_found_when_a_row_is_read(home, opened):
         store="decoded", fetch=lambda rows: np.zeros((1, 3, 9, 9), np.uint8), where=lambda row: f"row {row}"
     )
     with pytest.raises(UserError, match="row 3: 9 x 9 pixels; expected 24 x 32, as its mask"):
-        scenes.SceneSet.pixels(damaged, 3)
+        SceneSet.pixels(damaged, 3)
 
 
 def test_camvid_opens(shared, tmp_path):

@@ -24,6 +24,7 @@ from trainkit.data import (
     pictures,
     scene_files,
     scene_labels,
+    scene_sizes,
     scene_sources,
     sources,
 )
@@ -372,8 +373,6 @@ def shared(seen: Looked, other: Looked) -> str | None:
 
 def settings(data: Scenes, looked: Mapping[str, Looked]) -> list[str]:
     """Sentences about a crop and scales of a recipe that do not fit the pictures of its sets, which its keys name."""
-    from trainkit.data import scenes
-
     said = []
     for key, seen in looked.items():
         if not len(seen.ids):
@@ -383,16 +382,16 @@ def settings(data: Scenes, looked: Mapping[str, Looked]) -> list[str]:
         checks: list[Callable[[], None]] = []
         if train:
             largest = data.augment.scales[1]
-            checks.append(partial(scenes.check_crop, "data.crop", shapes, data.crop, base, largest))
+            checks.append(partial(scene_sizes.check_crop, "data.crop", shapes, data.crop, base, largest))
         least = data.augment.scales[0] if train else 1.0
-        checks.append(partial(scenes.check_scale, key, seen.ids, shapes, base, least))
+        checks.append(partial(scene_sizes.check_scale, key, seen.ids, shapes, base, least))
         for check in checks:
             try:
                 check()
             except UserError as error:
                 said.append(str(error))
         if not train:
-            said += [f"{WARNING}{t}" for t in scenes.odd_scales(key, seen.ids, shapes, base, data.eval_scales)]
+            said += [f"{WARNING}{t}" for t in scene_sizes.odd_scales(key, seen.ids, shapes, base, data.eval_scales)]
     return said
 
 

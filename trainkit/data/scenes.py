@@ -1,49 +1,36 @@
-"""Pictures with a class for every pixel: crops to train on, whole pictures to be scored."""
+"""Pictures with a class for every pixel: where they come from, how they are read, and what must fit."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import torch
 
-from trainkit import seeding
 from trainkit.data import (
-    augment,
     distances,
     packed_masks,
     packing,
     pictures,
     scene_import,
     scene_labels,
+    scene_sizes,
     scene_sources,
     sources,
 )
-from trainkit.data.distances import Distance, Distances
-from trainkit.data.packed import Packed
-from trainkit.data.packed_masks import PackedMasks
-from trainkit.data.protocols import Scenes as ScenesProtocol
-from trainkit.data.scene_augment import Cuts, SceneAugment, cut_map, cut_picture
+from trainkit.data.distances import Distance
+from trainkit.data.scene_augment import SceneAugment
 from trainkit.data.scene_import import Looked
 from trainkit.data.scene_labels import Labels
+from trainkit.data.scene_sizes import CROP_LIMIT, LEAST
 from trainkit.data.scene_sources import SceneSource
+from trainkit.data.scene_splits import Colour, SceneCrops, SceneSet, WholeScenes
 from trainkit.errors import UserError, few
-from trainkit.task import IGNORED, Batch, Meta, Opened
-
-LEAST = 16
-"""Pixels of the shorter side below which nothing of a picture is left to tell."""
-
-CROP_LIMIT = 1 << 26
-"""Most pixels of a crop; 8,192 along each side."""
+from trainkit.task import Meta, Opened
 
 SCALE_LIMIT = 16.0
 """Largest factor on the size of a picture that is scored."""
-
-Colour = tuple[int, int, int]
 
 
 @dataclass(kw_only=True)
@@ -151,10 +138,10 @@ class Scenes:
         labels = self._agreed(found)
         packed = {name: self._packed(name, source, labels[name]) for name, source in found.items()}
         whole = packed["train"]
-        check_crop("data.crop", whole.shapes, self.crop, self.base(whole.shapes), self.augment.scales[1])
+        scene_sizes.check_crop("data.crop", whole.shapes, self.crop, self.base(whole.shapes), self.augment.scales[1])
         for name, one in packed.items():
             where, low = _key(name), self.augment.scales[0] if name == "train" else 1.0
-            check_scale(where, one.ids, one.shapes, self.base(one.shapes), low)
+            scene_sizes.check_scale(where, one.ids, one.shapes, self.base(one.shapes), low)
             if not one.counts[:-1].sum():
                 raise UserError(f"{where} ({found[name].where})", "no pixel with a class", "some labelled pixels")
         train = SceneCrops(
@@ -269,320 +256,9 @@ class Scenes:
                 yield f"{_key(name)}: {share:.1%} of the pixels have no class"
             yield from (f"{_key(name)}: {text}" for text in scene_import.oddities(seen))
             if name != "train":
-                yield from odd_scales(_key(name), seen.ids, seen.shapes, self.base(seen.shapes), self.eval_scales)
-
-
-@dataclass(frozen=True, eq=False)
-class SceneSet:
-    """Pictures, masks and, where asked for, distances to boundaries, row by row."""
-
-    pictures: Packed
-    masks: PackedMasks
-    rows: np.ndarray
-    """int64 (size,), which rows of these."""
-    ids: tuple[str, ...]
-    """Name of each row in its source."""
-    names: tuple[str, ...]
-    """Name of each class, in the order of their numbers."""
-    colours: tuple[Colour, ...] = ()
-    """Red, green and blue of each class; empty where the data has none."""
-    distances: Distances | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of pictures."""
-        return len(self.rows)
-
-    @functools.cached_property
-    def shapes(self) -> np.ndarray:
-        """Height and width of each picture, int64 (size, 2)."""
-        return np.asarray(self.masks.shapes, np.int64)[self.rows]
-
-    @functools.cached_property
-    def counts(self) -> np.ndarray:
-        """Pixels of each class, and last of those that have none, int64 (classes + 1,)."""
-        return np.asarray(self.masks.counts)[self.rows].sum(0)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """SHA-256 of pictures, masks, names and rows. What batches have beside these is no part of it."""
-        text = "\n".join((self.pictures.digest, self.masks.digest, *self.names))
-        return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.rows.tobytes()).hexdigest()
-
-    def pixels(self, place: int) -> np.ndarray:
-        """A picture, uint8 (3, height, width), in the memory order in which it is at hand.
-
-        Raises UserError where it was damaged.
-        """
-        row = int(self.rows[place])
-        if self.pictures.store == "decoded":
-            found = self.pictures.fetch(np.asarray([row]))[0]
-        else:
-            found = self.pictures.picture(row).transpose(2, 0, 1)
-        if found.shape[1:] != tuple(self.shapes[place]):
-            shape = "{} x {} pixels".format(*found.shape[1:])
-            raise UserError(self.pictures.where(row), shape, "{} x {}, as its mask".format(*self.shapes[place]))
-        return found
-
-    def mask(self, place: int) -> np.ndarray:
-        """Classes of its pixels, uint8 (height, width), not to be written to."""
-        return self.masks.mask(int(self.rows[place]))
-
-    def some(self, most: int) -> SceneSet:
-        """At most so many of the pictures, spread evenly over the set: the same ones in every run."""
-        if self.size <= most:
-            return self
-        chosen = [(2 * k + 1) * self.size // (2 * most) for k in range(most)]
-        return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen))
-
-
-@dataclass(frozen=True, eq=False)
-class SceneCrops:
-    """Crops to train on, one of each picture in an epoch. What is cut is a function of seed, epoch and row.
-
-    Keys: image, uint8 (B, 3, *crop), float32 after `on_device`; mask, uint8 (B, *crop); index, view; before `on_device`
-    the numbers of the distortion, `augment`. Where `distance` is set also distance, float32 (B, *crop), in pixels of
-    the crop; its cap is one of the picture's pixels, and scaled like the rest.
-    """
-
-    name: str
-    scenes: SceneSet
-    seed: int
-    crop: tuple[int, int]
-    augment: SceneAugment
-    base: np.ndarray
-    """float64 (size,), factor on the size of each picture beside the one that is drawn."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    distance: Distance | None = None
-
-    @property
-    def at_once(self) -> None:
-        """Crops are read in batches of any size."""
-        return None
-
-    @property
-    def protocol(self) -> None:
-        """None: crops are trained on."""
-        return None
-
-    @property
-    def size(self) -> int:
-        """Number of pictures."""
-        return self.scenes.size
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of pictures, masks and names."""
-        return self.scenes.digest
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Pixels of each class in the whole pictures, int64 (classes,)."""
-        return self.scenes.counts[:-1]
-
-    @functools.cached_property
-    def views(self) -> int:
-        """1 where every crop is its whole picture, unchanged; else 0: they cannot be numbered."""
-        block = self.augment
-        still = block.scales == (1.0, 1.0) and (self.base == 1).all() and not block.flip and block.distort is None
-        return 1 if still and (self.scenes.shapes == self.crop).all() else 0
-
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
-
-        Raises UserError when a batch takes more than there are.
-        """
-        if not 1 <= batch_size <= self.size:
-            raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
-        updates = self.size // batch_size
-        rows = seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size]
-        return rows.astype(np.int64).reshape(updates, batch_size)
-
-    def cuts(self, rows: np.ndarray, epoch: int) -> Cuts:
-        """What is cut of each of `rows` in an epoch."""
-        shapes, base = self.scenes.shapes[rows], self.base[rows]
-        return self.augment.cuts(self.seed, epoch, rows, shapes, base, self.crop)
-
-    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Crops of the pictures at `indices`, of their masks and where asked for of their distance maps.
-
-        Raises UserError where a row was damaged.
-        """
-        indices = np.array(indices, dtype=np.int64)
-        cuts, count = self.cuts(indices, epoch), len(indices)
-        image = torch.empty((count, 3, *self.crop), dtype=torch.uint8)
-        mask = np.empty((count, *self.crop), np.uint8)
-        distance = None if self.distance is None else np.empty((count, *self.crop), np.float32)
-        for i, place in enumerate(indices.tolist()):
-            cut_picture(self.scenes.pixels(place), cuts, i, image[i], self._fill)
-            cut_map(self.scenes.mask(place), cuts, i, mask[i], IGNORED)
-            if distance is not None:
-                self._cut_distance(place, cuts, i, distance[i])
-        batch = {
-            "image": image,
-            "mask": torch.from_numpy(mask),
-            "index": torch.from_numpy(indices),
-            "view": torch.zeros(count, dtype=torch.int64),
-        }
-        if distance is not None:
-            batch["distance"] = torch.from_numpy(distance)
-        if (colours := self.augment.colours) is not None:
-            batch["augment"] = torch.from_numpy(colours.numbers(self.seed, epoch, indices, self.crop, None))
-        return batch
-
-    def on_device(self, batch: Batch) -> Batch:
-        """Photometric distortion, then (pixels / 255 - mean) / std."""
-        image = batch["image"]
-        if "augment" in batch:
-            image = self.augment.colours.apply(image, batch["augment"], self.mean)
-        done = {key: value for key, value in batch.items() if key != "augment"}
-        return done | {"image": augment.normalise(image, self.mean, self.std)}
-
-    def _cut_distance(self, place: int, cuts: Cuts, i: int, out: np.ndarray) -> None:
-        # Cut as bytes, which are a quarter of the memory, and only then made pixels of the crop.
-        levels = np.empty(self.crop, np.uint8)
-        cap = round(self.distance.cap / distances.STEP)
-        cut_map(self.scenes.distances.levels(int(self.scenes.rows[place])), cuts, i, levels, cap)
-        np.multiply(levels, np.float32(distances.STEP * cuts.factor[i]), out=out)
-
-    @functools.cached_property
-    def _fill(self) -> torch.Tensor:
-        return torch.tensor([round(255 * one) for one in self.mean], dtype=torch.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class WholeScenes:
-    """Whole pictures to be scored, at the size in which they are packed.
-
-    Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, H, W); scales, float32 (B, S); mirrors,
-    bool (B, 2), and window, int64 (B, 2), both for height and width; index, view; and, where pictures are wanted,
-    overlay, bool (B,).
-    """
-
-    name: str
-    scenes: SceneSet
-    base: np.ndarray
-    """float64, factor on the size of each picture beside `factors`, by row of the whole set."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    factors: tuple[float, ...] = (1.0,)
-    """Factors on the size over which predictions are averaged."""
-    mirrored: bool = False
-    """Whether predictions are averaged with those of the picture mirrored left to right."""
-    window: tuple[int, int] = (0, 0)
-    """Height and width of the windows that the scaled picture is seen through; 0, 0: as a whole."""
-    kind: Literal["scores", "overlays"] = "scores"
-
-    @functools.cached_property
-    def at_once(self) -> int | None:
-        """One, where pictures differ in size; None: any number."""
-        return None if (self.scenes.shapes == self.scenes.shapes[0]).all() else 1
-
-    @property
-    def views(self) -> int:
-        """One: nothing is augmented."""
-        return 1
-
-    @property
-    def size(self) -> int:
-        """Number of pictures."""
-        return self.scenes.size
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of pictures, masks and names."""
-        return self.scenes.digest
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Pixels of each class, int64 (classes,)."""
-        return self.scenes.counts[:-1]
-
-    @functools.cached_property
-    def protocol(self) -> ScenesProtocol:
-        """What pictures and classes are called."""
-        return ScenesProtocol(self.scenes.ids, self.scenes.names, self.kind, self.scenes.colours)
-
-    def some(self, most: int) -> WholeScenes:
-        """At most so many of the pictures, spread evenly over the set."""
-        return replace(self, scenes=self.scenes.some(most))
-
-    def picture(self, row: int) -> np.ndarray:
-        """Pixels of a picture, uint8 (height, width, 3). Raises UserError where it was damaged."""
-        return np.ascontiguousarray(self.scenes.pixels(row).transpose(1, 2, 0))
-
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """What is scored is not trained on: raises ValueError."""
-        raise ValueError(f"{self.name} is a split to be scored")
-
-    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices`, which are of one size, and how each is to be seen.
-
-        Raises UserError where one was damaged, ValueError where sizes differ.
-        """
-        indices = np.array(indices, dtype=np.int64)
-        shapes, count = self.scenes.shapes[indices], len(indices)
-        if (shapes != shapes[0]).any():
-            raise ValueError(f"{self.name}: pictures of several sizes at once; they are read one by one")
-        image = torch.empty((count, 3, *shapes[0].tolist()), dtype=torch.uint8)
-        mask = torch.empty((count, *shapes[0].tolist()), dtype=torch.uint8)
-        for i, place in enumerate(indices.tolist()):
-            image[i].numpy()[:] = self.scenes.pixels(place)
-            mask[i].numpy()[:] = self.scenes.mask(place)
-        base = self.base[self.scenes.rows[indices]]
-        batch = {
-            "image": image,
-            "mask": mask,
-            "scales": torch.from_numpy(np.multiply.outer(base, self.factors).astype(np.float32)),
-            "mirrors": torch.tensor([[False, self.mirrored]]).repeat(count, 1),
-            "window": torch.tensor([self.window], dtype=torch.int64).repeat(count, 1),
-            "index": torch.from_numpy(indices),
-            "view": torch.zeros(count, dtype=torch.int64),
-        }
-        return batch | ({"overlay": torch.ones(count, dtype=torch.bool)} if self.kind == "overlays" else {})
-
-    def on_device(self, batch: Batch) -> Batch:
-        """(pixels / 255 - mean) / std."""
-        return {**batch, "image": augment.normalise(batch["image"], self.mean, self.std)}
-
-
-def check_crop(where: str, shapes: np.ndarray, crop: Sequence[int], base: np.ndarray, largest: float) -> None:
-    """Raise UserError where a crop is larger than every picture of `shapes` (n, 2), scaled by `base` (n,) and by the
-    `largest` scale: all crops would be padded, always."""
-    scaled = np.rint(shapes * (base * largest)[:, None]).astype(np.int64)
-    for axis, word in enumerate(("high", "wide")):
-        if (scaled[:, axis] < crop[axis]).all():
-            most = int(scaled[:, axis].max())
-            found = f"{crop[axis]} pixels {word}, more than each of {len(shapes)} pictures at their largest scale"
-            remedy = "lower data.crop, or raise data.augment.scales or data.short_side"
-            raise UserError(where, found, f"at most {most}, at scale {largest:g}", remedy)
-
-
-def check_scale(where: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, smallest: float) -> None:
-    """Raise UserError where pictures of `shapes` (n, 2), scaled by `base` (n,) and by the `smallest` scale, have a
-    shorter side of less than `LEAST` pixels."""
-    sides = shapes.min(1) * base * smallest
-    if len(small := np.flatnonzero(sides < LEAST)):
-        listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in small.tolist())
-        found = f"{len(small)} of {len(shapes)} pictures less than {LEAST} pixels short at scale {smallest:g}: {listed}"
-        raise UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or leave them out")
-
-
-def odd_scales(
-    key: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, factors: Sequence[float]
-) -> Iterator[str]:
-    """Sentences about `factors`, over which the set of this key is averaged as `NAME.msf`, that leave nothing of
-    pictures of `shapes` (n, 2), or make them larger than any crop may be. Only evaluations that are asked for matter.
-    """
-    where = f"{key}.msf (data.eval_scales)"
-    try:
-        check_scale(where, ids, shapes, base, min(1.0, *factors))
-    except UserError as error:
-        yield str(error)
-    pixels = shapes.prod(1) * (base * max(factors)) ** 2
-    if large := int((pixels > CROP_LIMIT).sum()):
-        yield f"{where}: {large} of {len(ids)} pictures have more than {CROP_LIMIT} pixels at scale {max(factors):g}"
+                yield from scene_sizes.odd_scales(
+                    _key(name), seen.ids, seen.shapes, self.base(seen.shapes), self.eval_scales
+                )
 
 
 def _key(name: str) -> str:
