@@ -22,7 +22,8 @@ def test_a_copy_means_what_the_recipe_means_and_every_place_of_the_data_is_marke
     lines = [line for line in text.splitlines() if line.endswith(copying.MARK)]
     assert len(lines) == marked == text.count(copying.MARK)
     keys = {line.split(":")[0].strip() for line in lines}
-    assert {"name", "train"} <= keys and keys & {"image_size", "patch"}
+    assert {"name", "train"} <= keys and keys & {"image_size", "patch", "crop"}
+    assert ("class_weights" in keys) == ("class_weights:" in recipe.read_text()), "of the classes, so of the data"
     assert ("best" in keys) == ("best:" in recipe.read_text())
     assert not keys & {"optim", "length", "batch_size", "schedule", "net", "student", "margin"}
     assert text.startswith(f"# Copied from {recipe.name}.\n")

@@ -408,7 +408,8 @@ def test_an_evaluation_gives_records_as_they_come_and_has_no_queries(opened):
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_processes_read_whole_blocks_of_different_people(home, world):
     data = block(home, sampler=ModalPK(people=2, each=3, batches_per_epoch=8)).open(0)
-    recipe = SimpleNamespace(train=SimpleNamespace(batch_size=12, micro_batch=None, length=None))
+    train = SimpleNamespace(batch_size=12, micro_batch=None, length=None)
+    recipe = SimpleNamespace(train=train, task=None)
     if world == 4:
         with pytest.raises(UserError, match=r"P x K of data\.sampler"):
             plan.Plan.make(recipe, data, world, 0)

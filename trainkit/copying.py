@@ -28,7 +28,7 @@ def copy(recipe: Path, new: Path, plugins: Sequence[str] = ()) -> int:
     """Write a copy of a valid recipe to a new file and return the number of marked lines.
 
     The header goes: its figures were measured on the old data. Marked are the name and whatever names data, evaluation
-    sets or metrics. Raises UserError when the new file exists.
+    sets, metrics, classes' weights or other files. Raises UserError when the new file exists.
     """
     config.load(recipe, (), tuple(plugins))
     if new.exists():
@@ -44,7 +44,7 @@ def copy(recipe: Path, new: Path, plugins: Sequence[str] = ()) -> int:
             block = line.split(":")[0]
         key, _, value = line.strip().partition(":")
         of_the_data = block == "name" or (block in _OF_THE_DATA and not (block == "data" and key == "name"))
-        if value.strip() and (of_the_data or key in ("recipe", "weights", "centres")):
+        if key == "class_weights" or (value.strip() and (of_the_data or key in ("recipe", "weights", "centres"))):
             line, marked = f"{line.rstrip()}  {MARK}", marked + 1
         out.append(line)
     new.write_text("\n".join(out), encoding="utf-8")
