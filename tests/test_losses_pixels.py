@@ -43,7 +43,7 @@ def cross_entropy_by_hand(loss: PixelLoss, logits, mask, distance, weight) -> fl
         valid = len(kept)
         kept.sort(key=lambda pixel: -pixel[0])
         over = [pixel for pixel in kept if pixel[0] > -math.log(loss.ohem.probability)]
-        wanted = math.floor(valid * loss.ohem.least)
+        wanted = max(1, math.floor(valid * loss.ohem.least))
         kept = over if len(over) >= wanted else kept[:wanted]
     total = count = 0.0
     for ce, share, y, d in kept:
@@ -182,7 +182,8 @@ def test_hard_pixels_are_those_of_a_sorted_list_with_ties_shared(seed, count, le
     valid = torch.from_numpy(rng.random(count) >= ignored)
     found = hard(ce, valid, probability, least)
     values = sorted(ce[valid].tolist(), reverse=True)
-    wanted, over = math.floor(len(values) * least), [v for v in values if v > -math.log(probability)]
+    wanted = max(1, math.floor(len(values) * least))
+    over = [v for v in values if v > -math.log(probability)]
     kept = over if len(over) >= wanted else values[:wanted]
     assert found.sum().item() == pytest.approx(len(kept), abs=1e-9)
     assert (found * ce).sum().item() == pytest.approx(sum(kept), abs=1e-9)
@@ -203,11 +204,13 @@ def test_ohem_counts_valid_pixels_and_not_all():
     assert moved == [100, 101]  # the least sure of the labelled
 
 
-def test_without_a_hard_pixel_and_less_than_one_to_keep_the_loss_is_nothing():
-    logits = torch.tensor([[5.0, 0.0]]).view(1, 2, 1, 1).requires_grad_()
-    loss = PixelLoss(ohem=Ohem())(logits, torch.zeros(1, 1, 1, dtype=torch.uint8))
+def test_of_a_few_easy_pixels_the_hardest_is_kept():
+    """A sixteenth of two is none, and a crop that is mostly unlabelled is learned from all the same."""
+    logits = torch.tensor([[5.0, 4, 0.1], [0, 0, 0]], dtype=torch.float64).view(1, 2, 1, 3).requires_grad_()
+    loss = PixelLoss(ohem=Ohem())(logits, torch.tensor([[[0, 0, IGNORED]]], dtype=torch.uint8))
     loss.backward()
-    assert loss.item() == 0 and (logits.grad == 0).all()
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-4)))
+    assert logits.grad[0, 0, 0].nonzero().flatten().tolist() == [1]
 
 
 def test_a_loss_that_is_no_number_stays_none():

@@ -195,6 +195,16 @@ def test_how_far_a_refinement_goes():
     torch.testing.assert_close(refine(head, coarse, fine, (32, 48), everywhere), expected)
 
 
+@torch.no_grad()
+def test_half_precision_is_refined_in_float32():
+    torch.manual_seed(0)
+    spec = PointSpec(channels=8, subdivide=4)
+    head, coarse, fine = PointHead(spec, 5, 3), torch.randn(1, 3, 4, 6).bfloat16(), torch.randn(1, 5, 8, 12)
+    found = refine(head, coarse, fine, (32, 48), spec)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, refine(head, coarse.float(), fine, (32, 48), spec))
+
+
 def test_logits_that_are_too_fine_are_pooled():
     logits = torch.randn(1, 2, 8, 12)
     torch.testing.assert_close(pooled(logits, 1)[0, 1, 1, 2], logits[0, 1, 4:8, 8:12].mean())

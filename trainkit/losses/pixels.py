@@ -39,7 +39,8 @@ class Ohem:
     probability: float = 0.7
     """A pixel is hard where its class is given less than this."""
     least: float = 1 / 16
-    """Share of the labelled pixels that is kept at least; where fewer are hard, the hardest so many."""
+    """Share of the labelled pixels that is kept at least, and one pixel at least; where fewer are hard, the hardest so
+    many."""
 
     def __post_init__(self) -> None:
         if not 0 < self.probability < 1:
@@ -150,12 +151,22 @@ class PixelLoss:
         else:
             count_Bhw = hard(ce_Bhw.detach(), valid_Bhw, self.ohem.probability, self.ohem.least)
         if weights is not None:
-            # A place for every value of a byte, so that pixels without a class find one too; they count 0 already.
-            count_Bhw = count_Bhw * F.pad(weights.to(ce_Bhw.dtype), (0, 256 - len(weights)))[mask.int()]
+            count_Bhw = count_Bhw * looked_up(weights.to(ce_Bhw.dtype), mask)
         if self.near is not None:
             away = distance.to(ce_Bhw.dtype) / self.near.sigma
             count_Bhw = count_Bhw * (1 + self.near.strength * torch.exp(-away.square() / 2))
-        return _over(ce_Bhw * count_Bhw, count_Bhw)
+        return over(ce_Bhw * count_Bhw, count_Bhw)
+
+
+def looked_up(weights: Tensor, labels: Tensor) -> Tensor:
+    """The weight of each label's class, by `weights` (C,), of the shape of `labels`; 0 for `IGNORED`."""
+    # A place for every value of a byte, so that pixels without a class find one too.
+    return F.pad(weights, (0, 256 - len(weights)))[labels.int()]
+
+
+def over(part: Tensor, whole: Tensor) -> Tensor:
+    """The sum of `part` over that of `whole`, a scalar; 0 where there is nothing."""
+    return part.sum() / whole.sum().clamp_min(torch.finfo(part.dtype).tiny)
 
 
 def resized(logits: Tensor, size: Sequence[int]) -> Tensor:
@@ -171,18 +182,19 @@ def hard(ce: Tensor, valid: Tensor, probability: float = 0.7, least: float = 1 /
     """How much each pixel counts under OHEM, 0 to 1, of the shape and type of `ce`.
 
     1 where the cross-entropy `ce` of a pixel that is `valid` is above -ln(probability). Where these are fewer than
-    floor(`least` * valid pixels), the so many hardest count instead: those above the last of them 1, and those that
-    are as hard as it is share alike in what is left, so that ties favour none.
+    floor(`least` * valid pixels), or none, the so many hardest count instead, one at least: those above the last of
+    them 1, and those that are as hard as it is share alike in what is left, so that ties favour none.
     """
-    over = valid & (ce > -math.log(probability))
-    wanted = (valid.sum().double() * least).floor().long()
+    beyond = valid & (ce > -math.log(probability))
+    # One, also where none is valid: then none is as hard as the last either.
+    wanted = (valid.sum().double() * least).floor().long().clamp_min(1)
     # As many as there could be at most, whatever is labelled: a shape that no value decides.
     bound = max(1, int(ce.numel() * least))
     hardest = torch.where(valid, ce, -1).flatten().topk(bound).values
     last = hardest.gather(0, (wanted - 1).clamp(0, bound - 1).view(1))
     above, as_hard = valid & (ce > last), valid & (ce == last)
     share = (wanted - above.sum()).to(ce.dtype) / as_hard.sum().clamp_min(1)
-    return torch.where(over.sum() >= wanted, over.to(ce.dtype), above.to(ce.dtype) + share * as_hard)
+    return torch.where(beyond.sum() >= wanted, beyond.to(ce.dtype), above.to(ce.dtype) + share * as_hard)
 
 
 def dice(p: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -256,9 +268,4 @@ def _one_hot(mask: Tensor, classes: int) -> Tensor:
 def _over_classes(loss: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
     """Mean of (..., C) over those that count, weighed; 0 where none does."""
     weight = counts.to(loss.dtype) if weights is None else counts * weights.to(loss.dtype)
-    return _over(loss * weight, weight)
-
-
-def _over(part: Tensor, whole: Tensor) -> Tensor:
-    """sum / sum, 0 where there is nothing."""
-    return part.sum() / whole.sum().clamp_min(torch.finfo(part.dtype).tiny)
+    return over(loss * weight, weight)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainkit.losses.margin import at_least_float32
+
 COARSE_STRIDE = 4
 """Logits finer than this are pooled to it: there would be nothing to refine."""
 _UNIT = 1 << 16
@@ -178,9 +180,10 @@ def pooled(logits: Tensor, stride: int) -> Tensor:
 def refine(head: nn.Module, coarse: Tensor, fine: Tensor, size: tuple[int, int], spec: PointSpec) -> Tensor:
     """Coarse logits (B, C, h, w) to logits (B, C, *size), doubled step by step, the least sure points predicted anew.
 
-    `fine` (B, F, h', w') and `coarse` are what the head sees at each point, at all steps.
+    `fine` (B, F, h', w') and `coarse` are what the head sees at each point, at all steps. Logits are float32 at least:
+    in half precision every doubling would round them again, and margins between classes with them.
     """
-    logits, done = coarse, 0
+    logits, done = at_least_float32(coarse), 0
     while (logits.shape[2] * 2 <= size[0] and logits.shape[3] * 2 <= size[1]) and done != spec.steps:
         logits = F.interpolate(logits, scale_factor=2.0, mode="bilinear", align_corners=False)
         logits, done = _predict_anew(head, logits, coarse, fine, spec.subdivide), done + 1

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainkit import metrics, views
 from trainkit.errors import UserError
-from trainkit.losses.pixels import PixelLoss, resized
+from trainkit.losses.pixels import PixelLoss, looked_up, over, resized
 from trainkit.losses.segmentation import nearest
 from trainkit.metrics import boundaries, scenes
 from trainkit.models import segmenter
@@ -204,8 +204,8 @@ def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | N
     loss_BN = F.cross_entropy(logits.float(), label_BN.long(), ignore_index=IGNORED, reduction="none")
     count_BN = (label_BN != IGNORED).to(loss_BN.dtype)
     if weights is not None:
-        count_BN = count_BN * F.pad(weights.to(loss_BN.dtype), (0, 256 - len(weights)))[label_BN.int()]
-    return (loss_BN * count_BN).sum() / count_BN.sum().clamp_min(torch.finfo(loss_BN.dtype).tiny)
+        count_BN = count_BN * looked_up(weights.to(loss_BN.dtype), label_BN)
+    return over(loss_BN * count_BN, count_BN)
 
 
 def _accuracy(found: Tensor, mask: Tensor) -> Tensor:
