@@ -169,19 +169,19 @@ def test_damaged_masks_are_named(root):
     file = root / "trainannot/p002.png"
     file.write_bytes(file.read_bytes()[:60])
     (root / "trainannot/p000.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"(?s)1 masks that do not fit.*trainannot/p000\.png: cannot be decoded"):
+    with pytest.raises(UserError, match=r"(?s)1 mask that does not fit.*trainannot/p000\.png: cannot be decoded"):
         pack_masks_once(source(root), LABELS)
     scenes.put(root / "trainannot/p000.png", masks()[0])
-    with pytest.raises(UserError, match=r"(?s)1 masks that cannot be used.*p002"):
+    with pytest.raises(UserError, match=r"(?s)1 mask that cannot be used.*p002"):
         pack_masks_once(source(root), LABELS)
 
 
 def test_long_lists_of_mistakes_are_cut_and_counted():
     with pytest.raises(UserError) as error:
-        packed_masks.refuse("a set", "bad masks", [f"mask {n}" for n in range(57)])
+        packed_masks.refuse("a set", [f"mask {n}" for n in range(57)], "bad masks")
     assert "57 bad masks" in str(error.value) and "mask 19" in str(error.value) and "mask 20" not in str(error.value)
     assert "and 37 more" in str(error.value)
-    packed_masks.refuse("a set", "bad masks", [])
+    packed_masks.refuse("a set", [], "bad masks")
 
 
 def damaged(data, change):

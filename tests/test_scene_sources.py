@@ -147,11 +147,11 @@ def test_what_fits_no_other_is_counted_and_named(tmp_path):
     assert source.ids() == ["p007.jpg"]
     assert source.left_out == (
         "7 pictures without a mask: p000.jpg, p001.jpg, p002.jpg, p003.jpg, p004.jpg and 2 more",
-        "1 masks without a picture: other.png",
-        "1 files that are no pictures: notes.txt",
+        "1 mask without a picture: other.png",
+        "1 file that is no picture: notes.txt",
     )
     (tmp_path / "masks" / "p007.png").unlink()
-    with pytest.raises(UserError, match=r"8 pictures \(p000.jpg, .*\), 1 masks \(other.png\), no two of one name"):
+    with pytest.raises(UserError, match=r"8 pictures \(p000.jpg, .*\), 1 mask \(other.png\), no two of one name"):
         open_scenes(str(tmp_path))
 
 
@@ -162,7 +162,7 @@ def test_names_that_cannot_be_printed_are_escaped(tmp_path):
     os.rename(tmp_path / "masks" / "p001.png", os.fsencode(tmp_path / "masks") + b"/\xfe.png")
     source = open_scenes(str(tmp_path))
     assert source.ids() == ["p002.jpg", "p003.jpg", "\\udcffa\\n.jpg"]
-    assert source.left_out[1] == "1 masks without a picture: \\udcfe.png"
+    assert source.left_out[1] == "1 mask without a picture: \\udcfe.png"
     assert (classes_of(source.scenes[2], LABELS) == drawn(0, 0)).all()
     assert source.scenes[2].where == f"{tmp_path}/images/\\udcffa\\n.jpg"
 
@@ -170,7 +170,7 @@ def test_names_that_cannot_be_printed_are_escaped(tmp_path):
 def test_two_pictures_of_one_name_are_refused(tmp_path):
     scenes.folders(tmp_path, splits=())
     scenes.put(tmp_path / "images" / "p001.png", scenes.scene(9)[0])
-    with pytest.raises(UserError, match=r"1 pictures of one name: p001.jpg and p001.png"):
+    with pytest.raises(UserError, match=r"1 pair of pictures of one name: p001.jpg and p001.png"):
         open_scenes(str(tmp_path))
 
 
@@ -215,7 +215,7 @@ def test_coco_stuff_in_other_places(tmp_path):
 def test_voc_lists(tmp_path):
     root = scenes.voc(tmp_path)
     (root / "SegmentationClass").rename(root / "SegmentationClassAug")
-    with pytest.raises(UserError, match=r"3 masks that are not there: line 1 \(SegmentationClass/2007_000000.png"):
+    with pytest.raises(UserError, match=r"3 masks not there: line 1 \(SegmentationClass/2007_000000.png"):
         open_scenes(f"{root}#train")
     lists = root / "ImageSets" / "Segmentation"
     (lists / "trainaug.txt").write_text("2007_000001\n\n2007_000000\n")
@@ -316,16 +316,16 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
     assert lines[0] == "18 mistakes in 19 lines:"
     assert sorted(line.strip() for line in lines[1:]) == sorted(
         [
-            "7 name a picture that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
+            "7 lines with a picture that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
             "line 6 (gone/3.jpg), line 7 (gone/4.jpg) and 2 more",
-            "1 name a mask that is not there: line 10 (data/train/gone.png)",
-            "4 name no path below the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
+            "1 line with a mask that is not there: line 10 (data/train/gone.png)",
+            "4 lines with no path below the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
             "line 16 ('../set/data/train/p004.npy'), line 20 ('data/train/p\\x00.png')",
-            "1 name a picture again: line 13 (data/train/p000.jpg, as in line 2)",
-            "2 are not of the form image,label: line 14 (data/train/p003.jpg), "
+            "1 line with a picture named before: line 13 (data/train/p000.jpg, as in line 2)",
+            "2 lines not of the form image,label: line 14 (data/train/p003.jpg), "
             "line 15 (data/train/p003.jpg,data/train/p003.png,3)",
-            "2 name no picture: line 17 (data/train/p004.npy), line 19 (data/train)",
-            "1 name one file as picture and mask: line 18 (data/train/p004.jpg)",
+            "2 lines with a file that is no picture: line 17 (data/train/p004.npy), line 19 (data/train)",
+            "1 line with one file as picture and mask: line 18 (data/train/p004.jpg)",
         ]
     )
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scenes
 from click.testing import CliRunner
+from PIL import Image
 
 from trainkit import cli
 from trainkit.data import scene_import
@@ -285,7 +286,25 @@ def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
 def test_what_is_left_out_is_told(root):
     (root / "trainannot/p002.png").unlink()
     (found,) = scene_import.verify(f"{root}#train", names=NAMES)
-    assert re.match(r"warning: .*#train: 1 left out: 1 pictures without a mask: p002", found)
+    assert re.match(r"warning: .*#train: 1 left out: 1 picture without a mask: p002", found)
+
+
+@pytest.mark.parametrize(("orientation", "size", "told"), [
+    (1, (24, 32), False), (2, (24, 32), True), (3, (24, 32), True), (4, (24, 32), True), (9, (24, 32), False),
+    (6, (24, 32), False), (6, (24, 24), True),
+])  # fmt: skip
+def test_pictures_that_are_turned_without_a_change_of_size_are_told(root, orientation, size, told):
+    """A mask may be of the picture as stored or as shown; where the sides change places, its size says which."""
+    picture, classes = scenes.scene(77, size)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = picture.transpose(1, 0, 2) if orientation == 6 else picture
+    Image.fromarray(np.ascontiguousarray(turned)).save(root / "train/p002.png", exif=exif)
+    put_mask(root, "p002", classes)
+    found = scene_import.verify(f"{root}#train", names=NAMES)
+    assert len(found) == told
+    for line in found:
+        assert re.match(r"warning: .*#train: 1 of 6 pictures are turned or mirrored by their EXIF .*: p002\.png$", line)
 
 
 def test_values_count_as_classes_where_nothing_names_them(root):
@@ -302,7 +321,7 @@ def test_a_set_of_one_value_is_no_set_of_classes(root):
     for n in range(3):
         put_mask(root, f"p{n:03d}", np.zeros(scenes.SIZE), "val")
     found = scene_import.verify(f"{root}#val")
-    assert len(found) == 1 and "1 values in its masks; expected those of 2 to 255 classes" in found[0]
+    assert len(found) == 1 and "1 value in its masks; expected those of 2 to 255 classes" in found[0]
 
 
 def test_published_layouts_are_read_with_their_classes(tmp_path):

@@ -36,3 +36,12 @@ def few(names: Iterable[str], most: int = 5) -> str:
     """The first names and how many more there are: `a, b, c, d, e and 7 more`."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def number_of(count: int, many: str, one: str = "") -> str:
+    """A number and what is counted: `2 masks without a picture`, `1 mask without a picture`.
+
+    Of one it is `one`; as given what `many` is but for the last letter of its first word.
+    """
+    first, space, rest = many.partition(" ")
+    return f"{count} {many if count != 1 else one or first.removesuffix('s') + space + rest}"

@@ -137,9 +137,10 @@ def _of_set(source: str, notes: list[str]) -> Iterator[_Picture]:
 
 
 def _of_scene(scenes: Sequence[Scene], row: int) -> tuple[bytes, str]:
+    from trainkit.data.scene_files import picture_bytes
+
     scene = scenes[row]
-    image = scene.image
-    return (image if isinstance(image, bytes) else pictures.read(image, scene.where)), scene.where
+    return picture_bytes(scene), scene.where
 
 
 def _below(folder: Path) -> list[Path]:

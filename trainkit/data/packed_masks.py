@@ -29,7 +29,7 @@ from trainkit.data.compressed_maps import CompressedMaps
 from trainkit.data.hashed import REBUILD
 from trainkit.data.importing import threads
 from trainkit.data.scene_augment import nearest
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.task import IGNORED
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _write(
 ) -> None:
     classes = len(labels.names)
     pictures, bad = compared(source.scenes)
-    refuse(source.where, "masks that do not fit their pictures", bad)
+    refuse(source.where, bad, "masks that do not fit their pictures", "mask that does not fit its picture")
 
     def one(numbered: tuple[int, Scene]) -> tuple[str, tuple[int, int], bytes, np.ndarray, int] | UserError:
         row, scene = numbered
@@ -215,7 +215,7 @@ def _write(
             ids.append(id)
             counts.append(own)
             prints.append(mark)
-        refuse(source.where, "masks that cannot be used", bad)
+        refuse(source.where, bad, "masks that cannot be used")
         writer.save("counts.npy", np.asarray(counts, np.int64).reshape(-1, classes + 1))
         writer.save("fingerprints.npy", np.asarray(prints, np.uint64))
         lines = (name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") for name in ids)
@@ -231,12 +231,13 @@ def _write(
         writer.finish(manifest, digest_of)
 
 
-def refuse(where: str, what: str, bad: Sequence[str], remedy: str = "trainkit data verify names all of them") -> None:
-    """Raise UserError that counts mistakes and lists the first of them; nothing where there are none."""
+def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
+    """Raise UserError that counts mistakes as `number_of` does and lists the first; nothing where there are none."""
     if bad:
         listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
         more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise UserError(where, f"{len(bad)} {what}:{listing}{more}\n", remedy=remedy)
+        remedy = "trainkit data verify names all of them"
+        raise UserError(where, f"{number_of(len(bad), many, one)}:{listing}{more}\n", remedy=remedy)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     where = mask_where(scene)
     if scene.mask is None:
         raise UserError(where, "no mask", "one for each picture")
-    data = pictures.read(scene.mask, where) if isinstance(scene.mask, Path) else scene.mask
+    data = _bytes(scene.mask, where)
     if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
         found = "a JPEG or WebP file, whose values are not those that were saved"
         raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
@@ -76,13 +76,29 @@ def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
     return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
 
 
+def picture_bytes(scene: Scene) -> bytes:
+    """The file of the picture of a scene. Raises UserError where it cannot be read."""
+    return _bytes(scene.image, scene.where)
+
+
+def _bytes(file: Path | bytes, where: str) -> bytes:
+    return pictures.read(file, where) if isinstance(file, Path) else file
+
+
 def picture_shape(scene: Scene) -> tuple[int, int]:
     """Height and width of the picture of a scene as it is decoded, from its header. Raises UserError."""
+    return header(scene)[0]
+
+
+def header(scene: Scene) -> tuple[tuple[int, int], int]:
+    """`picture_shape`, and the EXIF orientation by which the picture is turned: 1 to 8, 1 for not at all."""
     stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
     with _opened(stream, scene.where, pictures.FORMATS) as picture:
         width, height = picture.size
-        turned = "exif" in picture.info and picture.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-        return (width, height) if turned else (height, width)
+        turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
+        # Any other value is none, as PIL has it.
+        turn = turn if turn in range(1, 9) else 1
+        return ((width, height) if turn >= 5 else (height, width)), turn
 
 
 _ORIENTATION = 0x0112

@@ -35,7 +35,6 @@ from trainkit.data.scene_files import Scene
 from trainkit.data.scene_labels import Labels
 from trainkit.data.scene_sources import SceneSource
 from trainkit.errors import UserError, few
-from trainkit.task import IGNORED
 
 if TYPE_CHECKING:
     from trainkit.data.scenes import Scenes
@@ -89,6 +88,8 @@ class Looked:
     """uint64 (n,), fingerprint of the classes of each."""
     damage: tuple[str, ...]
     """Sentences about what cannot be used, one for each kind of mistake."""
+    turned: tuple[str, ...] = ()
+    """Names of pictures that an EXIF orientation turns or mirrors without a change of their size."""
 
 
 def holds_scenes(path: Path | str) -> bool:
@@ -218,6 +219,7 @@ def look(one: Set, *, decode: bool = True, on_seen: Callable[[], None] | None = 
         np.asarray([seen.picture for seen in good], np.uint64),
         np.asarray([seen.mask for seen in good], np.uint64),
         tuple(mistakes.told(what, total) for what, mistakes in bad.items()),
+        tuple(seen.id for seen in good if seen.turned),
     )
 
 
@@ -237,6 +239,7 @@ class _Seen:
     counts: np.ndarray
     picture: int
     mask: int
+    turned: bool
 
 
 @dataclass(frozen=True)
@@ -276,6 +279,8 @@ class _Bad:
 def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
     try:
         shape, picture = _picture(scene, decode)
+        # By a quarter (5 to 8) shows in the size, unless that is square.
+        turned = scene_files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
     except UserError as error:
         return _Mistake("pictures cannot be used", _short(error))
     try:
@@ -294,15 +299,14 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
         what = f"masks hold {'colours' if labels.coloured else 'values'} outside the classes"
         return _Mistake(what, f"{error.where}: {error.found}", advice, _strange(mask, labels))
     counts = packed_masks.counted(classes, len(labels.names))
-    return _Seen(scene.id, shape, counts, picture, packed_masks.fingerprint(classes))
+    return _Seen(scene.id, shape, counts, picture, packed_masks.fingerprint(classes), turned)
 
 
 def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
     """Height and width of a picture, and a fingerprint of its pixels, as packed ones have it."""
     if not decode:
         return scene_files.picture_shape(scene), 0
-    data = pictures.read(scene.image, scene.where) if isinstance(scene.image, Path) else scene.image
-    pixels = pictures.decode(data, scene.where)
+    pixels = pictures.decode(scene_files.picture_bytes(scene), scene.where)
     return pixels.shape[:2], packed.content(pixels.transpose(2, 0, 1))
 
 
@@ -336,6 +340,11 @@ def oddities(seen: Looked) -> list[str]:
     if len(single := np.flatnonzero(there == 1)):
         listed = few(f"{ids[i]} ({seen.names[int(labelled[i].argmax())]})" for i in single)
         notes.append(f"{len(single)} of {len(ids)} pictures are of one class all over: {listed}")
+    if seen.turned:
+        notes.append(
+            f"{len(seen.turned)} of {len(ids)} pictures are turned or mirrored by their EXIF orientation, and their "
+            f"sizes do not tell whether their masks are as well: {few(seen.turned)}"
+        )
     share = seen.counts[:, -1].sum() / seen.counts.sum()
     if MUCH <= share < 1:
         notes.append(f"{share:.1%} of the pixels have no class")
@@ -497,34 +506,20 @@ def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | 
     seen: set[tuple[int, ...]] = set()
     for some in compressed_maps.each(_codes, source.scenes, threads()):
         seen |= some
-        if len(seen) > 4 * scene_labels.CLASS_LIMIT:
+        if len(seen) > scene_labels.CODE_LIMIT:
             break
-    # Grey that is stored in colour is numbers.
-    coloured = any(len(set(code)) > 1 for code in seen)
-    codes = sorted({code * 3 if len(code) == 1 else code for code in seen} if coloured else {code[:1] for code in seen})
-    codes = [code for code in codes if code != (IGNORED,)]
-    what = "colours" if coloured else "values"
-    if not 2 <= len(codes) <= scene_labels.CLASS_LIMIT:
-        found = f"{len(codes)} {what} in its masks" if len(codes) < 2 else f"over {scene_labels.CLASS_LIMIT} {what}"
-        return None, [f"{source.where}: {found}; expected those of 2 to {scene_labels.CLASS_LIMIT} classes"]
-    listed = [str(list(code)) if coloured else str(code[0]) for code in codes]
-    said = f"nothing says what its {len(codes)} {what} stand for, each counts as a class: {few(listed, 20)}"
-    if coloured:
-        labels = scene_labels.from_palette(dict(zip(listed, codes, strict=True)))
-    else:
-        entries = [(code[0], number) for number, code in enumerate(codes)]
-        labels = Labels(tuple(listed), values=(*entries, (IGNORED, IGNORED)))
+    try:
+        labels = scene_labels.guessed(seen)
+    except ValueError as error:
+        return None, [f"{source.where}: {error}"]
+    what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
+    said = f"nothing says what its {what} stand for, each counts as a class: {few(labels.names, 20)}"
     return labels, [f"{WARNING}{source.where}: {said}"]
 
 
 def _codes(scene: Scene) -> set[tuple[int, ...]]:
     """Values of a mask, or its colours; nothing where it cannot be read."""
     try:
-        mask = scene_files.read_mask(scene)
+        return scene_labels.codes_in(scene_files.read_mask(scene))
     except UserError:
         return set()
-    if mask.ndim == 2:
-        return {(value,) for value in np.unique(mask).tolist()}
-    flat = mask.reshape(-1, 3).astype(np.uint32)
-    codes = np.unique(flat[:, 0] << 16 | flat[:, 1] << 8 | flat[:, 2]).tolist()
-    return {(code >> 16, code >> 8 & 255, code & 255) for code in codes[: 4 * scene_labels.CLASS_LIMIT + 1]}

@@ -7,18 +7,21 @@ class in files of numbers throughout, as it does in all of these sets.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.task import IGNORED
 
 Colour = tuple[int, int, int]
 
 CLASS_LIMIT = 255
 """Most classes there can be: 0 .. 254 beside `IGNORED`."""
+
+CODE_LIMIT = 4 * CLASS_LIMIT
+"""Values or colours in masks from which nobody need look further: they are no classes."""
 
 NAME_LIMIT = 200
 """Longest name of a class, in characters."""
@@ -210,6 +213,33 @@ def from_palette(palette: Mapping[str, Sequence[int]], ignored: Sequence[Sequenc
     entries = [(colour, number) for number, colour in enumerate(colours)]
     entries += [(colour, IGNORED) for colour in _colours(ignored)]
     return Labels(tuple(palette), colours, palette=tuple(entries))
+
+
+def codes_in(mask: np.ndarray) -> set[tuple[int, ...]]:
+    """Which values (value,) or colours (red, green, blue) a mask holds, as it is in its file; of very many some."""
+    if mask.ndim == 2:
+        return {(value,) for value in np.unique(mask).tolist()}
+    found = np.unique(_codes(mask)).tolist()
+    return {(code >> 16, code >> 8 & 255, code & 255) for code in found[: CODE_LIMIT + 1]}
+
+
+def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
+    """Files of which nothing else is known: each of the values or colours `found` by `codes_in`, but 255, is a class.
+
+    Names are the values or colours. Raises ValueError where these are not 2 to 255.
+    """
+    # Grey that is stored in colour is numbers.
+    coloured = any(len(set(code)) > 1 for code in found)
+    codes = sorted({code * 3 if len(code) == 1 else code for code in found} if coloured else {c[:1] for c in found})
+    codes = [code for code in codes if code != (IGNORED,)]
+    if not 2 <= len(codes) <= CLASS_LIMIT:
+        many = number_of(len(codes), "colours" if coloured else "values")
+        many = many if len(codes) < 2 else f"over {CLASS_LIMIT} {many.split()[1]}"
+        raise ValueError(f"{many} in its masks; expected those of 2 to {CLASS_LIMIT} classes")
+    if coloured:
+        return from_palette({str(list(code)): code for code in codes})
+    entries = [(code[0], number) for number, code in enumerate(codes)]
+    return Labels(tuple(str(code[0]) for code in codes), values=(*entries, (IGNORED, IGNORED)))
 
 
 def _colours(colours: Sequence[Sequence[int]]) -> tuple[Colour, ...]:

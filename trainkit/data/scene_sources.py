@@ -37,7 +37,7 @@ from trainkit.data.record import Record, Source
 from trainkit.data.scene_files import Scene, shown
 from trainkit.data.scene_labels import Labels
 from trainkit.data.scene_tables import Rows
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.places import locate
 
 SAMPLE = "sample:scenes"
@@ -178,36 +178,37 @@ def _list(file: Path, root: Path) -> SceneSource:
             continue
         lines += 1
         if len(cells) != 2:
-            wrong.setdefault("are not of the form image,label", []).append(f"line {number} ({','.join(cells)[:100]})")
+            wrong.setdefault("lines not of the form image,label", []).append(f"line {number} ({','.join(cells)[:100]})")
             continue
         names = [_inside(cell, root) for cell in cells]
         if None in names:
             outside = cells[names.index(None)]
-            wrong.setdefault("name no path below the root", []).append(f"line {number} ({outside[:100]!r})")
+            wrong.setdefault("lines with no path below the root", []).append(f"line {number} ({outside[:100]!r})")
             continue
         image, mask = names
         strange = [name for name in names if os.path.splitext(name)[1].lower() not in SUFFIXES]
         if strange or image == mask:
-            what = "name no picture" if strange else "name one file as picture and mask"
+            what = "lines with a file that is no picture" if strange else "lines with one file as picture and mask"
             wrong.setdefault(what, []).append(f"line {number} ({(strange or names)[0][:200]})")
             continue
         found = True
         for what, name in (("a picture", image), ("a mask", mask)):
             if not there.has(f"{root}/{name}"):
-                wrong.setdefault(f"name {what} that is not there", []).append(f"line {number} ({name[:200]})")
+                wrong.setdefault(f"lines with {what} that is not there", []).append(f"line {number} ({name[:200]})")
                 found = False
         if image in first:
             said = f"line {number} ({image[:200]}, as in line {first[image]})"
-            wrong.setdefault("name a picture again", []).append(said)
+            wrong.setdefault("lines with a picture named before", []).append(said)
             found = False
         first.setdefault(image, number)
         if found:
             scenes.append(Scene(image, root / image, root / mask, f"{file}, line {number} ({image[:200]})"))
     if wrong:
         bad = sum(map(len, wrong.values()))
-        listing = "".join(f"\n  {len(places)} {what}: {few(places)}" for what, places in wrong.items())
+        listing = "".join(f"\n  {number_of(len(places), what)}: {few(places)}" for what, places in wrong.items())
         remedy = f"mend them; paths begin in {root} (data.root says otherwise)"
-        raise UserError(str(file), f"{bad} mistakes in {lines} lines:{listing}\n", remedy=remedy)
+        found = f"{number_of(bad, 'mistakes')} in {number_of(lines, 'lines')}:{listing}\n"
+        raise UserError(str(file), found, remedy=remedy)
     if not scenes:
         raise UserError(str(file), "no lines", "a picture and its mask a line: image,label")
     return _made("image list", str(file), scenes, (file,))
@@ -398,7 +399,7 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
     ]
     if not scenes:
         first = [few(map(shown, some.values()), 3) for some in (by_name, of_mask)]
-        found = f"{len(by_name)} pictures ({first[0]}), {len(of_mask)} masks ({first[1]})"
+        found = f"{number_of(len(by_name), 'pictures')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
         raise UserError(where, f"{found}, no two of one name", "a mask called as each picture")
     said = []
     for what, there, others in (
@@ -406,9 +407,10 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
         ("masks without a picture", of_mask, by_name),
     ):
         if lonely := [name for key, name in there.items() if key not in others]:
-            said.append(f"{len(lonely)} {what}: {few(map(shown, lonely))}")
+            said.append(f"{number_of(len(lonely), what)}: {few(map(shown, lonely))}")
     if odd:
-        said.append(f"{len(odd)} files that are no pictures: {few(map(shown, odd))}")
+        what = number_of(len(odd), "files that are no pictures", "file that is no picture")
+        said.append(f"{what}: {few(map(shown, odd))}")
     return scenes, tuple(said)
 
 
@@ -430,7 +432,8 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
             twice.append(shown(f"{found[stem]} and {name}"))
         found.setdefault(stem, name)
     if twice:
-        raise UserError(where, f"{len(twice)} {what} of one name: {few(twice)}", "one of each name, the suffix apart")
+        found = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"
+        raise UserError(where, found, "one of each name, the suffix apart")
     return found
 
 
@@ -465,7 +468,7 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
     there = _There()
     augmented = root / "SegmentationClassAug"
     masks = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
-    scenes, gone = [], {"pictures": [], "masks": []}
+    scenes, gone = [], {"pictures not there": [], "masks not there": []}
     seen: set[str] = set()
     for number, cells in _lines(file):
         stem = cells[0] if len(cells) == 1 else ""
@@ -474,15 +477,14 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
             raise UserError(f"{file}, line {number}", found, "the name of a picture without suffix, each once")
         seen.add(stem)
         image, mask = root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png"
-        for what, path in (("pictures", image), ("masks", mask)):
+        for what, path in zip(gone, (image, mask), strict=True):
             if not there.has(str(path)):
                 gone[what].append(f"line {number} ({path.relative_to(root)})")
         scenes.append(Scene(stem, image, mask, f"{file}, line {number} ({stem})"))
     if any(gone.values()):
-        listing = "".join(
-            f"\n  {len(some)} {what} that are not there: {few(some)}" for what, some in gone.items() if some
-        )
-        raise UserError(str(file), f"of {len(scenes)} lines{listing}\n", remedy="unpack the whole set")
+        listing = "".join(f"\n  {number_of(len(some), what)}: {few(some)}" for what, some in gone.items() if some)
+        found = f"of {number_of(len(scenes), 'lines')}{listing}\n"
+        raise UserError(str(file), found, remedy="unpack the whole set")
     if not scenes:
         raise UserError(str(file), "no lines", "names of pictures")
     return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), labels=scene_labels.voc())
