@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -67,14 +71,39 @@ def stop_after(steps: int):
     return lambda: next(asked) >= steps
 
 
-def run(
-    *overrides: str, recipe: Path = TOY, stopping=lambda: False, resume: str | None = None, folds: bool = False
-) -> Ran:
+def run(*words: str, recipe: Path = TOY, stopping=lambda: False, resume: str | None = None, folds: bool = False) -> Ran:
     """Run a recipe in this process, in the store that the environment names; the newest run, with folds the last."""
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
-    code = launch(Order(recipe, overrides, ("toy",), resume, folds=folds), stopping)
+    code = launch(Order(recipe, words, ("toy",), resume, folds=folds), stopping)
     return Ran(code, newest())
+
+
+def overrides(settings: Mapping[str, str], changes: Mapping[str, str]) -> list[str]:
+    """Settings as words for `run`, those of `changes` in place of others; in their keys `__` may stand for a dot.
+
+    As given there is a checkpoint every three steps, and all are kept.
+    """
+    every = {"checkpoints": "{every: 3 steps, keep_last: 50}", "log": "{every: 2 steps, system_every: null}"}
+    words = every | dict(settings) | {key.replace("__", "."): value for key, value in changes.items()}
+    return [f"{key}={value}" for key, value in words.items()]
+
+
+@contextmanager
+def environment(**words: Path) -> Iterator[None]:
+    """Places in the environment: what a fixture of a whole file cannot ask `monkeypatch` for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, place in words.items():
+            patch.setenv(name, str(place))
+        yield
+
+
+@contextmanager
+def own_store(home: Path, database: Path) -> Iterator[None]:
+    """A store in `home`, over a copy of an empty database."""
+    shutil.copy(database, home / "mlflow.db")
+    with environment(TRAINKIT_STORE=home):
+        yield
 
 
 def newest() -> RunFolder:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainkit.speed.clock import PHASES, Clock
+from trainkit.speed.clock import BETWEEN, COMPUTE, KEPT, PHASES, STEP, Clock
 
 
 class Hands:
@@ -17,10 +17,16 @@ class Hands:
 
 def test_phases_partition_the_time_and_evaluations_are_not_in_the_speed():
     hands = Hands()
-    clock = Clock(hands)
+    clock = Clock(now=hands)
     spent = dict.fromkeys(PHASES, 0.0)
     for step in range(10):
-        for phase, seconds in (("data", 0.01), ("transfer", 0.02), ("compute", 0.07)):
+        for phase, seconds in (
+            ("data", 0.01),
+            ("transfer", 0.02),
+            ("forward", 0.03),
+            ("backward", 0.03),
+            ("optimizer", 0.01),
+        ):
             clock.to(phase)
             hands.now += seconds
             spent[phase] += seconds
@@ -34,5 +40,49 @@ def test_phases_partition_the_time_and_evaluations_are_not_in_the_speed():
     assert measured["speed/samples_per_s"] == pytest.approx(320) and measured["speed/step_ms_p50"] == pytest.approx(100)
     for phase, seconds in spent.items():
         assert clock.seconds[phase] == pytest.approx(seconds)
+    compute = sum(spent.pop(phase) for phase in COMPUTE)
+    for phase, seconds in {**spent, "compute": compute}.items():
         assert measured[f"time/{phase}_share"] == pytest.approx(seconds / (hands.now - 100))
+    assert sum(value for name, value in measured.items() if name.startswith("time/")) == pytest.approx(1)
     assert clock.total == pytest.approx(hands.now - 100) and clock.window(32) == {}
+
+
+def test_single_times_of_the_last_steps_are_kept_and_what_came_between_them():
+    hands = Hands()
+    clock = Clock(now=hands)
+    for step in range(KEPT + 10):
+        for number, phase in enumerate(STEP):
+            clock.to(phase)
+            hands.now += 0.001 * (number + 1) + 1e-6 * step
+        clock.step()
+        if step == KEPT + 5:
+            clock.to("eval")
+            hands.now += 3.0
+    kept = clock.recent()
+    assert len(kept) == KEPT and kept.number.tolist() == list(range(11, KEPT + 11))
+    for number in range(len(STEP)):
+        assert kept.phases[:, number] == pytest.approx(0.001 * (number + 1) + 1e-6 * (kept.number - 1))
+    assert kept.between[kept.number == KEPT + 7, BETWEEN.index("eval")] == pytest.approx(3.0)
+    assert kept.between.sum() == pytest.approx(3.0) and kept.seconds == pytest.approx(kept.phases.sum(1))
+    assert clock.recent(3).number.tolist() == list(range(KEPT + 8, KEPT + 11)) and len(kept[-7:]) == 7
+    assert len(Clock(now=hands).recent()) == 0
+
+
+def test_the_device_is_told_each_phase_and_each_step():
+    class Marks:
+        def __init__(self):
+            self.seen = []
+
+        def mark(self, phase):
+            self.seen.append(phase)
+
+        def step(self):
+            self.seen.append("|")
+
+    marks = Marks()
+    clock = Clock(marks)
+    for phase in ("data", "forward", "backward"):
+        clock.to(phase)
+    clock.step()
+    clock.to("log")
+    assert marks.seen == ["data", "forward", "backward", "|", "log"]

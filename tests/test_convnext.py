@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after, stripes
+from runs import ROOT, Ran, all_same, newest, overrides, own_store, run, spawn, stop_after, stripes
 from safetensors.torch import load_file
 
 from trainkit.errors import UserError
@@ -39,28 +39,15 @@ def words(pictures, **changes: str) -> list[str]:
         "optim.layer_decay": "0.8",
         "train": "{length: 3 epochs, batch_size: 12, micro_batch: 6, ema: 0.9}",
         "evaluations": "{val: {every: 4 steps}}",
-        "checkpoints": "{every: 3 steps, keep_last: 50}",
-        "log": "{every: 2 steps, system_every: null}",
     }
-    settings |= {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in settings.items()]
+    return overrides(settings, changes)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database, pictures):
     """The run without an interruption, in a store of its own."""
-    import os
-    import shutil
-
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    kept = os.environ.get("TRAINKIT_STORE")
-    os.environ["TRAINKIT_STORE"] = str(home)
-    try:
+    with own_store(tmp_path_factory.mktemp("whole"), database):
         yield run(*words(pictures), recipe=CONVNEXT)
-    finally:
-        if kept is not None:
-            os.environ["TRAINKIT_STORE"] = kept
 
 
 def test_a_run_scores_its_own_weights_and_their_average_and_counts_every_picture(whole):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
-from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after, stripes
+from runs import ROOT, Ran, all_same, newest, overrides, own_store, run, spawn, stop_after, stripes
 
 from trainkit.errors import UserError
 
@@ -17,8 +18,6 @@ OMNIGLOT = ROOT / "recipes" / "omniglot.yaml"
 @pytest.fixture(scope="module")
 def crops(tmp_path_factory):
     """Crops of two states and of people who are in one part alone; the third class of the stripes is left out."""
-    import shutil
-
     root = tmp_path_factory.mktemp("crops")
     for part, people, seed in (("train", 5, 0), ("val", 3, 1)):
         for person in range(people):
@@ -46,22 +45,14 @@ def words(crops, **changes: str) -> list[str]:
         "train": "{length: 16 steps, batch_size: 10, ema: 0.9}",
         "evaluations": "{val: {every: 4 steps}, separation: {split: val.separation, every: 8 steps}, "
         "separation_train: {split: train.separation, every: 16 steps}, pictures: {split: val.inspection}}",
-        "checkpoints": "{every: 3 steps, keep_last: 50}",
-        "log": "{every: 2 steps, system_every: null}",
     }
-    settings |= {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in settings.items()]
+    return overrides(settings, changes)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database, crops):
     """The run without an interruption, in a store of its own."""
-    import shutil
-
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_STORE", str(home))
+    with own_store(tmp_path_factory.mktemp("whole"), database):
         yield run(*words(crops), recipe=EYES)
 
 

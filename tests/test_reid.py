@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import re
-import shutil
 from types import SimpleNamespace
 
 import people
 import pytest
-from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after
+from runs import ROOT, Ran, all_same, environment, newest, overrides, own_store, run, spawn, stop_after
 
 from trainkit import config
 from trainkit.errors import UserError
@@ -29,8 +28,7 @@ def sets(tmp_path_factory):
     root = tmp_path_factory.mktemp("people")
     people.index(root / "train", 9, (3, 2, 1, 1, 2))
     people.index(root / "val", [f"q{n}" for n in range(4)], (3, 2, 1, 1, 2), seed=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with environment(TRAINKIT_CACHE=tmp_path_factory.mktemp("cache")):
         yield root
 
 
@@ -50,20 +48,14 @@ def words(sets, **changes: str) -> list[str]:
         "train": "{length: 12 steps, batch_size: 20, micro_batch: 10, ema: 0.9}",
         "evaluations": "{val: {every: 6 steps}, pictures: {split: val.ranked, every: 12 steps}, "
         "reranked: {split: val.reranked}}",
-        "checkpoints": "{every: 3 steps, keep_last: 50}",
-        "log": "{every: 2 steps, system_every: null}",
     }
-    settings |= {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in settings.items()]
+    return overrides(settings, changes)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database, sets):
     """The run without an interruption, in a store of its own."""
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_STORE", str(home))
+    with own_store(tmp_path_factory.mktemp("whole"), database):
         yield run(*words(sets), recipe=REID)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pyarrow.parquet as pq
 import pytest
 import scenes
-from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after
+from runs import ROOT, Ran, all_same, environment, newest, overrides, own_store, run, spawn, stop_after
 
 from trainkit.config import ConfigError
 from trainkit.errors import UserError
@@ -21,8 +20,7 @@ SEGMENT = ROOT / "recipes" / "segment.yaml"
 def streets(tmp_path_factory):
     """Two sets of scenes, packed once for all tests of this file."""
     root = scenes.camvid(tmp_path_factory.mktemp("streets"), pictures=(10, 5), size=(40, 56))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with environment(TRAINKIT_CACHE=tmp_path_factory.mktemp("cache")):
         yield root
 
 
@@ -41,20 +39,14 @@ def words(streets, **changes: str) -> list[str]:
         "train": "{length: 12 steps, batch_size: 4, micro_batch: 2, ema: 0.9}",
         "evaluations": "{val: {every: 6 steps, batch_size: 2}, multi: {split: val.mscf, batch_size: 2}, "
         "pictures: {split: val.overlays, every: 12 steps}}",
-        "checkpoints": "{every: 3 steps, keep_last: 50}",
-        "log": "{every: 2 steps, system_every: null}",
     }
-    settings |= {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in settings.items()]
+    return overrides(settings, changes)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database, streets):
     """The run without an interruption, in a store of its own."""
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_STORE", str(home))
+    with own_store(tmp_path_factory.mktemp("whole"), database):
         yield run(*words(streets), recipe=SEGMENT)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import anatomy
 import numpy as np
 import pytest
-from runs import ROOT, Ran, all_same, newest, run, spawn, stop_after
+from runs import ROOT, Ran, all_same, environment, newest, overrides, own_store, run, spawn, stop_after
 
 pytestmark = pytest.mark.usefixtures("store")
 TOM500 = ROOT / "recipes" / "tom500.yaml"
@@ -21,8 +20,7 @@ def bodies(tmp_path_factory):
     root = tmp_path_factory.mktemp("bodies")
     anatomy.write_set(root / "train", 6, seed=1)
     anatomy.write_set(root / "val", 3, seed=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with environment(TRAINKIT_CACHE=tmp_path_factory.mktemp("cache")):
         yield root
 
 
@@ -39,20 +37,14 @@ def words(bodies, **changes: str) -> list[str]:
         "train": "{length: 12 steps, batch_size: 4, micro_batch: 2, ema: 0.9}",
         "evaluations": "{val: {every: 6 steps}, patches: {split: val.patches, every: 3 steps, batch_size: 8}, "
         "pictures: {split: val.overlays, every: 12 steps}}",
-        "checkpoints": "{every: 3 steps, keep_last: 50}",
-        "log": "{every: 2 steps, system_every: null}",
     }
-    settings |= {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in settings.items()]
+    return overrides(settings, changes)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database, bodies):
     """The run without an interruption, in a store of its own."""
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_STORE", str(home))
+    with own_store(tmp_path_factory.mktemp("whole"), database):
         yield run(*words(bodies), recipe=TOM500)
 
 

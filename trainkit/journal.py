@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from trainkit.errors import UserError
 
-MEASURED = ("speed/", "time/", "system/", "final/speed/", "final/time/")
+MEASURED = ("speed/", "time/", "device/", "system/", "final/speed/", "final/time/")
 """Prefixes of names that never repeat; when such a step is computed again the first measurement stands."""
 
 _HOLD_BYTES = 64 * 1024

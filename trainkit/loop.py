@@ -23,7 +23,9 @@ from trainkit.errors import UserError
 from trainkit.machine import Machine, checksum
 from trainkit.plan import Plan
 from trainkit.recipe import Optim, Recipe
+from trainkit.speed import timeline
 from trainkit.speed.clock import Clock
+from trainkit.speed.observer import Observer
 from trainkit.state import State
 from trainkit.tally import Tally
 from trainkit.task import At, Loss, Opened, Rows, Scores, Split, Task
@@ -47,6 +49,8 @@ class Outcome:
     """Rates and time shares over the whole training."""
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Curves of the last evaluation of each network, by evaluation and network."""
+    verdict: str = ""
+    """Where the time went and what it would take to be faster, in words."""
 
 
 def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outcome:
@@ -55,7 +59,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     Raises UserError for what the user can mend: weights that do not fit, a teacher that did not learn, a loss that is
     not finite, a full disk. What was committed before stays.
     """
-    task, clock, device = recipe.task, Clock(), machine.device
+    task, device = recipe.task, machine.device
+    clock = Clock(timeline.of(device))
 
     # ---- What is trained
     torch.manual_seed(seeding.number(recipe.seed, "weights"))
@@ -78,6 +83,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     agenda = Agenda(planning.gates(recipe, plan), machine.share, run.tracker.event, recorded_decisions(run.replayed))
     splits = planning.evaluated(recipe, data)
     tally, watch, outcome = Tally(machine), nonfinite.Watch(), Outcome("FINISHED", 0)
+    observer = Observer(recipe, plan, clock, machine, run, net)
     identity = {
         "recipe": run.recipe_hash,
         "data": data.meta.digest,
@@ -143,7 +149,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                     "train/lr": inner.param_groups[0]["lr"],
                     "train/epoch": state.step / plan.steps_per_epoch,
                 },
-                {**clock.window(plan.batch_size), **machine.memory()},
+                {**clock.window(plan.batch_size), **machine.memory(), **observer.window()},
             )
             tally.clear()
 
@@ -188,13 +194,15 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             clock.to("transfer")
             batch = data.train.on_device(machine.place(batch))
             batch |= {key: table[batch["index"], batch["view"]] for key, table in tables.items()}
-            clock.to("compute")
+            clock.to("forward")
             seeding.reseed(device, recipe.seed, state.step, micro, machine.rank)
             with machine.no_sync(net, last=micro == plan.accumulation - 1):
                 loss = task.loss(net, parts, batch, at)
+                clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
                 machine.accelerator.backward(loss.sum * (machine.world / plan.batch_size))
             losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
+        clock.to("optimizer")
         if not leave_out:
             norm = _finish_gradients(machine, params, plan, losses, recipe.optim)
             finite = nonfinite.finite(norm, losses, machine)
@@ -211,6 +219,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         state.step += 1
         clock.step()
         run.progress(state.step, plan.steps)
+        observer.step(state.step)
 
         # ---- Whether the update before this one was finite; where something is built on this one, it too
         asked = stop_asked()
@@ -242,7 +251,6 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 clock.to("log")
                 run.draw(outcome.curves)
             bare.train()
-            clock.to("compute")
         if asked:
             save()
             outcome.status = "KILLED"
@@ -260,6 +268,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     clock.to("log")
     outcome.step, outcome.best, outcome.final = state.step, state.best, state.final
     outcome.speed = clock.whole(plan.batch_size * state.step, state.trained + clock.training - began)
+    outcome.verdict = observer.close(state.step)
     return outcome
 
 

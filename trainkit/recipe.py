@@ -228,6 +228,21 @@ class Checkpoints:
 
 
 @dataclass(kw_only=True)
+class Profile:
+    """Which updates are traced."""
+
+    at: int
+    """Update with which the trace begins; the few before it warm the tracer up."""
+    steps: int = 10
+    """How many are traced."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "at", "steps")
+        if self.steps > 200:
+            raise ValueError(f"steps is {self.steps}; a trace of more than 200 updates can hardly be opened")
+
+
+@dataclass(kw_only=True)
 class Log:
     """What is written down, and how often."""
 
@@ -243,6 +258,11 @@ class Log:
     """MLflow experiment; None: the recipe's name."""
     rows: bool = True
     """Keep the per-sample rows of the best and the final evaluation as parquet."""
+    ceilings: Literal["auto", "measure", "off"] = "auto"
+    """Whether the loader and the network are timed alone before the training, in seconds: `auto` where they are not
+    known for this recipe, machine and versions and the training has 500 updates or more; `measure` in any case."""
+    profile: Profile | None = None
+    """A trace of a few updates, for chrome://tracing or ui.perfetto.dev, among the run's artifacts."""
 
     def __post_init__(self) -> None:
         if not self.progress.timed:

@@ -2,44 +2,96 @@
 
 Every moment belongs to exactly one phase, so the shares add up to the wall-clock. The speed of training is counted over
 the phases of a step alone: an evaluation, a checkpoint or a log line does not make it look slower.
+
+On a GPU the main thread only hands over the work of forward, backward and optimizer; what the device itself did, and
+when, a `Timeline` marks on the device as the phases change.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-STEP = ("data", "transfer", "compute")
+COMPUTE = ("forward", "backward", "optimizer")
+"""The phases in which a network learns; their sum is `compute`."""
+STEP = ("data", "transfer", *COMPUTE)
 """The phases of a step."""
-PHASES = (*STEP, "eval", "checkpoint", "log", "setup")
+BETWEEN = ("eval", "checkpoint", "log", "setup")
+"""What else the main thread does."""
+PHASES = (*STEP, *BETWEEN)
+KEPT = 4096
+"""Steps of which single times are kept."""
+
+
+class Timeline(Protocol):
+    """What a device did, beside what the main thread did; a CPU needs none."""
+
+    def mark(self, phase: str) -> None:
+        """From here on the device is given the work of `phase`. Never waits for the device."""
+
+    def step(self) -> None:
+        """A step has ended."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Single times of consecutive steps, oldest first."""
+
+    number: np.ndarray
+    """(n,) int64: how many steps had ended with each, counted from 1 by the clock."""
+    phases: np.ndarray
+    """(n, 5) float64: seconds of the phases of `STEP`."""
+    between: np.ndarray
+    """(n, 4) float64: seconds of the phases of `BETWEEN`, spent since the step before."""
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def __getitem__(self, part: slice) -> Steps:
+        return Steps(self.number[part], self.phases[part], self.between[part])
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """(n,) float64: how long each step took by itself."""
+        return self.phases.sum(1)
 
 
 class Clock:
     """A stopwatch with one hand: `to(phase)` ends the phase that was running and begins another."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
-        self._now = now
+    def __init__(self, timeline: Timeline | None = None, now: Callable[[], float] = time.perf_counter):
+        self._now, self._timeline = now, timeline
         self._phase = "setup"
         self._since = now()
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.steps = 0
+        """Steps that have ended."""
         self._marked = dict(self.seconds)
-        self._step_mark = 0.0
-        self._steps: list[float] = []
+        self._marked_steps = 0
+        self._rows = deque([tuple(self.seconds.values())], maxlen=KEPT + 1)
 
     def to(self, phase: str) -> None:
         """End the running phase and begin `phase`."""
         now = self._now()
         self.seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
+        if self._timeline is not None:
+            self._timeline.mark(phase)
 
     def step(self) -> None:
         """A step has ended: note how long its own phases took."""
-        self.to(self._phase)
-        spent = self.training
-        self._steps.append(spent - self._step_mark)
-        self._step_mark = spent
+        now = self._now()
+        self.seconds[self._phase] += now - self._since
+        self._since = now
+        self.steps += 1
+        self._rows.append(tuple(self.seconds.values()))
+        if self._timeline is not None:
+            self._timeline.step()
 
     @property
     def training(self) -> float:
@@ -55,13 +107,27 @@ class Clock:
         """Seconds of wall-clock up to now."""
         return self.total + self._now() - self._since
 
+    def recent(self, many: int = KEPT) -> Steps:
+        """The last `many` steps, as far as they are kept."""
+        first = max(0, len(self._rows) - 1 - many)
+        rows = np.array([self._rows[i] for i in range(first, len(self._rows))])
+        spent = np.diff(rows, axis=0).reshape(-1, len(PHASES))
+        number = np.arange(self.steps - len(spent) + 1, self.steps + 1)
+        return Steps(number, spent[:, : len(STEP)], spent[:, len(STEP) :])
+
     def window(self, samples_per_step: int) -> dict[str, float]:
-        """Speed and shares since the last call, under the names of the vocabulary; empty when no step has ended."""
+        """Speed and shares since the last call, under the names of the vocabulary; empty when no step has ended.
+
+        Percentiles are those of the last 4,096 steps of a longer window.
+        """
         self.to(self._phase)
-        steps = np.asarray(self._steps)
         spent = {phase: self.seconds[phase] - self._marked[phase] for phase in PHASES}
-        self._marked, self._steps = dict(self.seconds), []
-        return {**speed(steps, samples_per_step), **shares(spent)} if len(steps) else {}
+        steps = self.steps - self._marked_steps
+        self._marked, self._marked_steps = dict(self.seconds), self.steps
+        if not steps:
+            return {}
+        seconds = self.recent(steps).seconds
+        return {**speed(seconds, samples_per_step, steps, sum(spent[phase] for phase in STEP)), **shares(spent)}
 
     def whole(self, samples: int, seconds: float) -> dict[str, float]:
         """Speed over the whole training, of so many samples in so many seconds of its steps, and all shares."""
@@ -70,19 +136,21 @@ class Clock:
         return {"speed/samples_per_s": rate, "time/total_s": self.total, **shares(self.seconds)}
 
 
-def speed(step_seconds: np.ndarray, samples_per_step: int) -> dict[str, float]:
-    """Rates and step times from the duration of each step in seconds."""
-    total = float(step_seconds.sum())
+def speed(step_seconds: np.ndarray, samples_per_step: int, steps: int, total: float) -> dict[str, float]:
+    """Rates of so many steps in `total` seconds, and step times from the duration of each, or of the last ones."""
     p50, p99 = np.percentile(step_seconds, [50, 99])
     return {
-        "speed/samples_per_s": samples_per_step * len(step_seconds) / total if total else 0.0,
-        "speed/steps_per_s": len(step_seconds) / total if total else 0.0,
+        "speed/samples_per_s": samples_per_step * steps / total if total else 0.0,
+        "speed/steps_per_s": steps / total if total else 0.0,
         "speed/step_ms_p50": 1e3 * float(p50),
         "speed/step_ms_p99": 1e3 * float(p99),
     }
 
 
 def shares(seconds: dict[str, float]) -> dict[str, float]:
-    """Share of wall-clock of each phase; they add up to 1."""
+    """Share of wall-clock of each phase, those of `COMPUTE` as one; they add up to 1."""
     total = sum(seconds.values()) or 1.0
-    return {f"time/{phase}_share": value / total for phase, value in seconds.items()}
+    compute = sum(seconds[phase] for phase in COMPUTE)
+    parts = {"data": seconds["data"], "transfer": seconds["transfer"], "compute": compute}
+    parts |= {phase: seconds[phase] for phase in BETWEEN}
+    return {f"time/{phase}_share": value / total for phase, value in parts.items()}

@@ -1,0 +1,138 @@
+"""What is known about the speed of a run: all that a verdict may speak of, and why the rest is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainkit.speed.clock import Steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What a recipe could reach on a machine if one part of it were all there is; samples of all processes a second."""
+
+    loader: float | None = None
+    """Batches read, and thrown away."""
+    model: float | None = None
+    """One batch learned from, again and again."""
+    evaluations: Mapping[str, float] = field(default_factory=dict)
+    """Evaluations, by name."""
+    fetch: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the time of reading a batch, by what is done: read, decode, augment, collate, other; 1 in their sum."""
+    flops_per_sample: float | None = None
+    """Floating-point operations of an update, counted, for each sample; a multiplication with an addition is two."""
+    peak_flops: float | None = None
+    """Operations a second that the devices of all processes can do at most."""
+    peak_source: str = ""
+    """Where that is from: a data sheet, or a product of matrices that was timed here."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """What of this could not be measured, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU at one moment."""
+
+    uuid: str
+    used: float | None = None
+    """Share of the time since the last reading in which it did anything, 0 to 1."""
+    memory_gb: float | None = None
+    clock_mhz: float | None = None
+    throttled: tuple[str, ...] = ()
+    """Why it runs below its clock: power_cap, thermal, hardware, ..."""
+    others: int | None = None
+    """Processes on it that are not of this run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The load of the machine over the moments since the reading before; None where it cannot be read."""
+
+    at: float
+    """Seconds, by time.perf_counter."""
+    own_cores: float | None = None
+    """Processor cores that this process keeps busy."""
+    worker_cores: float | None = None
+    """And its children, the workers of its loader among them."""
+    host_share: float | None = None
+    """Share of all processor time of the machine that anyone used, 0 to 1."""
+    throttled_share: float | None = None
+    """Share of the time in which the control group had used up its processor time, 0 to 1."""
+    cpu_mhz: float | None = None
+    rss_gb: float | None = None
+    """Resident memory of this process and its children."""
+    read_mb_s: float | None = None
+    """Read from disk by them."""
+    major_faults_s: float | None = None
+    """Pages that had to be fetched from disk, a second."""
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What torch.compile did since the warm-up."""
+
+    recompiles: int = 0
+    graph_breaks: int = 0
+    seconds: float = 0.0
+    """Spent compiling."""
+    reasons: tuple[str, ...] = ()
+    """Why, the commonest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """Where the host waits for the device, counted over a few updates with CUDA's sync debug mode."""
+
+    per_step: float = 0.0
+    places: tuple[str, ...] = ()
+    """`file:line`, the most frequent first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """A lasting change of pace."""
+
+    step: int
+    """The first slow one."""
+    before_ms: float
+    """Median time of a step before; of all phases, or of those between steps spread over them."""
+    after_ms: float
+    phase: str
+    """Of `clock.PHASES`: where the time is lost; `compute` where forward, backward and optimizer slowed alike."""
+    share: float
+    """How much of what was lost that phase has, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that was measured of a run, or of a part of it."""
+
+    steps: Steps
+    """Single times of the steps that are judged."""
+    batch_size: int
+    """Samples of a step, over all processes."""
+    seconds: Mapping[str, float]
+    """Wall-clock by phase of `clock.PHASES`, over the whole time that is judged."""
+    trained: int
+    """Steps in that time."""
+    device: str = "cpu"
+    on_device: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds of a step by `device/` name: forward, backward, optimizer, transfer, idle, allreduce_exposed."""
+    held: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Seconds of each evaluation that was held, by name."""
+    ceilings: Ceilings | None = None
+    load: Sequence[Reading] = ()
+    compiled: Compiled | None = None
+    waits: Waits | None = None
+    ranks: Sequence[Mapping[str, float]] = ()
+    """Mean seconds of a step by phase of `clock.STEP`, of each process; empty for a single one."""
+    drops: Sequence[Drop] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What bears on speed: `workers`, `prefetch`, `compile`, `precision`, `threads`, `cores`, `deterministic`,
+    `cudnn_benchmark`, `log_every`, `evaluate_every`, `checkpoint_every`, and of the environment
+    `CUDA_LAUNCH_BLOCKING`, `OMP_NUM_THREADS`, ..."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """What could not be measured, and why."""
