@@ -42,7 +42,6 @@ ACCUMULATION = "no more memory"
 def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
     """All rows; `precisions` are those of the machine. Raises ValueError for samples that do not divide."""
     STUDY.check(samples)
-    half, never = (f"evaluations={STUDY.every(often)}" for often in (samples, 1000 * samples))
     several = f"evaluations={replace(STUDY, evaluated='split: val.msf, batch_size: 20').every(samples // 2)}"
     six = "data.eval_scales=[0.5, 0.75, 1.0, 1.25, 1.5, 1.75]"
     maps = ("data.distance=null", "task.objective.near=null")
@@ -58,12 +57,9 @@ def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
         Switch("micro-batches of 4", ACCUMULATION, ("train.micro_batch=4",)),
         Switch("batches of 16", BATCHES, ("train.batch_size=16",)),
         Switch("batches of 32", BATCHES, ("train.batch_size=32",)),
-        Switch("compiled", NO_FIGURE, ("train.compile=default",)),
-        # On a CPU the same as `default`: it is CUDA graphs that reduce the overhead.
-        Switch("compiled, reduce-overhead", NO_FIGURE, ("train.compile=reduce-overhead",), gpu=True),
+        *shared.compiled_rows(NO_FIGURE),
         Switch("without distance maps and what they weigh", NO_FIGURE, maps),
-        Switch("evaluated half as often", NO_FIGURE, (half,), held=1),
-        Switch("evaluation never due", NO_FIGURE, (never,), held=0),
+        *STUDY.evaluation_rows(samples, NO_FIGURE),
         Switch("evaluated at three scales, mirrored", NO_FIGURE, (several,)),
         Switch("evaluated at six scales, mirrored", NO_FIGURE, (several, six)),
         Switch("without channels_last", NOT_IN_IT, ("device.channels_last=false",)),

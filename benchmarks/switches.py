@@ -101,6 +101,14 @@ class Study:
         """The evaluations, held every so many samples."""
         return f"{{val: {{{self.evaluated}, every: {samples} samples, at_end: false}}}}"
 
+    def evaluation_rows(self, samples: int, promised: str) -> list[Switch]:
+        """Rows in which the evaluation is held once, and never."""
+        half, never = (f"evaluations={self.every(often)}" for often in (samples, 1000 * samples))
+        return [
+            Switch("evaluated half as often", promised, (half,), held=1),
+            Switch("evaluation never due", promised, (never,), held=0),
+        ]
+
     def row(self, switch: Switch, samples: int) -> Row:
         """The recipe, shortened and changed."""
         words = {
@@ -198,6 +206,15 @@ def precision_rows(precisions: Sequence[str], promised: str) -> list[Switch]:
         )
         for word in precisions
         if word != shipped
+    ]
+
+
+def compiled_rows(promised: str) -> list[Switch]:
+    """A row compiled, and one with CUDA graphs as well."""
+    return [
+        Switch("compiled", promised, ("train.compile=default",)),
+        # On a CPU the same as `default`: it is CUDA graphs that reduce the overhead.
+        Switch("compiled, reduce-overhead", promised, ("train.compile=reduce-overhead",), gpu=True),
     ]
 
 

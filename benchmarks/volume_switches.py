@@ -32,17 +32,13 @@ def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
     """All rows; `precisions` are those of the machine. Raises ValueError for samples that do not divide."""
     STUDY.check(samples)
     exact = "train.precision=no"
-    half, never = (f"evaluations={STUDY.every(often)}" for often in (samples, 1000 * samples))
     return [
         Switch(SHIPPED, "", ()),
         *shared.precision_rows(precisions, PRECISION),
         Switch("1 worker, 2 batches ahead", LOADING, ("loader.workers=1",)),
         Switch("4 workers, 4 batches ahead each", LOADING, ("loader.workers=4", "loader.prefetch=4"), cores=5),
-        Switch("compiled", COMPILING, ("train.compile=default",)),
-        # On a CPU the same as `default`: it is CUDA graphs that reduce the overhead.
-        Switch("compiled, reduce-overhead", COMPILING, ("train.compile=reduce-overhead",), gpu=True),
-        Switch("evaluated half as often", HOLDING, (half,), held=1),
-        Switch("evaluation never due", HOLDING, (never,), held=0),
+        *shared.compiled_rows(COMPILING),
+        *STUDY.evaluation_rows(samples, HOLDING),
         Switch("no evaluation", HOLDING, ("evaluations={}",), held=0),
         Switch("without mixed precision and TF32", NO_FIGURE, (exact, "device.tf32=false"), gpu=True),
         Switch("without cudnn.benchmark", NO_FIGURE, ("device.cudnn_benchmark=false",), gpu=True),

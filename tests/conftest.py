@@ -30,6 +30,13 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path_factory.mktemp("store")))
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of packed data of the test's own."""
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data sets beside the checkout."""

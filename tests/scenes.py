@@ -84,6 +84,12 @@ def _encoded(data: bytes, dtype: str, shape: tuple[int, ...], kind: str, palette
     return encoded(np.frombuffer(data, dtype).reshape(shape).copy(), kind, palette)
 
 
+def _parts(pictures: int | Sequence[int]):
+    """Number, name and pictures of the two splits, of as many each or of the numbers given."""
+    each = (pictures, pictures) if isinstance(pictures, int) else pictures
+    return zip((0, 1), ("train", "val"), each, strict=True)
+
+
 def _drawn(pictures: int, part: int, size: tuple[int, int], classes: int, seed: int):
     for n in range(pictures):
         yield n, *scene(seed + 1000 * part + n, size, classes)
@@ -100,8 +106,7 @@ def camvid(
 ) -> Path:
     """`train`, `trainannot`, `val`, `valannot`, masks of numbers with `ignored` for none. `names` of pictures such as
     `0001TP_{:06d}` make it CamVid itself, with 11 for none."""
-    each = (pictures, pictures) if isinstance(pictures, int) else pictures
-    for part, (split, count) in enumerate(zip(("train", "val"), each, strict=True)):
+    for part, split, count in _parts(pictures):
         for n, picture, mask in _drawn(count, part, size, classes, seed):
             put(root / split / f"{names.format(n)}.png", picture)
             put(
@@ -202,8 +207,7 @@ def listed(
 
     Returns the list of train.
     """
-    each = (pictures, pictures) if isinstance(pictures, int) else pictures
-    for part, (split, count) in enumerate(zip(("train", "val"), each, strict=True)):
+    for part, split, count in _parts(pictures):
         rows = []
         for n, picture, mask in _drawn(count, part, size, classes, seed):
             rows.append((f"data/{split}/p{n:03d}.jpg", f"data/{split}/p{n:03d}.png"))
@@ -231,8 +235,7 @@ def parquet(
     import pyarrow.parquet as pq
 
     (root / "data").mkdir(parents=True)
-    each = (pictures, pictures) if isinstance(pictures, int) else pictures
-    for part, (split, count) in enumerate(zip(("train", "val"), each, strict=True)):
+    for part, split, count in _parts(pictures):
         rows = [
             {"image": {"bytes": encoded(picture), "path": f"{n}.png"}, column: {"bytes": encoded(mask), "path": None}}
             for n, picture, mask in _drawn(count, part, size, classes, seed)

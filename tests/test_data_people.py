@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from runs import environment
 
 from trainkit import blocks, plan
 from trainkit.data import augment, people, sample_people
@@ -29,11 +30,7 @@ SMALL = {"image_size": (16, 8), "text": Captions(length=12, vocabulary=500)}
 BLOCK = ModalPK(people=2, each=5)
 LIGHT = Light(name="light", flip=0.5, shift=2, erase=0.5)
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TRAINKIT_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +48,7 @@ def block(home, **more) -> People:
 
 @pytest.fixture(scope="module")
 def opened(home, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with environment(TRAINKIT_CACHE=tmp_path_factory.mktemp("cache")):
         data = block(home, evaluate={"val": str(home / "val")}, augment=LIGHT, token_dropout=0.3)
         assert isinstance(data, Data) and data.missing() == []
         yield data.open(seed=3)

@@ -9,6 +9,7 @@ import pytest
 import scenes as sets
 import torch
 from PIL import Image
+from runs import environment
 
 from trainkit import blocks
 from trainkit.data import scenes
@@ -26,11 +27,7 @@ CROP = (16, 24)
 JITTER = Distort(p=1.0, brightness=(0.6, 1.4), contrast=(0.6, 1.4), saturation=(0.6, 1.4), hue=(0.0, 0.0), swap=False)
 STRONG = SceneAugment(scales=(0.75, 2.0), flip=0.5, distort=JITTER)
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TRAINKIT_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +43,7 @@ def block(home, **more) -> Scenes:
 
 @pytest.fixture(scope="module")
 def opened(home, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with environment(TRAINKIT_CACHE=tmp_path_factory.mktemp("cache")):
         data = block(home, augment=STRONG, distance=Distance(cap=6.0), few=2)
         assert isinstance(data, Data) and data.missing() == []
         yield data.open(seed=3)

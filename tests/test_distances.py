@@ -17,11 +17,7 @@ from trainkit.data.distances import STEP, Distance, Distances, distances_once, f
 from trainkit.errors import UserError
 from trainkit.task import IGNORED
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def packed(root, seed=0, size=None):

@@ -20,11 +20,7 @@ from trainkit.task import IGNORED
 
 LABELS = scene_labels.numbered(scenes.NAMES[: scenes.CLASSES], colours=scenes.COLOURS[: scenes.CLASSES])
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -20,11 +20,7 @@ from trainkit.data.people_index import PeopleIndex, indexed
 from trainkit.data.people_records import Rows
 from trainkit.errors import UserError
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -25,11 +25,7 @@ optim: {{lr: 0.1}}
 train: {{length: 2 steps, batch_size: 2}}
 """
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
