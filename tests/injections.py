@@ -1,0 +1,223 @@
+"""Runs that are slowed down on purpose: simulated ones, timed by the real clock, with one thing wrong in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainkit.speed.clock import STEP, Clock
+from trainkit.speed.evidence import Ceilings, Compiled, Evidence, Gpu, Reading, Waits
+
+
+class Hands:
+    """A clock that moves when told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class World:
+    """A run to be, sound in all respects: times of a step in seconds, and what else goes on."""
+
+    rng: np.random.Generator
+    steps: int
+    step_s: float
+    cuda: bool
+    cores: int
+    processes: int
+    load: list[Reading]
+
+    def __post_init__(self):
+        rng, n = self.rng, self.steps
+        parts = {
+            "data": rng.uniform(0.005, 0.06),
+            "transfer": rng.uniform(0.0, 0.02),
+            "forward": rng.uniform(0.25, 0.35),
+        }
+        parts |= {"backward": rng.uniform(0.4, 0.5), "optimizer": rng.uniform(0.02, 0.08)}
+        self.extra = {phase: np.zeros(n) for phase in (*STEP, "eval", "checkpoint", "log")}
+        self.times = {
+            phase: self.step_s * share * rng.lognormal(0, rng.uniform(0.02, 0.15), n) for phase, share in parts.items()
+        }
+        self.every = {"eval": int(rng.integers(40, 200)), "checkpoint": int(rng.integers(60, 200)), "log": 20}
+        self.between = {
+            phase: rng.uniform(0.0, {"eval": 0.05, "checkpoint": 0.02, "log": 0.01}[phase]) * self.step_s * every
+            for phase, every in self.every.items()
+        }
+        rate = 32 / self.step_s
+        data = self.step_s * parts["data"]
+        self.ceilings = Ceilings(
+            loader=32 / max(data, 1e-9), model=rate * rng.uniform(1.0, 1.1), fetch={"decode": 0.6, "read": 0.4}
+        )
+        self.compiled: Compiled | None = Compiled(recompiles=int(rng.integers(0, 3)), seconds=0.01 * self.step_s)
+        self.waits: Waits | None = Waits(per_step=float(rng.choice([0.0, 0.2]))) if self.cuda else None
+        self.idle = rng.uniform(0.0, 0.04) * self.step_s * np.ones(n)
+        self.ranks = [
+            {phase: float(times.mean()) * rng.uniform(0.97, 1.03) for phase, times in self.times.items()}
+            for _ in range(self.processes)
+        ]
+
+    @staticmethod
+    def random(rng: np.random.Generator, *, cuda: bool | None = None, processes: int | None = None) -> World:
+        """A sound run of a few hundred steps of 5 to 500 ms."""
+        cores, steps = int(rng.choice([2, 8, 16, 64])), int(rng.integers(250, 600))
+        rss, read = rng.uniform(0.5, 8.0), rng.uniform(0.0, 8.0)
+        load = []
+        for k in range(24):  # the page cache fills and memory settles at first, and all of it flickers
+            settled = 1 - 0.1 * np.exp(-k / 2)
+            load.append(
+                Reading(
+                    at=10.0 * k,
+                    own_cores=0.8 + rng.uniform(0, 0.2),
+                    worker_cores=rng.uniform(0, 0.3),
+                    host_share=rng.uniform(0.2, 0.7),
+                    throttled_share=rng.uniform(0, 0.01),
+                    cpu_mhz=rng.uniform(2900, 3100),
+                    rss_gb=rss * settled * rng.uniform(0.99, 1.01),
+                    read_mb_s=read * rng.uniform(0.2, 1.0),
+                    major_faults_s=rng.uniform(0.0, 5.0),
+                )
+            )
+        return World(
+            rng,
+            steps,
+            float(np.exp(rng.uniform(np.log(0.005), np.log(0.5)))),
+            bool(rng.integers(2)) if cuda is None else cuda,
+            cores,
+            processes or int(rng.choice([1, 1, 4])),
+            load,
+        )
+
+    def readings(self, **values: Callable[[int], float | tuple]) -> None:
+        """Replace values of the load, each a function of the number of the reading."""
+        self.load = [replace(r, **{key: value(k) for key, value in values.items()}) for k, r in enumerate(self.load)]
+
+    def evidence(self) -> Evidence:
+        """The run, timed by the clock."""
+        hands = Hands()
+        clock = Clock(now=hands)
+        held: list[float] = []
+        hands.now += 5 * self.step_s
+        for k in range(self.steps):
+            for phase in STEP:
+                clock.to(phase)
+                hands.now += self.times[phase][k] + self.extra[phase][k]
+            clock.step()
+            for phase, every in self.every.items():
+                took = (self.between[phase] if k % every == every - 1 else 0.0) + self.extra[phase][k]
+                if took:
+                    clock.to(phase)
+                    hands.now += took
+                    if phase == "eval":
+                        held.append(took)
+        clock.to("setup")
+        step_ms = 1e3 * float(sum(t.mean() + self.extra[p].mean() for p, t in self.times.items()))
+        device = {"device/step_ms": step_ms, "device/idle_ms": 1e3 * float(self.idle.mean())}
+        return Evidence(
+            steps=clock.recent(),
+            batch_size=32,
+            seconds=clock.seconds,
+            trained=clock.steps,
+            device="cuda" if self.cuda else "cpu",
+            on_device=device if self.cuda else {},
+            held={"val": held},
+            ceilings=self.ceilings,
+            load=self.load,
+            compiled=self.compiled,
+            waits=self.waits,
+            ranks=self.ranks if self.processes > 1 else (),
+            settings={"workers": 2, "cores": self.cores, "threads": self.cores, "processes": 1, "precision": "no"},
+        )
+
+
+def inject(cause: str, rng: np.random.Generator) -> Evidence:
+    """A run with one thing wrong, which costs 0.3 to 3 steps a step, from the start or from its middle on."""
+    needs_cuda = {"sync": True}.get(cause)
+    world = World.random(rng, cuda=needs_cuda, processes=4 if cause == "slow_rank" else None)
+    n, late = world.steps, rng.random() < 0.5
+    begins = int(n * rng.uniform(0.3, 0.6)) if late and cause != "memory" else 0
+    on = np.arange(n) >= begins
+    cost = float(np.exp(rng.uniform(np.log(0.3), np.log(3.0)))) * (n / (n - begins))
+    each = cost * world.step_s * on
+    if rng.random() < 0.3 and cause in ("data", "page_cache", "recompile", "log", "evaluation", "checkpoint"):
+        # In bursts: every tenth step pays for ten.
+        each = each * 10 * (np.arange(n) % 10 == 9)
+    mean = float(each.mean()) / world.step_s  # steps a step
+    late_reading = int(24 * begins / n)
+    match cause:
+        case "data":
+            world.extra["data"] += each
+            world.ceilings = replace(world.ceilings, fetch={"decode": 0.8, "read": 0.2})
+            world.readings(worker_cores=lambda k: 1.5)
+        case "page_cache":
+            world.extra["data"] += each
+            world.ceilings = replace(world.ceilings, fetch={"read": 0.7, "decode": 0.3})
+            if rng.random() < 0.5:
+                world.readings(read_mb_s=lambda k: rng.uniform(40, 900))
+            else:
+                world.readings(major_faults_s=lambda k: rng.uniform(50, 5000))
+        case "evaluation" | "checkpoint" | "log":
+            phase = "eval" if cause == "evaluation" else cause
+            if rng.random() < 0.5:  # each of them is slow; else it is done at every step
+                each = np.where(
+                    np.arange(n) % world.every[phase] == world.every[phase] - 1, each * world.every[phase], 0
+                )
+            world.extra[phase] += each
+        case "recompile":
+            world.extra["forward"] += each
+            reasons = ("tensor 'image' size mismatch at index 2",)
+            world.compiled = Compiled(recompiles=int((each > 0).sum()), seconds=float(each.sum()), reasons=reasons)
+        case "sync":
+            world.extra[str(rng.choice(["forward", "backward", "optimizer"]))] += each
+            world.idle = world.idle + each
+            world.waits = Waits(per_step=float(rng.integers(1, 9)), places=("trainkit/losses/margin.py:45",))
+        case "throttled":
+            for phase in ("forward", "backward", "optimizer"):
+                world.extra[phase] += each * 0.33
+            kind = rng.integers(3)
+            if kind == 0:
+                world.readings(
+                    throttled_share=lambda k: mean / (1 + mean) * rng.uniform(0.8, 1.2) * (k >= late_reading)
+                )
+            elif kind == 1:
+                slow = 1 / (1 + cost)
+                first = max(6, late_reading)
+                world.readings(cpu_mhz=lambda k: 3000.0 if k < first else 3000.0 * slow * rng.uniform(0.97, 1.03))
+            else:
+                gpu = Gpu(uuid="GPU-1", throttled=("thermal",))
+                world.readings(gpus=lambda k: (gpu if k >= late_reading else Gpu(uuid="GPU-1"),))
+        case "memory":
+            grows = np.linspace(0, 2, n)  # the longer, the slower
+            world.extra["forward"] += cost * world.step_s * grows
+            first, more = world.load[0].rss_gb or 1.0, rng.uniform(2.0, 20.0)
+            world.readings(rss_gb=lambda k: first + more * k / 23 * rng.uniform(0.99, 1.01))
+        case "slow_rank":
+            slowest = int(rng.integers(4))
+            for number, rank in enumerate(world.ranks):
+                rank["forward" if number == slowest else "backward"] += mean * world.step_s
+            world.extra["forward" if slowest == 0 else "backward"] += each
+        case "neighbour":
+            for phase in ("forward", "backward", "optimizer"):
+                world.extra[phase] += each * 0.33
+            share = min(0.95, mean / (1 + mean) + 0.15)
+            own = world.cores * (1 - share)
+            world.readings(
+                host_share=lambda k: rng.uniform(0.96, 1.0),
+                own_cores=lambda k: own * 0.9,
+                worker_cores=lambda k: own * 0.1,
+            )
+        case _:
+            raise ValueError(cause)
+    return world.evidence()
+
+
+CAUSES = (
+    "data", "page_cache", "evaluation", "checkpoint", "log", "recompile", "sync", "throttled", "memory", "slow_rank",
+    "neighbour",
+)  # fmt: skip
