@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from trainkit.errors import UserError
 from trainkit.losses.pixels import Near, Ohem, PixelLoss, boundary, dice, hard, lovasz, resized
@@ -354,16 +355,36 @@ def test_half_precision_is_computed_in_float32_also_under_autocast(kind):
     torch.testing.assert_close(found, EVERY(half.float()[..., ::2, ::2], mask, distance), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["ohem", "dice", "lovasz", "boundary"])
+def test_no_shape_and_no_branch_depends_on_what_tensors_hold(name):
+    """For that a GPU would have to be waited for; tensors without values cannot be asked."""
+    loss = PixelLoss(ohem=Ohem(), near=Near()) if name == "ohem" else PixelLoss(ce=0, **{name: 1})
+    with FakeTensorMode():
+        logits, mask, distance = pixels(9, 2, 32, 32)
+        logits.requires_grad_()
+        found = loss(logits[..., ::2, ::2], mask, distance, torch.ones(4))
+        found.backward()
+    assert found.shape == () and logits.grad.shape == logits.shape
+
+
+def test_tensors_without_values_notice_a_question():
+    with FakeTensorMode(), pytest.raises(DynamicOutputShapeException):
+        pixels(9, 2, 32, 32)[2][torch.rand(2, 32, 32) < 0.5].sum()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nothing_waits_for_the_device():
+    """Nor by a copy, which the tests above would not notice."""
     logits, mask, distance = (x.cuda() for x in pixels(9, 2, 32, 32))
     logits, weight = logits.float().requires_grad_(), torch.tensor([1.0, 2, 3, 4]).cuda()
     EVERY(logits, mask, distance, weight).backward()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        EVERY(logits[..., ::2, ::2], mask, distance, weight).backward()
+        found = EVERY(logits[..., ::2, ::2], mask, distance, weight)
+        found.backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert found.item() > 0
 
 
 # Settings

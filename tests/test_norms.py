@@ -188,8 +188,13 @@ def test_alone_and_in_evaluation_it_is_batch_norm_with_the_same_names():
 
 def test_evaluation_asks_no_other_process(monkeypatch):
     monkeypatch.setattr(norms, "_world", lambda: 2)
-    monkeypatch.setattr(norms, "_gather", lambda values: pytest.fail("asked"))
-    convert(small(), "sync").eval()(pictures())
+    asked = []
+    monkeypatch.setattr(norms, "_gather", lambda values: asked.append(values) or values[None])
+    plain, x = small().eval(), pictures()
+    net = convert(copy.deepcopy(plain), "sync")
+    assert torch.equal(net(x), plain(x)) and not asked
+    net.train()(x)
+    assert len(asked) == 2  # where it learns, each of its norms asks
 
 
 def test_batch_leaves_everything_as_it_is():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from trainkit.models.points import (
@@ -139,6 +140,15 @@ def test_the_same_seed_draws_the_same_points():
         torch.manual_seed(seed)
         drawn.append(draw(logits, PointSpec(points=64, near=0.5), distance))
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+def test_no_shape_of_what_is_drawn_depends_on_what_tensors_hold():
+    """For that a GPU would have to be waited for; tensors without values cannot be asked."""
+    spec = PointSpec(points=64, near=0.5)
+    with FakeTensorMode():
+        found = draw(torch.randn(2, 3, 8, 8), spec, torch.rand(2, 16, 16))
+        values = sample(torch.randn(2, 5, 16, 16), found)
+    assert found.shape == (2, 64, 2) and values.shape == (2, 5, 64)
 
 
 def test_points_near_boundaries_need_distances():

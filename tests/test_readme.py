@@ -173,7 +173,7 @@ def test_every_recipe_that_is_shown_loads(page, text, tmp_path):
         kept = [part for part in re.split(r"^(?=\w)", whole, flags=re.MULTILINE) if part.split(":")[0] not in gone]
         text = "".join([*kept[1:], text])
     (tmp_path / "shown.yaml").write_text(text, encoding="utf-8")
-    config.load(tmp_path / "shown.yaml")
+    assert config.load(tmp_path / "shown.yaml").name == yaml.safe_load(text)["name"]
 
 
 def test_no_place_was_left_to_be_filled():
