@@ -165,9 +165,9 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
         case "evaluation" | "checkpoint" | "log":
             phase = "eval" if cause == "evaluation" else cause
             if rng.random() < 0.5:  # each of them is slow; else it is done at every step
-                each = np.where(
-                    np.arange(n) % world.every[phase] == world.every[phase] - 1, each * world.every[phase], 0
-                )
+                every = world.every[phase]
+                slow = np.where(np.arange(n) % every == every - 1, mean * world.step_s * every * on, 0)
+                each = slow if slow.sum() >= 0.5 * each.sum() else each  # none may be left in the slow part
             world.extra[phase] += each
         case "recompile":
             world.extra["forward"] += each

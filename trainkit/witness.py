@@ -40,6 +40,10 @@ class Witness:
     """Where to resume from."""
     elastic: bool = False
     """Whether the number of processes may have changed since."""
+    ceilings: Any = None
+    """What the loader and the network could reach alone: `speed.evidence.Ceilings`, where it is known."""
+    held: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds of each evaluation that was held, by name."""
 
     def __post_init__(self) -> None:
         self._bar = None
@@ -88,6 +92,7 @@ class Witness:
         leads: bool,
     ) -> None:
         """Write down an evaluation: its scores, tables and pictures, and when it leads its rows."""
+        self.held.setdefault(name, []).append(seconds)
         counted = {f"eval/{name}/unique_samples": scored[name].samples, f"time/eval_{name}_s": seconds}
         best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})

@@ -137,6 +137,14 @@ def _log(e: Evidence) -> Finding | None:
     return Finding("log", lost, said, (("log lines less often", "log"),))
 
 
+def _setup(e: Evidence) -> Finding | None:
+    lost = _share(e, "setup")
+    if lost < NOTABLE:
+        return None
+    said = f"{_percent(lost)} of the time, {e.seconds['setup']:.2g} s, went by before the first step."
+    return Finding("setup", lost, said)
+
+
 def _recompiles(e: Evidence) -> Finding | None:
     if e.compiled is None or not e.compiled.recompiles:
         return None
@@ -259,12 +267,12 @@ def _compute(e: Evidence) -> Finding:
 
 
 RULES: tuple[Callable[[Evidence], Finding | Iterable[Finding] | None], ...] = (
-    _data, _transfer, _evaluation, _checkpoint, _log, _recompiles, _waits, _throttled, _neighbour, _memory, _slow_rank,
-    _settings,
+    _data, _transfer, _evaluation, _checkpoint, _log, _setup, _recompiles, _waits, _throttled, _neighbour, _memory,
+    _slow_rank, _settings,
 )  # fmt: skip
 CAUSES = (
-    "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "recompile", "sync", "throttled", "neighbour",
-    "memory", "slow_rank", "setting", "compute",
+    "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync", "throttled",
+    "neighbour", "memory", "slow_rank", "setting", "compute",
 )  # fmt: skip
 _WORK = {
     "read": "reading files",
