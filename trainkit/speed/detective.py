@@ -1,0 +1,336 @@
+"""The detective: from when on, and in which phase, a training became slower.
+
+The pace of a training is looked at in blocks of 25 steps. The level of a block is the mean time of its steps, what lies
+between steps included, without its two slowest: an evaluation, a checkpoint or a stall now and then is no change of
+pace. A block is compared in log time with the median and the robust spread of the up to 80 blocks before it.
+
+What lasts is a drop, what does not is a burst, and how long one must wait to tell them apart depends on the size:
+
+- at least 2.5 times slower: 25 steps. Nothing that passes in fewer is reported, and such a drop is known within 50.
+- at least 1.3 times slower: 250 steps and 20 seconds, but no more than 5,000 steps. A neighbour that needs the
+  processor for some seconds halves the pace, so a factor of two says nothing in less time.
+- twice as long as the longest burst of about that size or more that this training has had, at most 1,000 steps.
+
+Blocks of 100 steps without their four slowest are looked at as well: workers that run in step make one long wait every
+16 steps, say, which is a change of throughput and leaves most steps as they were.
+
+Deciding is a pure function of the records: no time is read here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainkit.speed.clock import COMPUTE, PHASES, Steps
+from trainkit.speed.evidence import Drop
+
+BLOCK = 25
+"""Steps of a block: what the quick rule waits for."""
+SKIPPED = 50
+"""Steps at the start that are never compared: warm-up, and batches that were prefetched before the first step."""
+FIRST = 4
+"""Blocks that must have been seen before one can be called slow."""
+KEPT = 80
+"""Blocks a new one is compared with."""
+SHARP, LASTING, RISEN = math.log(2.5), math.log(1.3), math.log(1.15)
+"""In log time above the median: reported after 25 steps, reported at all, and suspected."""
+PATIENCE_STEPS, PATIENCE_S, PATIENCE_LIMIT = 250, 20.0, 5000
+"""How long what is less than `SHARP` must last."""
+BURST_LIMIT = 1000
+"""The most steps that bursts make it wait."""
+FASTER = 4
+"""Blocks that must be faster before the pace is taken to have risen: queues filled during an evaluation give fewer."""
+FLOOR = 0.02
+"""The least robust spread of blocks that is believed, in log time."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    number: np.ndarray
+    """(B,) of the rows."""
+    rows: np.ndarray
+    """(B, phases) seconds."""
+    total: np.ndarray
+    """(B,) seconds."""
+    mean: np.ndarray
+    """(phases,) without the slowest rows."""
+    level: float
+    """Log of the sum of `mean`."""
+
+
+class _Pace:
+    """The pace in blocks of one size. A row holds the mean times of `weight` steps."""
+
+    def __init__(self, names: Sequence[str], block: int, trim: int, weight: int = 1, skip: int = SKIPPED):
+        self.names, self.block, self.trim, self.weight = tuple(names), block, trim, weight
+        self._skip = skip
+        self.reference: deque[_Block] = deque(maxlen=KEPT)
+        self.suspects: list[_Block] = []
+        self._fast: list[_Block] = []
+        self._bursts: list[tuple[int, float]] = []
+        self.open: list[tuple[Drop, float]] = []
+        """Drops that last, and the log level below which each is over."""
+        self.ended: list[tuple[Drop, int]] = []
+        self._pending = (np.empty(0, np.int64), np.empty((0, len(self.names))))
+        self._quiet = self._rest = 0
+
+    def restart(self) -> None:
+        """Forget the pace, not the drops."""
+        self.reference.clear()
+        self._fast = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.suspects, self._quiet, self._rest = [], 0, 0
+
+    def feed(self, number: np.ndarray, rows: np.ndarray) -> list[Drop]:
+        """The drops that these rows, which follow those fed before, make known."""
+        if len(self._pending[0]):
+            number, rows = np.concatenate([self._pending[0], number]), np.concatenate([self._pending[1], rows])
+        at, found = 0, []
+        while len(number) - at >= self.block:
+            part = slice(at, at + self.block)
+            at += self.block
+            if number[part][0] <= self._skip:
+                continue
+            drop = self._judge(self._measure(number[part], rows[part]))
+            if drop is not None:
+                found.append(drop)
+        self._pending = number[at:].copy(), rows[at:].copy()
+        return found
+
+    def _measure(self, number: np.ndarray, rows: np.ndarray) -> _Block:
+        total = rows.sum(1)
+        kept = np.argpartition(total, len(total) - self.trim - 1)[: len(total) - self.trim]
+        mean = rows[kept].sum(0) / len(kept)
+        return _Block(number.copy(), rows.copy(), total, mean, math.log(max(float(mean.sum()), 1e-9)))
+
+    def _judge(self, new: _Block) -> Drop | None:
+        if len(self.reference) < FIRST:
+            self.reference.append(new)
+            return None
+        middle, spread = _middle([block.level for block in self.reference])
+        above = new.level - middle
+        if above < -max(LASTING, min(3 * spread, SHARP)):
+            self._faster(new)
+            return None
+        self._fast, early = [], self._fast
+        self.reference.extend(early)
+        if above <= max(RISEN, min(3 * spread, math.log(2))):
+            self._usual(new)
+            return None
+        self.suspects.append(new)
+        self._rest = 0
+        return self._sharp(middle, spread) or self._lasting(middle, spread)
+
+    def _usual(self, new: _Block) -> None:
+        """A block as before: the end of a burst, or a moment's rest in something that lasts."""
+        if not self.suspects:
+            self.reference.append(new)
+            return
+        self._quiet += 1
+        self._rest += 1
+        self.suspects.append(new)
+        if self._rest > 1 or self._quiet > len(self.suspects) // 5:
+            slow = self.suspects[: -self._rest]
+            height = sorted(block.level for block in slow)[len(slow) // 2]
+            self._bursts.append((len(slow) * self.block * self.weight, height))
+            self.reference.extend(self.suspects)
+            self._clear()
+
+    def _faster(self, new: _Block) -> None:
+        """A block that is faster than before; several in succession are the new pace."""
+        self.reference.extend(self.suspects)
+        self._clear()
+        self._fast.append(new)
+        if len(self._fast) < FASTER:
+            return
+        level = sorted(block.level for block in self._fast)[FASTER // 2]
+        step = int(self._fast[0].number[0])
+        self.ended += [(drop, step) for drop, over in self.open if level < over]
+        self.open = [(drop, over) for drop, over in self.open if level >= over]
+        self.reference.clear()
+        self.reference.extend(self._fast)
+        self._fast = []
+
+    def _wait(self, level: float) -> int:
+        """Steps that bursts before make one wait at this level."""
+        longest = max((steps for steps, height in self._bursts if height > level - math.log(1.5)), default=0)
+        return min(2 * longest, BURST_LIMIT)
+
+    def _sharp(self, middle: float, spread: float) -> Drop | None:
+        new = self.suspects[-1]
+        if new.level - middle < max(SHARP, min(6 * spread, math.log(4))):
+            return None
+        last = (list(self.reference)[-2:] + self.suspects)[-3:] if len(self.suspects) < 3 else self.suspects[-3:]
+        total = np.concatenate([block.total for block in last])
+        onset = _onset(total, math.exp(middle), math.exp(new.level), self.block)
+        slow = (len(total) - onset) * self.weight
+        if len(total) - onset < self.block:
+            return None
+        if onset == 0:
+            slow = max(slow, len(self.suspects) * self.block * self.weight)
+        if slow < self._wait(new.level):
+            return None
+        rows = np.concatenate([block.rows for block in last])[onset:]
+        after = self._measure(np.arange(len(rows)), rows)
+        step = int(np.concatenate([block.number for block in last])[onset])
+        return self._report(step, middle, after.level, after.mean, keep=1)
+
+    def _lasting(self, middle: float, spread: float) -> Drop | None:
+        many = len(self.suspects)
+        steps = many * self.block * self.weight
+        if steps < PATIENCE_STEPS:
+            return None
+        level = sorted(block.level for block in self.suspects)[many // 2]
+        if level - middle < max(LASTING, min(3 * spread, math.log(2))) or steps < self._wait(level):
+            return None
+        if steps < PATIENCE_LIMIT and sum(float(b.total.sum()) for b in self.suspects) * self.weight < PATIENCE_S:
+            return None
+        around = [*list(self.reference)[-1:], *self.suspects[:3]]
+        total = np.concatenate([block.total for block in around])
+        onset = min(_onset(total, math.exp(middle), math.exp(level), self.block), len(total) - 1)
+        step = int(np.concatenate([block.number for block in around])[onset])
+        return self._report(step, middle, level, np.median([b.mean for b in self.suspects], axis=0), keep=many)
+
+    def _report(self, step: int, before: float, after: float, mean: np.ndarray, keep: int) -> Drop:
+        """A drop; from here on its level is the usual one."""
+        phase, share = _blame(self.names, np.median([b.mean for b in self.reference], axis=0), mean)
+        drop = Drop(
+            step=step,
+            before_ms=1e3 * math.exp(before),
+            after_ms=1e3 * math.exp(after),
+            phase=phase,
+            share=share,
+        )
+        self.open.append((drop, (before + after) / 2))
+        self.reference.clear()
+        self.reference.extend(self.suspects[-keep:])
+        self._fast, self._bursts = [], []
+        self._clear()
+        return drop
+
+
+class Detective:
+    """Finds drops while a training runs.
+
+    `skip` steps at the start are left out: at least as many as batches are prefetched before the first step, since the
+    first steps take them from a full queue.
+    """
+
+    def __init__(self, skip: int = SKIPPED):
+        self._fine = _Pace(PHASES, BLOCK, 2, skip=skip)
+        self._coarse = _Pace(PHASES, 4 * BLOCK, 4, skip=skip)
+        self._seen = 0
+
+    @property
+    def lasting(self) -> tuple[Drop, ...]:
+        """Drops that have not ended."""
+        return tuple(drop for pace in (self._fine, self._coarse) for drop, _ in pace.open)
+
+    @property
+    def ended(self) -> tuple[tuple[Drop, int], ...]:
+        """Drops that have ended, and the first step that was fast again."""
+        return (*self._fine.ended, *self._coarse.ended)
+
+    def look(self, steps: Steps) -> Drop | None:
+        """The drop that the newest records make known, if any. Records seen before may be among them.
+
+        Looking every 25 steps, at multiples of 25 of the clock's count, finds sharp drops within 50 steps.
+        """
+        found = self._feed(steps)
+        return found[0] if found else None
+
+    def _feed(self, steps: Steps) -> list[Drop]:
+        new = slice(int(np.searchsorted(steps.number, self._seen, side="right")), None)
+        number = steps.number[new]
+        if not len(number):
+            return []
+        self._seen = int(number[-1])
+        found: list[Drop] = []
+        rows = np.concatenate([steps.phases[new], steps.between[new]], axis=1)
+        for at in range(0, len(number), BLOCK):
+            part = slice(at, at + BLOCK)
+            sharp = self._fine.feed(number[part], rows[part])
+            wide = self._coarse.feed(number[part], rows[part])
+            if sharp:
+                self._coarse.restart()
+            elif wide:
+                self._fine.restart()
+            found += sharp or wide
+        return found
+
+
+def find(steps: Steps, skip: int = SKIPPED) -> list[Drop]:
+    """All drops in these records, in the order in which a detective would have found them."""
+    return Detective(skip)._feed(steps)
+
+
+def find_in_lines(
+    step: Sequence[int], steps_per_s: Sequence[float], shares: Mapping[str, Sequence[float]] | None = None
+) -> list[Drop]:
+    """All drops in the log lines of a training: the step each was written at and the rate since the line before.
+
+    `shares` are those of wall-clock by phase (`data`, `transfer`, `compute` and those between steps), in which case the
+    rate is of the time in steps alone, as the journal has it; without them the phase of a drop is `compute`. A drop is
+    known after two lines at the soonest, and to the line.
+
+    Raises ValueError when the columns differ in length or a rate is not above 0.
+    """
+    number, rate = np.asarray(step, np.int64), np.asarray(steps_per_s, float)
+    columns = {name: np.asarray(column, float) for name, column in (shares or {}).items()}
+    if any(len(column) != len(number) for column in (rate, *columns.values())):
+        raise ValueError("a step, a rate and the shares are needed of each line: the columns differ in length")
+    if not len(number):
+        return []
+    if not (np.isfinite(rate).all() and (rate > 0).all()):
+        raise ValueError("rates must be finite and above 0; leave out lines that have none")
+    if columns:
+        own = sum(columns.get(name, 0.0) for name in ("data", "transfer", "compute"))
+        rows = np.stack([column / own / rate for column in columns.values()], axis=1)
+    else:
+        columns, rows = {"compute": rate}, (1 / rate)[:, None]
+    weight = max(1, int(np.median(np.diff(number)))) if len(number) > 1 else int(number[0])
+    block = max(2, math.ceil(BLOCK / weight))
+    return _Pace(tuple(columns), block, 2 if block >= 10 else 1, weight).feed(number, rows)
+
+
+def _middle(levels: list[float]) -> tuple[float, float]:
+    """Median and robust standard deviation."""
+    ordered = sorted(levels)
+    middle = ordered[len(ordered) // 2]
+    apart = sorted(abs(level - middle) for level in ordered)
+    return middle, max(FLOOR, 1.4826 * apart[len(apart) // 2])
+
+
+def _onset(total: np.ndarray, before: float, after: float, block: int) -> int:
+    """The first of these times that belongs to the new level: where the sum of what lies above the middle is least."""
+    if np.median(total[-block:]) > math.sqrt(before * after):
+        half = math.log(after / before) / 2
+        score = np.clip(np.log(np.maximum(total, 1e-9) / before) - half, -half, half)
+    else:  # long waits among steps that are as they were
+        score = np.minimum(total, 16 * after) - (before + after) / 2
+    return int(np.argmin(np.concatenate([[0.0], np.cumsum(score)])))
+
+
+def _blame(names: Sequence[str], before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
+    """The phase that most of what was lost went to, and its share of it."""
+    lost = dict(zip(names, (float(value) for value in np.maximum(after - before, 0)), strict=True))
+    was, now = (dict(zip(names, map(float, times), strict=True)) for times in (before, after))
+    whole = sum(lost.values()) or 1.0
+    parts = [name for name in names if name in COMPUTE]
+    if parts:
+        worst = max(parts, key=lost.__getitem__)
+        rest = [name for name in parts if name != worst]
+        own = math.log((now[worst] + 1e-9) / (was[worst] + 1e-9))
+        others = math.log((sum(now[n] for n in rest) + 1e-9) / (sum(was[n] for n in rest) + 1e-9))
+        compute = sum(lost.pop(name) for name in parts) if others > own / 2 else 0.0
+        if compute:
+            lost["compute"] = compute
+    phase = max(lost, key=lost.__getitem__)
+    return phase, lost[phase] / whole
