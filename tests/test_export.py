@@ -104,7 +104,8 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
 
 def test_it_agrees_with_the_labels_that_the_run_scored(made, name, tmp_path):
     """The mIoU of what the exported network finds in the files is the run's own."""
-    export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
+    done = export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
+    assert str(done.agreements["model.safetensors"]).startswith("1 picture, logits at most")
     net, both, either = export.load(tmp_path / "out"), np.zeros(CLASSES), np.zeros(CLASSES)
     for at, file in enumerate(made.pictures):
         mask = np.asarray(Image.open(file.parent.parent / "valannot" / file.name))

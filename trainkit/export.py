@@ -17,7 +17,7 @@ import shutil
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainkit import __version__, config, weights
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.latency import Forward, Latency, session, time_network
 from trainkit.needs import best_weights
-from trainkit.predicting import read_meta
+from trainkit.predicting import check_free, meta_of, read_meta
 from trainkit.recipe import TABLES, Recipe
 from trainkit.store import RunFolder, Store, write_aside
 from trainkit.task import Meta
@@ -62,8 +62,9 @@ class Agreement:
     """Share of the pixels with a logit that is further off than `CLOSE`."""
 
     def __str__(self) -> str:
+        compared = number_of(self.pictures, "pictures")
         return (
-            f"{self.pictures} pictures, logits at most {self.largest:.2g} apart (they reach {self.range:.3g}), "
+            f"{compared}, logits at most {self.largest:.2g} apart (they reach {self.range:.3g}), "
             f"{100 * self.same:.6g} % of the pixels of the same class"
         )
 
@@ -109,7 +110,7 @@ def export(
     if pictures < 1:
         raise UserError("--pictures", str(pictures), "1 or more")
     names = [f"model.{format}" for format in FORMATS if format in formats]
-    _check_free(out, [*names, ABOUT])
+    check_free(out, [out / name for name in (*names, ABOUT)])
     if "onnx" in formats:
         _require("onnx", "onnxscript", "onnxruntime")
 
@@ -170,9 +171,7 @@ def load(folder: Path | str) -> nn.Module:
     if file.is_file() and _sha256(file) != digest:
         raise UserError(str(file), "is not the file that model.json was written for", remedy="export it again")
     recipe = config.parse(Recipe, text, where, ("train.precision=no",), TABLES)
-    known = {field.name for field in fields(Meta)}
-    meta = Meta(**{k: tuple(v) if isinstance(v, list) else v for k, v in held.items() if k in known})
-    return _rebuilt(recipe, meta, file)
+    return _rebuilt(recipe, meta_of(held), file)
 
 
 # ---- What is compared ------------------------------------------------------------------------------------------------
@@ -263,14 +262,6 @@ def _check_scored(task: Any, net: nn.Module, deployed: Forward, split: Any, pict
 # ---- What is written -------------------------------------------------------------------------------------------------
 
 
-def _check_free(out: Path, names: Sequence[str]) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(str(out), "is a file", "a folder to write to")
-    there = [out / name for name in names if (out / name).exists()]
-    if there:
-        raise UserError(str(there[0]), "is there already", remedy="name another folder, or move it away")
-
-
 def _require(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -282,7 +273,8 @@ def _require(*packages: str) -> None:
 def _aside(out: Path, kept: list[str]) -> Iterator[Path]:
     """A folder beside what is to be written; `kept`, filled within, goes to `out`, and only if all went well.
 
-    What exports that were killed have left there is removed.
+    What exports that were killed have left there is removed: `.export-HOST-PID`, of this host and of a process that is
+    gone.
     """
     mine = f".export-{socket.gethostname()}-"
     for left in out.glob(f"{mine}*"):
@@ -293,7 +285,7 @@ def _aside(out: Path, kept: list[str]) -> Iterator[Path]:
     aside.mkdir()
     try:
         yield aside
-        _check_free(out, kept)
+        check_free(out, [out / name for name in kept])
         for name in kept:
             os.replace(aside / name, out / name)
     finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainkit import optim
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.recipe import Recipe
 from trainkit.schedule import Gate
 from trainkit.task import Opened, Split
@@ -164,6 +164,6 @@ def _statistics(plan: Plan, seen: str) -> str:
     if plan.accumulation > 1:
         others.insert(0, "a larger train.micro_batch takes more")
     return (
-        f"batch norm sees the {many} samples {whose}, not the {plan.batch_size} of an update: "
+        f"batch norm sees the {number_of(many, 'samples')} {whose}, not the {plan.batch_size} of an update: "
         f"this is not the training that one batch of {plan.batch_size} would be ({'; '.join(others)})"
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainkit import config
 from trainkit.errors import UserError
@@ -110,9 +110,7 @@ def read_meta(folder: RunFolder) -> Meta:
     """What a run was trained on, as its `meta.json` says. Raises UserError when that is missing or damaged."""
     file = folder.path / META
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        known = {field.name for field in fields(Meta)}
-        return Meta(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known})
+        return meta_of(json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         remedy = "name a run that trained; of a cross-validation one of its folds"
         raise UserError(str(file), "is missing", remedy=remedy) from None
@@ -120,10 +118,16 @@ def read_meta(folder: RunFolder) -> Meta:
         raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
 
 
-def check_free(out: Path, targets: list[Path]) -> None:
+def meta_of(said: Mapping[str, Any]) -> Meta:
+    """A `Meta` that was written as JSON; what a newer version has beside it is left out."""
+    known = {field.name for field in fields(Meta)}
+    return Meta(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known})
+
+
+def check_free(out: Path, targets: Sequence[Path]) -> None:
     """Refuse to write over anything: a folder of images may be named by mistake."""
     if out.exists() and not out.is_dir():
-        raise UserError(str(out), "is a file", "a folder to write label maps to")
+        raise UserError(str(out), "is a file", "a folder to write to")
     there = [target for target in targets if target.exists()]
     if there:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
