@@ -1,0 +1,85 @@
+"""How long a training will take, said early and compared with what then happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_BLOCKS = 8
+"""Parts into which the timed steps are cut: neighbouring ones are alike, so single steps are no independent sample."""
+_T = 2.365
+"""Student's t for 95 % and 7 degrees of freedom."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a training is expected to take, from steps that were timed."""
+
+    steps: int
+    """Updates that are still to come."""
+    step_s: float
+    """Mean time of an update."""
+    step_error: float
+    """Half of the 95 % interval of that mean."""
+    evaluations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """How often each is still held, and how long it takes, seconds."""
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    """Largest share of the whole that an evaluation may take, where it has one."""
+    checkpoints: tuple[int, float] = (0, 0.0)
+    """How many are still written, and how long one takes, seconds."""
+
+    def total(self, step_s: float | None = None) -> float:
+        """Seconds until the end, at the expected time of an update or at another."""
+        steps = self.steps * (self.step_s if step_s is None else step_s)
+        free = sum(times * s for name, (times, s) in self.evaluations.items() if name not in self.budgets)
+        base = steps + free + self.checkpoints[0] * self.checkpoints[1]
+        held = {name: self.evaluations[name] for name in self.budgets if name in self.evaluations}
+        # A share of the whole, in which the evaluation itself is.
+        return base + sum(
+            min(times * s, self.budgets[name] / (1 - self.budgets[name]) * base) for name, (times, s) in held.items()
+        )
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds until the end, between which it lies if later steps are like those that were timed."""
+        return self.total(max(0.0, self.step_s - self.step_error)), self.total(self.step_s + self.step_error)
+
+    def said(self) -> str:
+        """The forecast as a sentence."""
+        low, high = self.interval
+        parts = [f"{self.steps:,} updates of {_seconds(self.step_s)}"]
+        parts += [f"{name} {times:g} x {_seconds(s)}" for name, (times, s) in self.evaluations.items() if times]
+        if self.checkpoints[0]:
+            parts.append(f"{self.checkpoints[0]} checkpoints of {_seconds(self.checkpoints[1])}")
+        return (
+            f"forecast: {_duration(self.total())} to go ({_duration(low)} to {_duration(high)}, if the steps stay as "
+            f"they are): {', '.join(parts)}"
+        )
+
+
+def pace(step_seconds: np.ndarray) -> tuple[float, float]:
+    """Mean time of a step, and half of its 95 % interval over blocks of neighbouring steps.
+
+    `step_seconds` (n,) in order. Fewer than 16 steps give an interval as wide as the mean itself.
+    """
+    mean = float(np.mean(step_seconds)) if len(step_seconds) else math.nan
+    if len(step_seconds) < 2 * _BLOCKS:
+        return mean, mean
+    means = np.array([part.mean() for part in np.array_split(step_seconds, _BLOCKS)])
+    return mean, _T * float(means.std(ddof=1)) / math.sqrt(_BLOCKS)
+
+
+def _seconds(s: float) -> str:
+    return f"{1e3 * s:.3g} ms" if s < 1 else f"{s:.3g} s"
+
+
+def _duration(s: float) -> str:
+    if s < 120:
+        return f"{s:.0f} s"
+    minutes = s / 60
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 1440:.1f} days"
