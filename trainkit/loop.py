@@ -60,7 +60,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     not finite, a full disk. What was committed before stays.
     """
     task, device = recipe.task, machine.device
-    clock = Clock(timeline.of(device))
+    clock = run.clock = Clock(timeline.of(device))
 
     # ---- What is trained
     torch.manual_seed(seeding.number(recipe.seed, "weights"))

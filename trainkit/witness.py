@@ -44,6 +44,8 @@ class Witness:
     """What the loader and the network could reach alone: `speed.evidence.Ceilings`, where it is known."""
     held: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each evaluation that was held, by name."""
+    clock: Any = None
+    """The training's `Clock`, from its start on."""
 
     def __post_init__(self) -> None:
         self._bar = None
