@@ -10,7 +10,7 @@ when, a `Timeline` marks on the device as the phases change.
 from __future__ import annotations
 
 import time
-from collections import deque
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +26,8 @@ BETWEEN = ("eval", "checkpoint", "log", "setup")
 PHASES = (*STEP, *BETWEEN)
 KEPT = 4096
 """Steps of which single times are kept."""
+_WIDE = len(PHASES)
+_MANY, _LONGEST = 128 * _WIDE, 2 * _WIDE * (KEPT + 1)
 
 
 class Timeline(Protocol):
@@ -65,7 +67,9 @@ class Clock:
     """A stopwatch with one hand: `to(phase)` ends the phase that was running and begins another."""
 
     def __init__(self, timeline: Timeline | None = None, now: Callable[[], float] = time.perf_counter):
-        self._now, self._timeline = now, timeline
+        self._now = now
+        self.timeline = timeline
+        """Told of each phase and step, beside the clock's own counting; may be exchanged while it runs."""
         self._phase = "setup"
         self._since = now()
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -73,15 +77,18 @@ class Clock:
         """Steps that have ended."""
         self._marked = dict(self.seconds)
         self._marked_steps = 0
-        self._rows = deque([tuple(self.seconds.values())], maxlen=KEPT + 1)
+        # What `seconds` held at the end of each step, nine numbers a row. A list takes a row in 0.15 us, an array
+        # in 0.7; 200 rows are read from an array in 8 us, from tuples in 180. So the list is emptied into the array.
+        self._rows = array("d", self.seconds.values())
+        self._newest: list[float] = []
 
     def to(self, phase: str) -> None:
         """End the running phase and begin `phase`."""
         now = self._now()
         self.seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
-        if self._timeline is not None:
-            self._timeline.mark(phase)
+        if self.timeline is not None:
+            self.timeline.mark(phase)
 
     def step(self) -> None:
         """A step has ended: note how long its own phases took."""
@@ -89,9 +96,11 @@ class Clock:
         self.seconds[self._phase] += now - self._since
         self._since = now
         self.steps += 1
-        self._rows.append(tuple(self.seconds.values()))
-        if self._timeline is not None:
-            self._timeline.step()
+        self._newest.extend(self.seconds.values())
+        if len(self._newest) >= _MANY:
+            self._keep()
+        if self.timeline is not None:
+            self.timeline.step()
 
     @property
     def training(self) -> float:
@@ -109,11 +118,19 @@ class Clock:
 
     def recent(self, many: int = KEPT) -> Steps:
         """The last `many` steps, as far as they are kept."""
-        first = max(0, len(self._rows) - 1 - many)
-        rows = np.array([self._rows[i] for i in range(first, len(self._rows))])
-        spent = np.diff(rows, axis=0).reshape(-1, len(PHASES))
+        self._keep()
+        many = max(0, min(many, KEPT))
+        # A copy: the array itself could not grow while another one looks into it.
+        rows = np.frombuffer(self._rows[-_WIDE * (many + 1) :]).reshape(-1, _WIDE)
+        spent = rows[1:] - rows[:-1]
         number = np.arange(self.steps - len(spent) + 1, self.steps + 1)
         return Steps(number, spent[:, : len(STEP)], spent[:, len(STEP) :])
+
+    def _keep(self) -> None:
+        self._rows.fromlist(self._newest)
+        self._newest.clear()
+        if len(self._rows) > _LONGEST:
+            del self._rows[: -_WIDE * (KEPT + 1)]
 
     def window(self, samples_per_step: int) -> dict[str, float]:
         """Speed and shares since the last call, under the names of the vocabulary; empty when no step has ended.
