@@ -11,8 +11,9 @@ What lasts is a drop, what does not is a burst, and how long one must wait to te
   processor for some seconds halves the pace, so a factor of two says nothing in less time.
 - twice as long as the longest burst of about that size or more that this training has had, at most 1,000 steps.
 
-Blocks of 100 steps without their four slowest are looked at as well: workers that run in step make one long wait every
-16 steps, say, which is a change of throughput and leaves most steps as they were.
+What such blocks cannot show is looked for in blocks of 100 steps without their four slowest, made of the steps whose
+own blocks were as usual: workers that run in step make one long wait every 16 steps, say, which is a change of
+throughput and leaves most steps as they were.
 
 Deciding is a pure function of the records: no time is read here.
 """
@@ -78,6 +79,8 @@ class _Pace:
         self.ended: list[tuple[Drop, int]] = []
         self._pending = (np.empty(0, np.int64), np.empty((0, len(self.names))))
         self._quiet = self._rest = 0
+        self.usual: list[_Block] = []
+        """Blocks of the last `feed` that were as those before."""
 
     def restart(self) -> None:
         """Forget the pace, not the drops."""
@@ -93,6 +96,7 @@ class _Pace:
         if len(self._pending[0]):
             number, rows = np.concatenate([self._pending[0], number]), np.concatenate([self._pending[1], rows])
         at, found = 0, []
+        self.usual = []
         while len(number) - at >= self.block:
             part = slice(at, at + self.block)
             at += self.block
@@ -112,6 +116,7 @@ class _Pace:
 
     def _judge(self, new: _Block) -> Drop | None:
         if len(self.reference) < FIRST:
+            self.usual.append(new)
             self.reference.append(new)
             return None
         middle, spread = _middle([block.level for block in self.reference])
@@ -122,24 +127,25 @@ class _Pace:
         self._fast, early = [], self._fast
         self.reference.extend(early)
         if above <= max(RISEN, min(3 * spread, math.log(2))):
-            self._usual(new)
+            self._usual(new, middle)
             return None
         self.suspects.append(new)
         self._rest = 0
         return self._sharp(middle, spread) or self._lasting(middle, spread)
 
-    def _usual(self, new: _Block) -> None:
+    def _usual(self, new: _Block, middle: float) -> None:
         """A block as before: the end of a burst, or a moment's rest in something that lasts."""
         if not self.suspects:
+            self.usual.append(new)
             self.reference.append(new)
             return
         self._quiet += 1
         self._rest += 1
         self.suspects.append(new)
         if self._rest > 1 or self._quiet > len(self.suspects) // 5:
-            slow = self.suspects[: -self._rest]
-            height = sorted(block.level for block in slow)[len(slow) // 2]
-            self._bursts.append((len(slow) * self.block * self.weight, height))
+            height = sorted(block.level for block in self.suspects[: -self._rest])[-1]
+            slow = np.concatenate([block.total for block in self.suspects]) > math.exp((middle + height) / 2)
+            self._bursts.append((int(slow.sum()) * self.weight, height))
             self.reference.extend(self.suspects)
             self._clear()
 
@@ -165,17 +171,24 @@ class _Pace:
 
     def _sharp(self, middle: float, spread: float) -> Drop | None:
         new = self.suspects[-1]
-        if new.level - middle < max(SHARP, min(6 * spread, math.log(4))):
+        threshold = max(SHARP, min(6 * spread, math.log(4)))
+        if new.level - middle < threshold:
             return None
-        last = (list(self.reference)[-2:] + self.suspects)[-3:] if len(self.suspects) < 3 else self.suspects[-3:]
+        last = (list(self.reference)[-2:] + self.suspects)[-4:]
         total = np.concatenate([block.total for block in last])
-        onset = _onset(total, math.exp(middle), math.exp(new.level), self.block)
-        slow = (len(total) - onset) * self.weight
-        if len(total) - onset < self.block:
+        onset, end = _stretch(total, math.exp(middle), math.exp(new.level), self.block)
+        median = float(np.median(total[onset:end])) if end > onset else 0.0
+        risen = math.log(max(median, 1e-9)) - middle
+        if risen >= threshold:  # every step is slower
+            least = self.block
+        elif risen < LASTING:  # long waits among steps that are as they were
+            least = 2 * self.block
+        else:
             return None
-        if onset == 0:
-            slow = max(slow, len(self.suspects) * self.block * self.weight)
-        if slow < self._wait(new.level):
+        if end - onset < least:
+            return None
+        many = end - onset if onset else max(end, (len(self.suspects) - 1) * self.block)
+        if many * self.weight < self._wait(new.level):
             return None
         rows = np.concatenate([block.rows for block in last])[onset:]
         after = self._measure(np.arange(len(rows)), rows)
@@ -192,9 +205,11 @@ class _Pace:
             return None
         if steps < PATIENCE_LIMIT and sum(float(b.total.sum()) for b in self.suspects) * self.weight < PATIENCE_S:
             return None
-        around = [*list(self.reference)[-1:], *self.suspects[:3]]
+        around = [*list(self.reference)[-1:], *self.suspects]
         total = np.concatenate([block.total for block in around])
-        onset = min(_onset(total, math.exp(middle), math.exp(level), self.block), len(total) - 1)
+        onset, end = _stretch(total, math.exp(middle), math.exp(level), len(total))
+        if (end - onset) * self.weight < PATIENCE_STEPS:
+            return None
         step = int(np.concatenate([block.number for block in around])[onset])
         return self._report(step, middle, level, np.median([b.mean for b in self.suspects], axis=0), keep=many)
 
@@ -257,7 +272,7 @@ class Detective:
         for at in range(0, len(number), BLOCK):
             part = slice(at, at + BLOCK)
             sharp = self._fine.feed(number[part], rows[part])
-            wide = self._coarse.feed(number[part], rows[part])
+            wide = [d for block in self._fine.usual for d in self._coarse.feed(block.number, block.rows)]
             if sharp:
                 self._coarse.restart()
             elif wide:
@@ -308,14 +323,22 @@ def _middle(levels: list[float]) -> tuple[float, float]:
     return middle, max(FLOOR, 1.4826 * apart[len(apart) // 2])
 
 
-def _onset(total: np.ndarray, before: float, after: float, block: int) -> int:
-    """The first of these times that belongs to the new level: where the sum of what lies above the middle is least."""
+def _stretch(total: np.ndarray, before: float, after: float, block: int) -> tuple[int, int]:
+    """Where the last of these times begin and end to be of the new level, as far as they tell; equal if they do not.
+
+    It begins where the sum of what lies above the middle of both levels is least, and ends where it is most.
+    """
     if np.median(total[-block:]) > math.sqrt(before * after):
         half = math.log(after / before) / 2
         score = np.clip(np.log(np.maximum(total, 1e-9) / before) - half, -half, half)
     else:  # long waits among steps that are as they were
         score = np.minimum(total, 16 * after) - (before + after) / 2
-    return int(np.argmin(np.concatenate([[0.0], np.cumsum(score)])))
+    height = np.concatenate([[0.0], np.cumsum(score)])
+    onset = int(np.argmin(height))
+    end = onset + int(np.argmax(height[onset:]))
+    if any(part.sum() <= 0 for part in np.array_split(score[onset:end], 3)):
+        return onset, onset
+    return onset, end
 
 
 def _blame(names: Sequence[str], before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
