@@ -31,12 +31,11 @@ class Watch:
         """Hand in the flag of `step`; returns the step before it if that one was not finite."""
         bad = self.look()
         self._step = step
-        if finite.device.type == "cuda":
-            self._flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(finite, non_blocking=True)
+        cuda = finite.device.type == "cuda"
+        self._flag = torch.empty((), dtype=torch.bool, pin_memory=cuda).copy_(finite, non_blocking=True)
+        if cuda:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
-        else:
-            self._flag = finite.cpu()
         return bad
 
     def look(self) -> int | None:

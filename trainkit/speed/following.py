@@ -1,0 +1,268 @@
+"""Which calls would wait for the device, found out on a CPU.
+
+On a CPU nothing waits: a tensor is where it is read. What a GPU would hold is therefore followed. It begins with what
+is moved to the device (`x.to(device)`, `torch.zeros(..., device=device)`) and goes on with whatever is computed from
+it, storage by storage; a copy for the host (`x.cpu()`) is out of it again. A call that needs such a value on the host, or
+whose result has as many rows as its values say, is one for which a GPU makes the processor wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_T = Tensor
+_NAMES = {
+    _T.item: ".item()",
+    _T.tolist: ".tolist()",
+    _T.numpy: ".numpy()",
+    _T.__array__: ".numpy()",
+    _T.cpu: ".cpu()",
+    _T.to: ".to()",
+    _T.__bool__: "bool(tensor)",
+    _T.__int__: "int(tensor)",
+    _T.__index__: "int(tensor)",
+    _T.__float__: "float(tensor)",
+    _T.__repr__: "print(tensor)",
+    _T.__format__: "print(tensor)",
+    _T.__contains__: "in tensor",
+    _T.__getitem__: "indexing",
+    _T.__setitem__: "indexing",
+}
+_TO_HOST = {_T.tolist, _T.numpy, _T.__array__, _T.__repr__, _T.__format__}
+"""Functions that give the host values without any operation that a dispatch mode would see on a CPU."""
+_FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, _T.new_tensor}
+_BY_VALUES = {
+    "aten::_local_scalar_dense": ".item()",
+    "aten::nonzero": "nonzero",
+    "aten::masked_select": "boolean mask",
+    "aten::_unique2": "unique",
+    "aten::unique_dim": "unique",
+    "aten::unique_consecutive": "unique",
+    "aten::unique_dim_consecutive": "unique",
+    "aten::equal": "torch.equal",
+    "aten::allclose": "torch.allclose",
+    "aten::bincount": "bincount",
+    "aten::_linalg_check_errors": "torch.linalg",
+}
+"""Operations that need values of their arguments on the host, on a GPU."""
+
+
+class Following:
+    """A context in which `seen(what, seconds)` is told of every call that a GPU would wait for.
+
+    `what` names the call; `seconds` is what it took here, which on a CPU is no waiting but the call itself. What is
+    computed has the same values with and without.
+    """
+
+    def __init__(self, seen: Callable[[str, float], None]):
+        self._seen = seen
+        self._refs: dict[int, StorageWeakRef] = {}
+        self._call: list[Any] | None = None
+        """The function of torch that is being called, and whether it has been told of."""
+        self._quiet = 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Following:
+        self._stack.enter_context(_Operations(self))
+        self._stack.enter_context(_Calls(self))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def holds(self, x: Any) -> bool:
+        """Whether a GPU would hold a tensor."""
+        key = _storage(x)
+        ref = None if key is None else self._refs.get(key._cdata)
+        return ref is not None and not ref.expired()
+
+    def hold(self, x: Any) -> None:
+        """A GPU would hold the storage of a tensor from here on."""
+        storage = _storage(x)
+        if storage is not None:
+            if len(self._refs) >= 1 << 16:
+                self._refs = {key: ref for key, ref in self._refs.items() if not ref.expired()}
+            self._refs[storage._cdata] = StorageWeakRef(storage)
+
+    def _release(self, x: Tensor) -> Tensor:
+        self._refs.pop(x.untyped_storage()._cdata, None)
+        return x
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out a function of torch that Python code has called; what it calls in its turn is part of it."""
+        before, self._call = self._call, [func, False]
+        try:
+            return self._carry_out(func, args, kwargs)
+        finally:
+            self._call = before
+
+    def _carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _TO_HOST and self.holds(args[0]):
+            return self._alone(func, args, kwargs)
+        if func is _T.cpu and self.holds(args[0]):
+            return self._release(self._alone(_copy, args[:1], {}))
+        if func is _T.to:
+            where = _target(self, args[1:], kwargs)
+            blocking = not kwargs.get("non_blocking", False)
+            if where is not None and where != self.holds(args[0]):
+                out = self._alone(_moved, args, kwargs, tell=blocking)
+                if not where:
+                    return self._release(out)
+                self.hold(out)
+                return out
+        if func in _FROM_HOST:
+            on_gpu = (func is _T.new_tensor and self.holds(args[0])) or _is_device(kwargs.get("device"))
+            if on_gpu and not self.holds(args[0] if func is not _T.new_tensor else None):
+                out = self._alone(func, args, kwargs)
+                out = out.clone() if any(out is a for a in args) else out
+                self.hold(out)
+                return out
+        if func is torch.nn.functional.one_hot and (args[1:] or kwargs.get("num_classes", -1) >= 0):
+            out = self._alone(func, args, kwargs, tell=False)  # a CPU checks the classes, a GPU does not
+        else:
+            out = func(*args, **kwargs)
+        if _is_device(kwargs.get("device")):
+            self.hold(out)
+        return out
+
+    def _alone(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tell: bool = True) -> Any:
+        """Carry out a call that is known to be one wait, or none."""
+        self._quiet += 1
+        began = time.perf_counter()
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._quiet -= 1
+            if tell:
+                self.tell("", time.perf_counter() - began)
+
+    def tell(self, what: str, seconds: float) -> None:
+        """Report a wait: once for each call that was made from outside torch."""
+        if self._quiet:
+            return
+        if self._call is None:
+            self._seen(what, seconds)
+        elif not self._call[1]:
+            self._call[1] = True
+            self._seen(_called(self._call[0], what), seconds)
+
+
+class _Calls(TorchFunctionMode):
+    """Sees the functions of torch as they are called."""
+
+    def __init__(self, following: Following):
+        super().__init__()
+        self._following = following
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _T.backward:
+            with self:  # what a backward pass written in Python calls is seen by itself
+                given = dict(kwargs or {})
+                return torch.autograd.backward(*args, grad_tensors=given.pop("gradient", None), **given)
+        return self._following.call(func, args, kwargs or {})
+
+
+class _Operations(TorchDispatchMode):
+    """Sees the operations that functions of torch are made of, those of the backward pass too."""
+
+    def __init__(self, following: Following):
+        super().__init__()
+        self._following = following
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, following = kwargs or {}, self._following
+        given = any(following.holds(x) for x in _tensors((args, tuple(kwargs.values()))))
+        began = time.perf_counter()
+        out = func(*args, **kwargs)
+        if not given:
+            return out
+        took = time.perf_counter() - began
+        name = func._schema.name
+        if name in ("aten::copy_", "aten::_foreach_copy_"):
+            blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+            if blocking and any(map(self._crosses, _tensors(args[0]), _tensors(args[1]))):
+                following.tell(".copy_()", took)
+            return out
+        if name in _BY_VALUES or _depends(following, name, args, kwargs):
+            following.tell(_BY_VALUES.get(name, name.removeprefix("aten::")), took)
+        for x in _tensors(out):
+            following.hold(x)
+        return out
+
+    def _crosses(self, to: Tensor, source: Tensor) -> bool:
+        # A number on its way to a GPU is an argument of the kernel.
+        return self._following.holds(to) != self._following.holds(source) and not (
+            source.dim() == 0 and self._following.holds(to)
+        )
+
+
+def _depends(following: Following, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether values on the device decide how many rows there will be, or values of the host are asked for there."""
+    if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
+        masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        if any(i is not None and i.dim() > 0 and not following.holds(i) for i in args[1]):
+            return True  # the index itself has to be copied to the device
+        filled = name != "aten::index" and args[2].numel() == 1  # done by masked_fill
+        return bool(masks) and not filled
+    if name == "aten::repeat_interleave":
+        return kwargs.get("output_size") is None
+    return name == "aten::multinomial"  # it checks its probabilities
+
+
+def _called(func: Callable[..., Any], what: str) -> str:
+    """A call by the name it has in source code."""
+    if func in (_T.__getitem__, _T.__setitem__):
+        return "indexing with .item()" if what == ".item()" else "indexing with values of the device"
+    return _NAMES.get(func) or (resolve_name(func) or what).replace("torch.Tensor.", ".")
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def _moved(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    out = x.to(*args, **kwargs)
+    return out.clone() if out.untyped_storage()._cdata == x.untyped_storage()._cdata else out
+
+
+def _target(following: Following, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+    """Whether `.to` moves to the device; False: to the host; None: nowhere, as with a dtype alone."""
+    for word in (*args, kwargs.get("device"), kwargs.get("other")):
+        if isinstance(word, str):
+            return False
+        if isinstance(word, torch.device):
+            return True
+        if isinstance(word, Tensor):
+            return following.holds(word)
+    return None
+
+
+def _is_device(word: Any) -> bool:
+    """Whether `device=` names the device of the run, which code has as an object, and not the host by its name."""
+    return isinstance(word, torch.device)
+
+
+def _storage(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return None
+    try:
+        return x.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse
+        return None
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for part in x:
+            yield from _tensors(part)
