@@ -3,52 +3,69 @@
 from __future__ import annotations
 
 import logging
-import re
+import os
 import threading
+from collections import deque
+from typing import TYPE_CHECKING
 
 from trainkit.journal import Journal
-from trainkit.store import Store
+
+if TYPE_CHECKING:
+    from trainkit.speed.evidence import Reading
+
+KEPT = 720
+"""Readings that are kept: two hours of one every 10 seconds."""
 
 _log = logging.getLogger("trainkit")
 
 
 class Sampler(threading.Thread):
-    """Reads the load of the machine and writes it into the journal under `system/`, counted by its own step."""
+    """Reads the load of the machine and writes it into the journal under `system/`, counted by its own step.
 
-    def __init__(self, store: Store, run_id: str, journal: Journal, every: float):
+    What cannot be read is written once, with its reason, as an event `load_absent`. `disk` is a folder on the disk
+    whose space is told.
+    """
+
+    def __init__(self, journal: Journal, every: float, disk: str | os.PathLike[str] = os.sep):
         super().__init__(name="trainkit-sampler", daemon=True)
-        # Only its readers are used: its own thread logs behind the journal's back and ends at the first outage.
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-        # It tells every user without a GPU that there is none.
-        logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.WARNING)
-        self._monitor = SystemMetricsMonitor(run_id, tracking_uri=store.uri)
-        self._journal, self._every = journal, every
+        self._journal, self._every, self._disk = journal, every, disk
+        self._readings: deque[Reading] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+        self._told: set[str] = set()
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
         """Sample until stopped; the first sample comes within a second."""
-        import psutil
+        from trainkit.speed.load import Load
 
-        # The first reading of the processor's load in a thread is always 0: it counts from the one before.
-        psutil.cpu_percent()
+        load = None
         step = self._journal.highest("system/") + 1
         pause = min(1.0, self._every)
-        while not self._stop_asked.wait(pause):
-            pause = self._every
-            try:
-                self._monitor.collect_metrics()
-                found = self._monitor.aggregate_metrics()
-                for part in self._monitor.monitors:
-                    part.clear_metrics()
-                values = {re.sub(r"[^a-z0-9_./-]", "_", f"system/{key}".lower()): float(v) for key, v in found.items()}
-                self._journal.append(step, values)
+        try:
+            load = Load(disk=self._disk)
+            while not self._stop_asked.wait(pause):
+                pause = self._every
+                reading = load.read()
+                with self._lock:
+                    self._readings.append(reading)
+                self._journal.append(step, load.metrics(reading))
                 step += 1
-            except Exception as error:
-                _log.warning("the load of the machine cannot be read any more: %s", error)
-                return
+                self._tell(load.absent)
+        except Exception as error:
+            _log.warning("the load of the machine cannot be read any more: %s", error)
+
+    def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
+        """The readings after a moment of `time.perf_counter`, oldest first, as far as they are kept."""
+        with self._lock:
+            return tuple(reading for reading in self._readings if reading.at > since)
 
     def stop(self) -> None:
         """End sampling."""
         self._stop_asked.set()
         self.join(timeout=2.0)
+
+    def _tell(self, absent: dict[str, str]) -> None:
+        new = {name: why for name, why in absent.items() if name not in self._told}
+        if new:
+            self._told |= new.keys()
+            self._journal.event(self._journal.last_step, "load_absent", new)

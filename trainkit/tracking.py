@@ -25,7 +25,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.errors import UserError
 from trainkit.journal import Journal, Replay
@@ -35,6 +35,9 @@ from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.sender import Sender, send_left
 from trainkit.store import RunFolder, Store
 from trainkit.system_metrics import Sampler
+
+if TYPE_CHECKING:
+    from trainkit.speed.evidence import Reading
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -139,7 +142,7 @@ class Tracker:
             tracker._outbox.forget_end()
         tracker._sender.start()
         if system_metrics_every > 0:
-            tracker._sampler = Sampler(store, run_id, tracker._journal, system_metrics_every)
+            tracker._sampler = Sampler(tracker._journal, system_metrics_every, folder.path)
             tracker._sampler.start()
         atexit.register(tracker._at_exit)
         return tracker
@@ -161,6 +164,10 @@ class Tracker:
     def event(self, step: int, name: str, data: Any = None) -> None:
         """Record in the journal that something happened; `data` is anything JSON holds."""
         self._journal.event(_step(step), name, data)
+
+    def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
+        """The load of the machine after a moment of `time.perf_counter`, oldest first, as far as it is kept."""
+        return self._sampler.readings(since) if self._sampler else ()
 
     def commit(self) -> int:
         """Put the journal on the disk for good and return its position, which belongs in the checkpoint.
@@ -319,6 +326,10 @@ class Silent:
 
     def event(self, step: int, name: str, data: Any = None) -> None:
         """Do nothing."""
+
+    def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
+        """Return nothing."""
+        return ()
 
     def commit(self) -> int:
         """Return 0."""

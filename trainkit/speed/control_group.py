@@ -1,0 +1,116 @@
+"""How much processor time the control groups of this process (its container) allow, and how much they refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Counts of one group since it was made."""
+
+    periods: int
+    """Periods of the quota in which the group did anything."""
+    cut: int
+    """Those in which it had used its quota up."""
+    throttled: float
+    """Processor seconds that were refused, as many at a time as processors stood still."""
+    used: float
+    """Processor seconds that were given."""
+
+
+class Groups:
+    """The group of a process and those above it: the tightest one decides. Version 1 and 2.
+
+    `proc` holds the process's own list of groups (`/proc/self/cgroup`); `root` is where groups are mounted.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] = "/sys/fs/cgroup", proc: str = "/proc/self/cgroup"):
+        self._folders: list[Path] = []
+        self._usage: list[Path] = []
+        root, paths = Path(root), {}
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            for line in Path(proc).read_text().splitlines():
+                _, _, rest = line.partition(":")
+                names, _, path = rest.partition(":")
+                paths.update(dict.fromkeys(names.split(","), (names, path)))
+        self._old = "cpu" in paths
+        if self._old:
+            self._folders = _upwards(_mounted(root, "cpu", paths["cpu"][0]), paths["cpu"][1])
+            names, path = paths.get("cpuacct", paths["cpu"])
+            self._usage = _upwards(_mounted(root, "cpuacct", names), path)
+        elif "" in paths:
+            base = root / "unified" if (root / "unified").is_dir() else root
+            self._folders = self._usage = _upwards(base, paths[""][1])
+
+    def quota(self) -> float | None:
+        """Processors' worth of time that may be used; None without a limit."""
+        found = [quota for folder in self._folders if (quota := self._quota_of(folder)) is not None]
+        return min(found, default=None)
+
+    def refused(self) -> list[Refused]:
+        """Counts of every group that has a quota."""
+        found = []
+        for folder, usage in zip(self._folders, self._usage, strict=False):
+            if self._quota_of(folder) is None:
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                stat = _pairs(folder / "cpu.stat")
+                if self._old:
+                    throttled, used = stat["throttled_time"] / 1e9, int((usage / "cpuacct.usage").read_text()) / 1e9
+                else:
+                    throttled, used = stat["throttled_usec"] / 1e6, stat["usage_usec"] / 1e6
+                found.append(Refused(stat["nr_periods"], stat["nr_throttled"], throttled, used))
+        return found
+
+    def _quota_of(self, folder: Path) -> float | None:
+        read: Callable[[str], str] = lambda name: (folder / name).read_text()  # noqa: E731
+        try:
+            if self._old:
+                most, period = float(read("cpu.cfs_quota_us")), float(read("cpu.cfs_period_us"))
+            else:
+                word, period_word = read("cpu.max").split()
+                most, period = (-1.0 if word == "max" else float(word)), float(period_word)
+        except (OSError, ValueError):
+            return None
+        return most / period if most > 0 and period > 0 else None
+
+
+def share(before: list[Refused], now: list[Refused]) -> float | None:
+    """Share of the processor time wanted between two readings that was refused, of the tightest group, 0 to 1.
+
+    As many processors as stood still are counted at once, so the time refused is set against the time given; and it
+    cannot be more than the share of periods in which anything was refused at all.
+    """
+    if len(before) != len(now):
+        return None
+    most = 0.0
+    for a, b in zip(before, now, strict=True):
+        periods, refused, given = b.periods - a.periods, b.throttled - a.throttled, b.used - a.used
+        if periods > 0 and refused > 0:
+            most = max(most, min(refused / (refused + max(given, 0.0)), (b.cut - a.cut) / periods))
+    return most
+
+
+def _mounted(root: Path, name: str, names: str) -> Path:
+    """The folder of a controller of version 1: `cpu`, `cpu,cpuacct`, ..."""
+    return next((root / n for n in (names, name) if (root / n).is_dir()), root / name)
+
+
+def _upwards(base: Path, path: str) -> list[Path]:
+    """The group's folder and those above it, up to the mount.
+
+    In a container the path may be the host's, of which the mount shows the last part only, or nothing but its root.
+    """
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    while parts and not base.joinpath(*parts).is_dir():
+        parts = parts[1:]
+    return [base.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
+
+
+def _pairs(path: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
