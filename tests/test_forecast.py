@@ -11,9 +11,8 @@ from trainkit.speed.forecast import Forecast, pace
 def test_a_forecast_is_the_sum_of_what_is_still_to_come():
     f = Forecast(steps=1000, step_s=0.1, step_error=0.01, evaluations={"val": (5, 3.0)}, checkpoints=(4, 0.5))
     assert f.total() == pytest.approx(100 + 15 + 2) and f.interval == pytest.approx((90 + 17, 110 + 17))
-    assert (
-        "117 s to go (107 s to 127 s" in f.said() and "1,000 updates of 100 ms, val 5 x 3 s, 4 checkpoints" in f.said()
-    )
+    assert "117 s to go (107 s to 2 min, if the steps stay as they are)" in f.said()
+    assert f.said().endswith("1,000 updates of 100 ms, val 5 x 3 s, 4 checkpoints of 500 ms")
 
 
 def test_an_evaluation_with_a_budget_takes_its_share_of_the_whole_and_no_more():

@@ -24,7 +24,7 @@ from trainkit.machine import Machine, checksum
 from trainkit.plan import Plan
 from trainkit.recipe import Optim, Recipe
 from trainkit.speed import timeline
-from trainkit.speed.clock import Clock
+from trainkit.speed.clock import Clock, Steps
 from trainkit.speed.observer import Observer
 from trainkit.state import State
 from trainkit.tally import Tally
@@ -49,6 +49,8 @@ class Outcome:
     """Rates and time shares over the whole training."""
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Curves of the last evaluation of each network, by evaluation and network."""
+    steps: Steps | None = None
+    """Single times of the last steps."""
     verdict: str = ""
     """Where the time went and what it would take to be faster, in words."""
 
@@ -96,6 +98,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
     costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
     run.say("\n".join((planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes)))
+    observer.expects(costs)
 
     def hold(names: Iterable[str]) -> None:
         """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far."""
@@ -268,7 +271,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     clock.to("log")
     outcome.step, outcome.best, outcome.final = state.step, state.best, state.final
     outcome.speed = clock.whole(plan.batch_size * state.step, state.trained + clock.training - began)
-    outcome.verdict = observer.close(state.step)
+    outcome.steps, outcome.verdict = clock.recent(), observer.close(state.step)
     return outcome
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainkit import optim
 from trainkit.errors import UserError, number_of
-from trainkit.recipe import Recipe
+from trainkit.recipe import Checkpoints, Evaluation, Recipe
 from trainkit.schedule import Gate
 from trainkit.task import Opened, Split
 
@@ -131,12 +131,9 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         lines.append(f"learning rate {rate:.4g} = {recipe.optim.lr:.4g} x {ratio}, the {rule.name} rule")
     for name, e in recipe.evaluations.items():
         when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
-        times = e.at_start + e.at_end
         if e.every is not None:
             when.insert(0, f"every {e.every}")
-            if not e.every.timed:
-                length = e.every.steps(plan.steps_per_epoch, plan.batch_size)
-                times += plan.steps // length - (1 if e.at_end and plan.steps % length == 0 else 0)
+        times = e.at_start + _times(e, plan)
         limit = f", within {100 * e.budget:g}% of the time" if e.budget else ""
         cost = seconds.get(name, 0.0)
         lines.append(
@@ -147,6 +144,23 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         f"checkpoint: every {recipe.checkpoints.every}" if recipe.checkpoints.every else "checkpoint: at the end"
     )
     return "\n".join(lines)
+
+
+def _times(e: Evaluation | Checkpoints, plan: Plan, done: int = 0) -> int:
+    """How often an evaluation is held, or a checkpoint written, after `done` updates; the clock's are not counted."""
+    if e.every is None or e.every.timed:
+        return int(e.at_end)
+    length = e.every.steps(plan.steps_per_epoch, plan.batch_size)
+    return plan.steps // length - done // length + (e.at_end and plan.steps % length != 0)
+
+
+def to_come(recipe: Recipe, plan: Plan, done: int = 0) -> tuple[dict[str, int], int]:
+    """How often each evaluation is held, and how many checkpoints are written, after `done` updates.
+
+    Those that hang on the clock are counted where they end the training, since no one knows how many there will be.
+    """
+    held = {name: _times(e, plan, done) for name, e in recipe.evaluations.items()}
+    return held, _times(recipe.checkpoints, plan, done)
 
 
 def _seen(norm: str, micro_batch: int, world: int) -> int:

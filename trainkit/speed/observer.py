@@ -24,6 +24,10 @@ class Observer:
         self._clock, self._plan, self._machine, self._run = clock, plan, machine, run
         self._due = plan.steps + 1
 
+    def expects(self, costs: dict[str, float]) -> None:
+        """Seconds that each evaluation will take, as far as its first batch tells."""
+        self._run.costs = dict(costs)
+
     def step(self, step: int) -> None:
         """An update has ended."""
         if step >= self._due:

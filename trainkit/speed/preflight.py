@@ -1,0 +1,240 @@
+"""A minute of a training before the training: what will fail fails now, and what it will take is forecast.
+
+A few updates, one evaluation, a checkpoint, and going on from that checkpoint: by the loop itself, in a folder that is
+thrown away. The schedule is that of the whole training, of which these are the first updates.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from trainkit import checkpoint, config, loop, plan
+from trainkit.errors import UserError
+from trainkit.machine import Machine
+from trainkit.needs import gather
+from trainkit.order import Order, load
+from trainkit.recipe import Recipe
+from trainkit.speed.clock import STEP, Steps
+from trainkit.speed.forecast import Forecast, pace
+from trainkit.store import RunFolder, Store
+from trainkit.task import Opened
+from trainkit.tracking import Silent
+from trainkit.witness import Witness
+
+FIRST = 3
+"""Updates before the checkpoint."""
+SECONDS, MOST = 15.0, 200
+"""How long updates are timed after it, and how many at most."""
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """What the trial of a training found."""
+
+    steps: Steps
+    """Times of the updates after the checkpoint, the first left out."""
+    costs: Mapping[str, float]
+    """Seconds that each evaluation will take."""
+    held: Mapping[str, float]
+    """Seconds that the evaluation which was held took."""
+    scored: Mapping[str, int]
+    """Samples that it scored."""
+    written_s: float
+    """To write a checkpoint."""
+    bytes: int
+    """Of a checkpoint."""
+    peak_gb: float
+    """Greatest memory of the device; on a CPU the resident set of the process."""
+    left_gb: float
+    """What the device, or the machine, has left beside that."""
+
+
+def command(order: Order, say: Callable[[str], Any]) -> int:
+    """Try a recipe and say what its training will take. Raises UserError for what would end it.
+
+    Returns 0, or 2 where the disk does not hold its checkpoints.
+    """
+    recipe = load(order)
+    machine, store = Machine(recipe), Store.locate()
+    try:
+        machine.lead(store.prepare)
+        data = recipe.data.open(recipe.seed)
+        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
+        with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
+            tried = fly(recipe, data, machine, found, Path(machine.share(scratch)))
+        cut = plan.Plan.make(recipe, data, machine.world, machine.rank)
+        lines, fits = report(recipe, cut, tried, shutil.disk_usage(store.home).free)
+    finally:
+        machine.close()
+    if machine.main:
+        for line in lines:
+            say(line)
+    return 0 if fits else 2
+
+
+def fly(recipe: Recipe, data: Opened, machine: Machine, found: Mapping[str, Path], folder: Path) -> Tried:
+    """Train a few updates, hold an evaluation, write a checkpoint, and go on from it."""
+    machine.configure(recipe)
+    sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
+    smallest = min(sizes, key=lambda name: sizes[name], default=None)
+    known = config.digest(recipe)
+    first = _witness(_shortened(recipe, smallest), known, folder, machine, found, FIRST, None)
+    began = loop.train(first.recipe, data, machine, first)
+    if not machine.share(first.written):
+        raise UserError("preflight", f"the training ended after {began.step} updates", f"more than {FIRST}")
+    step_s = machine.share(float(began.steps.seconds[-1]))
+    timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
+    path = Path(machine.share(str(first.written[-1][0]) if first.written else ""))
+    again = _witness(_shortened(recipe, None), known, folder, machine, found, timed, path)
+    outcome = loop.train(again.recipe, data, machine, again)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    peak, left = _memory(machine)
+    return Tried(
+        steps=outcome.steps[1:],
+        costs=first.costs,
+        held={name: seconds[-1] for name, seconds in first.held.items()},
+        scored=first.counted,
+        written_s=machine.share(first.written[-1][1] if first.written else 0.0),
+        bytes=size,
+        peak_gb=peak,
+        left_gb=left,
+    )
+
+
+def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
+    """What the whole training will take."""
+    mean, error = pace(tried.steps.seconds)
+    held, written = plan.to_come(recipe, cut)
+    times = {name: times + recipe.evaluations[name].at_start for name, times in held.items()}
+    # The evaluation that was held, that of averaged weights included, is known better than by its first batch.
+    costs = {**tried.costs, **tried.held}
+    return Forecast(
+        steps=cut.steps,
+        step_s=mean,
+        step_error=error,
+        evaluations={name: (times[name], costs.get(name, 0.0)) for name in times},
+        budgets={name: e.budget for name, e in recipe.evaluations.items() if e.budget},
+        checkpoints=(written, tried.written_s),
+    )
+
+
+def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[list[str], bool]:
+    """The trial in lines, and whether `free` bytes of disk hold the checkpoints."""
+    steps, expected = tried.steps, forecast(recipe, cut, tried)
+    shares = steps.phases.sum(0) / max(steps.phases.sum(), 1e-12)
+    where = ", ".join(
+        f"{phase} {100 * share:.0f} %" for phase, share in zip(STEP, shares, strict=True) if share >= 0.01
+    )
+    lines = [
+        f"updates     {len(steps)} timed: {1e3 * expected.step_s:.3g} ms each, "
+        f"{cut.batch_size / expected.step_s:.3g} samples/s; {where}",
+    ]
+    for name, seconds in tried.held.items():
+        lines.append(f"evaluation  {name}: {tried.scored[name]} samples scored in {seconds:.3g} s")
+    for name, seconds in tried.costs.items():
+        if name not in tried.held:
+            lines.append(f"evaluation  {name}: about {seconds:.3g} s, from its first batch")
+    keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
+    need = (keep + 1) * tried.bytes  # one more while it is written
+    lines += [
+        f"checkpoint  {tried.bytes / 1e6:.3g} MB written in {tried.written_s:.2g} s; training went on from it",
+        f"disk        {need / 1e9:.2g} GB for {keep} checkpoints kept and one being written; {free / 1e9:.3g} GB free",
+        f"memory      {tried.peak_gb:.2g} GB at most so far; {tried.left_gb:.3g} GB left",
+        f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} of updates ({cut.steps_per_epoch:,})",
+        expected.said(),
+    ]
+    low, high = expected.interval
+    now = time.time()
+    ends = [time.strftime("%Y-%m-%d %H:%M", time.localtime(now + seconds)) for seconds in (low, high)]
+    lines.append(f"finished    {ends[0]}" + (f" to {ends[1]}" if ends[0] != ends[1] else "") + ", if it began now")
+    if need > free:
+        lines.append("error: the disk does not hold the checkpoints; free some, or lower checkpoints.keep_last")
+    return lines, need <= free
+
+
+# ---- The trial
+
+
+@dataclass
+class _Trial(Witness):
+    """A witness that stops the training after some updates and keeps what was measured."""
+
+    counted: dict[str, int] = field(default_factory=dict)
+    written: list[tuple[Path, float]] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Keep silent."""
+
+    def progress(self, step: int, steps: int) -> None:
+        """Draw nothing."""
+
+    def line(self, *_: Any) -> None:
+        """Write nothing."""
+
+    def draw(self, *_: Any) -> None:
+        """Draw nothing."""
+
+    def scored(self, step: int, name: str, scored: Any, metrics: Any, seconds: float, leads: bool) -> None:
+        """Keep how long an evaluation took."""
+        self.held[name], self.counted[name] = [seconds], scored[name].samples
+
+    def commit(self, step: int, tensors: Any, state: Any, best: Any) -> None:
+        """Write a checkpoint, verified by reading it back."""
+        began = time.perf_counter()
+        checkpoint.write(self.folder.checkpoints, step, tensors, {**state, "journal": 0}, self.recipe_text)
+        path, problems = checkpoint.newest_valid(self.folder.checkpoints)
+        if path is None:
+            raise UserError(str(self.folder.checkpoints), "; ".join(problems), "a checkpoint that can be read back")
+        self.written.append((path, time.perf_counter() - began))
+
+
+def _shortened(recipe: Recipe, held: str | None) -> Recipe:
+    """A recipe that holds one evaluation at its start and no other, and writes nothing down on the way."""
+    evaluations = {
+        name: replace(e, every=None, at_start=name == held, at_end=False) for name, e in recipe.evaluations.items()
+    }
+    log = replace(recipe.log, figures=None, profile=None, system_every=None)
+    checkpoints = replace(recipe.checkpoints, every=None)
+    return replace(recipe, evaluations=evaluations, best=None, stop_when=None, log=log, checkpoints=checkpoints)
+
+
+def _witness(
+    recipe: Recipe,
+    recipe_hash: str,
+    folder: Path,
+    machine: Machine,
+    found: Mapping[str, Path],
+    updates: int,
+    path: Path | None,
+) -> _Trial:
+    asked = iter(range(10**9))
+    # Asked before training, before the first update and after each; the answer is read an update later.
+    return _Trial(
+        recipe, recipe_hash, config.dump(recipe), RunFolder(folder), Silent(), machine.main,
+        lambda: next(asked) >= updates, found, [], path,
+    )  # fmt: skip
+
+
+def _memory(machine: Machine) -> tuple[float, float]:
+    """Greatest memory so far and what is left beside it, GB."""
+    if machine.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(machine.device)
+        return peak / 1e9, (torch.cuda.mem_get_info(machine.device)[1] - peak) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak / 1e9, psutil.virtual_memory().available / 1e9
+
+
+def _span(s: float) -> str:
+    return f"{s:.3g} s" if s < 120 else f"{s / 60:.3g} min" if s < 7200 else f"{s / 3600:.3g} h"
