@@ -47,7 +47,7 @@ def guide(seed: int, length: int = 1200) -> np.ndarray:
     """(length, 9) seconds by phase of a trace that falls from 930 to 170 samples a second at step 1050, batch 256."""
     rng = np.random.default_rng([8, seed])
     rows = _trace(rng, length)
-    rows *= 256 / 930 / rows[50:1049, : len(STEP)].sum(1).mean()
+    rows *= 256 / 930 / _mean(rows[50:1049])
     _lose(rng, rows, 1050, 930 / 170, PHASES[int(rng.choice([0, 1, 2, 3, 4, 5, 7]))])
     return rows
 
@@ -69,8 +69,13 @@ def recorded(seed: int, length: int = 1200) -> np.ndarray:
     return rows[first : first + length]
 
 
+def _mean(rows: np.ndarray) -> float:
+    """Seconds of a step, its log line included."""
+    return float(rows[:, : len(STEP)].sum(1).mean() + rows[:, len(STEP) + LOG].mean())
+
+
 def _lose(rng: np.random.Generator, rows: np.ndarray, at: int, factor: float, phase: str) -> None:
-    more = rows[50 : at - 1, : len(STEP)].sum(1).mean() * (factor - 1)
+    more = _mean(rows[50 : at - 1]) * (factor - 1)
     noise = np.exp(rng.normal(0, rng.uniform(0.01, 0.3), len(rows) - at + 1))
     rows[at - 1 :, PHASES.index(phase)] += more * noise / noise.mean()
 

@@ -62,6 +62,8 @@ class _Block:
     """(phases,) without the slowest rows."""
     level: float
     """Log of the sum of `mean`."""
+    median: float
+    """Log of the median of `total`."""
 
 
 class _Pace:
@@ -110,9 +112,10 @@ class _Pace:
 
     def _measure(self, number: np.ndarray, rows: np.ndarray) -> _Block:
         total = rows.sum(1)
-        kept = np.argpartition(total, len(total) - self.trim - 1)[: len(total) - self.trim]
-        mean = rows[kept].sum(0) / len(kept)
-        return _Block(number.copy(), rows.copy(), total, mean, math.log(max(float(mean.sum()), 1e-9)))
+        order = total.argsort()
+        mean = rows[order[: len(total) - self.trim]].sum(0) / (len(total) - self.trim)
+        level, median = (math.log(max(float(x), 1e-9)) for x in (mean.sum(), total[order[len(total) // 2]]))
+        return _Block(number.copy(), rows.copy(), total, mean, level, median)
 
     def _judge(self, new: _Block) -> Drop | None:
         if len(self.reference) < FIRST:
@@ -176,15 +179,14 @@ class _Pace:
             return None
         last = (list(self.reference)[-2:] + self.suspects)[-4:]
         total = np.concatenate([block.total for block in last])
-        onset, end = _stretch(total, math.exp(middle), math.exp(new.level), self.block)
-        median = float(np.median(total[onset:end])) if end > onset else 0.0
-        risen = math.log(max(median, 1e-9)) - middle
+        risen = new.median - _middle([block.median for block in self.reference])[0]
         if risen >= threshold:  # every step is slower
-            least = self.block
+            each, least = True, self.block
         elif risen < LASTING:  # long waits among steps that are as they were
-            least = 2 * self.block
+            each, least = False, 2 * self.block
         else:
             return None
+        onset, end = _stretch(total, math.exp(middle), math.exp(new.level), each)
         if end - onset < least:
             return None
         many = end - onset if onset else max(end, (len(self.suspects) - 1) * self.block)
@@ -207,7 +209,8 @@ class _Pace:
             return None
         around = [*list(self.reference)[-1:], *self.suspects]
         total = np.concatenate([block.total for block in around])
-        onset, end = _stretch(total, math.exp(middle), math.exp(level), len(total))
+        each = math.log(float(np.median(total))) > (middle + level) / 2
+        onset, end = _stretch(total, math.exp(middle), math.exp(level), each)
         if (end - onset) * self.weight < PATIENCE_STEPS:
             return None
         step = int(np.concatenate([block.number for block in around])[onset])
@@ -323,15 +326,16 @@ def _middle(levels: list[float]) -> tuple[float, float]:
     return middle, max(FLOOR, 1.4826 * apart[len(apart) // 2])
 
 
-def _stretch(total: np.ndarray, before: float, after: float, block: int) -> tuple[int, int]:
+def _stretch(total: np.ndarray, before: float, after: float, each: bool) -> tuple[int, int]:
     """Where the last of these times begin and end to be of the new level, as far as they tell; equal if they do not.
 
-    It begins where the sum of what lies above the middle of both levels is least, and ends where it is most.
+    It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log time
+    where each step is slower, else in seconds.
     """
-    if np.median(total[-block:]) > math.sqrt(before * after):
+    if each:
         half = math.log(after / before) / 2
         score = np.clip(np.log(np.maximum(total, 1e-9) / before) - half, -half, half)
-    else:  # long waits among steps that are as they were
+    else:
         score = np.minimum(total, 16 * after) - (before + after) / 2
     height = np.concatenate([[0.0], np.cumsum(score)])
     onset = int(np.argmin(height))
