@@ -97,6 +97,7 @@ def _run(
     """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder."""
     from trainkit import loop
     from trainkit.report import closing
+    from trainkit.speed import ceilings
     from trainkit.witness import Witness
 
     machine.configure(recipe)
@@ -132,6 +133,8 @@ def _run(
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
+        witness.ceilings = ceilings.ensure(recipe, data, machine, store, witness.found, witness.say, stopping)
+        ceilings.note(witness, resuming)
         try:
             outcome = loop.train(recipe, data, machine, witness)
         finally:

@@ -1,0 +1,174 @@
+"""How many floating-point operations an update takes, and how many a device can do.
+
+Counted are products of matrices, convolutions and attention, each multiplication with its addition as two; what goes
+element by element is left out, as usual where a share of a device's peak is given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from trainkit.machine import Machine
+from trainkit.recipe import Recipe
+
+aten = torch.ops.aten
+
+GPUS: tuple[tuple[str, float, float | None, float], ...] = (
+    # Pattern in the name, then TFLOP/s without sparsity: fp16 and bf16 with sums in float32, TF32, float32.
+    (r"B200\b", 2250, 1100, 75),
+    (r"H200 NVL", 835.5, 417.5, 60),
+    (r"H200\b", 989.5, 494.5, 67),
+    (r"H100 NVL", 835.5, 417.5, 60),
+    (r"H100 PCIe", 756, 378, 51),
+    (r"H100\b", 989.5, 494.5, 67),
+    (r"A100\b", 312, 156, 19.5),
+    (r"A40\b", 149.7, 74.8, 37.4),
+    (r"A30\b", 165, 82, 10.3),
+    (r"A10\b", 125, 62.5, 31.2),
+    (r"L40S\b", 362, 183, 91.6),
+    (r"L40\b", 181, 90.5, 90.5),
+    (r"L4\b", 121, 60, 30.3),
+    (r"V100-SXM", 125, None, 15.7),
+    (r"V100-PCIE", 112, None, 14),
+    (r"\bT4\b", 65, None, 8.1),
+    (r"RTX 6000 Ada", 364.2, 182.1, 91.1),
+    (r"RTX A6000", 154.8, 77.4, 38.7),
+    (r"RTX 3090(?! Ti)", 71, 35.6, 35.6),
+    (r"RTX 4090(?! D)", 165.2, 82.6, 82.6),
+    (r"RTX 5090(?! D)", 209.5, 104.8, 104.8),
+)
+"""Peaks that NVIDIA gives: data sheets of the boards, white papers of GA102, AD102 and GB202 for the RTX ones. Where a
+sheet gives the rate with sparsity alone, half of it."""
+
+
+class Counter(TorchDispatchMode):
+    """Counts the operations of what runs beneath it; `total` so far. Not for compiled code, which it cannot see into.
+
+    Formulas are those of `torch.utils.flop_counter` but for two: there the gradient of the weights of a convolution in
+    groups is counted as if it had none (a depthwise one as often as it has channels), and attention on a CPU not at
+    all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count it."""
+        kwargs = kwargs or {}
+        packet = getattr(func, "_overloadpacket", None)
+        formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+        if formula is None and packet is not None and func is not torch.ops.prim.device.default:
+            with self:  # under inference mode an operation arrives whole: `linear`, not `addmm`
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=out))
+        return out
+
+
+def _convolution_backward(
+    grad: Any,
+    x: Any,
+    weight: Any,
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: int,
+    mask: list[bool],
+    out_val: Any = None,
+) -> int:
+    """Each of the two gradients takes as many as the convolution itself; groups are in the shape of the weights."""
+    where = x if transposed else grad
+    forward = 2 * x.shape[0] * math.prod(where.shape[2:]) * math.prod(weight.shape)
+    return forward * (bool(mask[0]) + bool(mask[1]))
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    return _products(query, key, value, 1, 1)
+
+
+def _attention_backward(_grad: Any, query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    # The scores again, since they are not kept, and the gradients of scores, queries and keys; of weights and values.
+    return _products(query, key, value, 3, 2)
+
+
+def _products(query: Any, key: Any, value: Any, by_key: int, by_value: int) -> int:
+    pairs = math.prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * pairs * (by_key * query.shape[-1] + by_value * value.shape[-1])
+
+
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    aten.convolution_backward: _convolution_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
+def of_gpu(name: str, precision: str, tf32: bool) -> tuple[float, str] | None:
+    """Peak of a GPU by its name, in operations a second, and where it is from; None where it is not in the table.
+
+    `precision` is that of the run (`no`, `bf16`, `fp16`); without one, `tf32` says whether products may use TF32. A
+    part of a GPU (MIG) is in no table.
+    """
+    if "MIG" in name or precision == "fp8":
+        return None
+    for pattern, half, tensor, single in GPUS:
+        if re.search(pattern, name):
+            if precision == "bf16" and tensor is None:
+                return None  # before Ampere bf16 is emulated
+            fast = tensor if tf32 and tensor is not None else single
+            word = precision if precision != "no" else "TF32" if fast != single else "float32"
+            return 1e12 * (fast if precision == "no" else half), f"data sheet: {word}, dense"
+    return None
+
+
+def peak(recipe: Recipe, machine: Machine) -> tuple[float, str]:
+    """Operations a second that this process's device can do at most, and where the figure is from.
+
+    A GPU of the table by its data sheet; any other device by a product of matrices that is timed here, in 0.3 s, in
+    the precision of the run and with its threads: what a large product reaches, and not what the silicon could.
+    """
+    if machine.device.type == "cuda":
+        name = torch.cuda.get_device_name(machine.device)
+        if (known := of_gpu(name, machine.precision, recipe.device.tf32)) is not None:
+            return known
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return timed(machine.device, half.get(machine.precision, torch.float32))
+
+
+def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tuple[float, str]:
+    """Operations a second of a square product of matrices at its fastest, and that in words."""
+    side, best = 512, math.inf
+    # Larger until one takes 20 ms, so that what goes beside the product does not count.
+    while best > 1e3 or (best < 0.02 and side < 8192):
+        side *= 2
+        a, b = (torch.full((side, side), 1e-3, dtype=dtype, device=device) for _ in range(2))
+        best = min(_product(a, b) for _ in range(2))
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        best = min(best, _product(a, b))
+    kind = str(dtype).removeprefix("torch.")
+    with_threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    return 2 * side**3 / best, f"timed here: {kind} product of {side} x {side}{with_threads}"
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> float:
+    began = time.perf_counter()
+    a @ b
+    if a.device.type == "cuda":
+        torch.cuda.synchronize(a.device)
+    return time.perf_counter() - began
