@@ -15,7 +15,6 @@ from torch import Tensor
 
 from trainkit import checkpoint, journal
 from trainkit.recipe import Recipe
-from trainkit.speed.evidence import Ceilings
 from trainkit.store import RunFolder
 from trainkit.task import Scores
 
@@ -41,8 +40,6 @@ class Witness:
     """Where to resume from."""
     elastic: bool = False
     """Whether the number of processes may have changed since."""
-    ceilings: Ceilings | None = None
-    """What loader and network could reach alone, where it is known."""
     ceilings: Any = None
     """What the loader and the network could reach alone: `speed.evidence.Ceilings`, where it is known."""
     held: dict[str, list[float]] = field(default_factory=dict)
