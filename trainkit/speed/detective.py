@@ -168,7 +168,10 @@ class _Pace:
         self._fast = []
 
     def _wait(self, level: float) -> int:
-        """Steps that bursts before make one wait at this level."""
+        """Steps that bursts before, or a pace that went up and down, make one wait at this level."""
+        ordered = sorted(block.level for block in self.reference)
+        if level < ordered[len(ordered) * 9 // 10] + RISEN:
+            return BURST_LIMIT
         longest = max((steps for steps, height in self._bursts if height > level - math.log(1.5)), default=0)
         return min(2 * longest, BURST_LIMIT)
 
@@ -177,20 +180,21 @@ class _Pace:
         threshold = max(SHARP, min(6 * spread, math.log(4)))
         if new.level - middle < threshold:
             return None
-        last = (list(self.reference)[-2:] + self.suspects)[-4:]
+        last = (list(self.reference)[-2:] + self.suspects)[-BURST_LIMIT // BLOCK - 2 :]
         total = np.concatenate([block.total for block in last])
         risen = new.median - _middle([block.median for block in self.reference])[0]
         if risen >= threshold:  # every step is slower
             each, least = True, self.block
-        elif risen < LASTING:  # long waits among steps that are as they were
+        elif (
+            risen < LASTING and len(self.suspects) > 1 and len(self.reference) >= 2 * FIRST
+        ):  # long waits among steps that are as they were
             each, least = False, 2 * self.block
         else:
             return None
         onset, end = _stretch(total, math.exp(middle), math.exp(new.level), each)
-        if end - onset < least:
+        if end - onset < least or (end - onset) * self.weight < self._wait(new.level):
             return None
-        many = end - onset if onset else max(end, (len(self.suspects) - 1) * self.block)
-        if many * self.weight < self._wait(new.level):
+        if (total[onset:end] > math.exp((middle + new.level) / 2)).sum() < 5:
             return None
         rows = np.concatenate([block.rows for block in last])[onset:]
         after = self._measure(np.arange(len(rows)), rows)
@@ -329,14 +333,14 @@ def _middle(levels: list[float]) -> tuple[float, float]:
 def _stretch(total: np.ndarray, before: float, after: float, each: bool) -> tuple[int, int]:
     """Where the last of these times begin and end to be of the new level, as far as they tell; equal if they do not.
 
-    It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log time
-    where each step is slower, else in seconds.
+    It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log
+    time where each step is slower, else in seconds.
     """
     if each:
         half = math.log(after / before) / 2
         score = np.clip(np.log(np.maximum(total, 1e-9) / before) - half, -half, half)
     else:
-        score = np.minimum(total, 16 * after) - (before + after) / 2
+        score = np.minimum(total, 4 * after) - (before + after) / 2
     height = np.concatenate([[0.0], np.cumsum(score)])
     onset = int(np.argmin(height))
     end = onset + int(np.argmax(height[onset:]))
