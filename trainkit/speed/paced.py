@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,73 @@ class Ready:
     """`Machine.describe()`, and `torch`, `bf16`, `tf32`, `compiles` (an empty text, or why not), `cores`."""
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """How much faster one thing is than another, from paired repeats."""
+
+    value: float
+    """Geometric mean of the ratios; above 1: faster."""
+    low: float
+    high: float
+    """Ends of the 95 % interval: Student's t over the logarithms of the ratios."""
+
+    def __str__(self) -> str:
+        return f"x {self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+# Student's t, 97.5 %, by degrees of freedom from 1; beyond the last it is at most 4 % too wide.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def ratio(faster: Sequence[float], than: Sequence[float]) -> Ratio:
+    """The ratio of rates that were measured in pairs. Raises ValueError for fewer than two pairs or rates not above 0.
+
+    Neighbours in time share the machine's weather, so the ratio is taken within each pair.
+    """
+    if len(faster) != len(than) or len(faster) < 2:
+        raise ValueError(f"{len(faster)} and {len(than)} rates; two pairs or more are needed")
+    if min(*faster, *than) <= 0:
+        raise ValueError("a rate is not above 0")
+    logs = np.log(np.asarray(faster, float) / np.asarray(than, float))
+    return _interval(float(logs.mean()), float(logs.std(ddof=1) / len(logs) ** 0.5), len(logs) - 1)
+
+
+def unpaired(faster: Sequence[float], than: Sequence[float]) -> Ratio:
+    """The ratio of rates that were not measured in turns: Welch's interval over their logarithms.
+
+    With as many degrees of freedom as the shorter row allows, which is never too narrow. Raises ValueError as `ratio`.
+    """
+    if min(len(faster), len(than)) < 2:
+        raise ValueError(f"{len(faster)} and {len(than)} rates; two or more are needed of each")
+    a, b = np.log(np.asarray(faster, float)), np.log(np.asarray(than, float))
+    error = float((a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) ** 0.5)
+    return _interval(float(a.mean() - b.mean()), error, min(len(a), len(b)) - 1)
+
+
+def _interval(middle: float, error: float, freedom: int) -> Ratio:
+    half = (_T[min(freedom, len(_T)) - 1]) * error
+    return Ratio(*(float(np.exp(middle + side)) for side in (0.0, -half, half)))
+
+
+def in_turns(one: Paced, other: Paced, updates: tuple[int, int], repeats: int) -> Iterator[tuple[Block, Block]]:
+    """Blocks of two trainings in turns, A B B A A B ...: pairs of neighbours, of which each comes first as often."""
+    for repeat in range(repeats):
+        if repeat % 2 == 0:
+            a = one.go(updates[0])
+            yield a, other.go(updates[1])
+        else:
+            b = other.go(updates[1])
+            yield one.go(updates[0]), b
+
+
 class PaceError(Exception):
     """A child that cannot go on. `kind` is memory, user, silent or failed."""
+
+    child: Paced | None = None
+    """Whose it is, where it came to be."""
 
     def __init__(self, kind: str, reason: str, mistake: UserError | None = None):
         super().__init__(reason)
@@ -98,7 +163,8 @@ class Paced:
     """A training in a child process. It has made its first update when this has been made.
 
     `environment` has variables for the child alone, None for one that is taken away. `keep` are blocks of `KEEPS`.
-    Raises PaceError, here and in every call.
+    `within` is the folder in which it keeps its files, checkpoints among them, while it lives: the place of temporary
+    files unless given. Raises PaceError, here and in every call.
     """
 
     def __init__(
@@ -108,9 +174,10 @@ class Paced:
         *,
         keep: Collection[str] = (),
         patience: float = PATIENCE,
+        within: Path | None = None,
     ):
         self._patience, self._buffer, self._frozen = patience, b"", False
-        self._aside = tempfile.TemporaryDirectory(prefix="trainkit-paced-")
+        self._aside = tempfile.TemporaryDirectory(prefix="trainkit-paced-", dir=within)
         self.folder = Path(self._aside.name)
         self._errors = self.folder / "stderr.txt"
         words = [sys.executable, "-m", "trainkit.speed.paced", str(order.path), *order.overrides]
@@ -196,8 +263,14 @@ class Paced:
             self._child.stdin.write(json.dumps(word).encode() + b"\n")
             self._child.stdin.flush()
         except OSError:
-            raise self._gone() from None
-        answer = self._answer()
+            error = self._gone()
+            error.child = self
+            raise error from None
+        try:
+            answer = self._answer()
+        except PaceError as error:
+            error.child = self
+            raise
         self._freeze(True)
         return answer
 
