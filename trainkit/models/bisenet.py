@@ -74,7 +74,8 @@ def _wide(channels: int, width: float) -> int:
     return max(8, 8 * round(channels * width / 8))
 
 
-def _check_width(width: float) -> None:
+def check_width(width: float) -> None:
+    """Raise ValueError for a factor on channels that no network can have."""
     if not 0 < width <= 8:
         raise ValueError(f"width is {width}; a factor above 0 and up to 8 is needed")
 
@@ -135,7 +136,7 @@ class BiSeNetV1(nn.Module):
         super().__init__()
         import timm
 
-        _check_width(width)
+        check_width(width)
         c64, c128, c256 = (_wide(c, width) for c in (64, 128, 256))
         self.encoder = timm.create_model(encoder, features_only=True, out_indices=(1, 3, 4), in_chans=in_channels)
         strides = self.encoder.feature_info.reduction()
@@ -270,7 +271,7 @@ class BiSeNetV2(nn.Module):
 
     def __init__(self, classes: int, in_channels: int = 3, width: float = 1.0, aux: bool = True, head: int = 1024):
         super().__init__()
-        _check_width(width)
+        check_width(width)
         c16, c32, c64, c128 = (_wide(c, width) for c in (16, 32, 64, 128))
         self.fine_channels = c64
         self.detail = nn.ModuleList(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from trainkit import weights
 from trainkit.errors import UserError, few
+from trainkit.models import bisenet, slices
 from trainkit.models import points as pointwise
-from trainkit.models import slices
 from trainkit.models.patches import by, require
 from trainkit.models.points import PointHead, PointSpec
 from trainkit.task import Meta
@@ -45,7 +45,7 @@ class BiSeNetV1Spec:
     `models:/ID`; files of the public implementation are understood. None: random."""
 
     def __post_init__(self) -> None:
-        _check_width(self.width)
+        bisenet.check_width(self.width)
         _check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
 
 
@@ -61,7 +61,7 @@ class BiSeNetV2Spec:
     None: random."""
 
     def __post_init__(self) -> None:
-        _check_width(self.width)
+        bisenet.check_width(self.width)
         if self.weights == "pretrained":
             raise ValueError(
                 "weights is 'pretrained'; bisenetv2 has no encoder with such weights: name a file or a run"
@@ -124,11 +124,6 @@ class Norm:
     def __post_init__(self) -> None:
         if self.groups < 1:
             raise ValueError(f"groups is {self.groups}; 1 or more are needed")
-
-
-def _check_width(width: float) -> None:
-    if not 0 < width <= 8:
-        raise ValueError(f"width is {width}; a factor above 0 and up to 8 is needed")
 
 
 def _check_tag(encoder: str, word: str | None, example: str) -> None:
@@ -279,8 +274,6 @@ def _load(net: SceneNet, file: Any) -> list[str]:
     """Fill a whole network; from a file without a head for points, or of the public BiSeNet, all but that head."""
     tensors = weights.read_tensors(file)
     if not any(name.startswith("body.") for name in tensors):
-        from trainkit.models import bisenet
-
         tensors = {f"body.{name}": tensor for name, tensor in bisenet.from_published(tensors).items()}
     headless = net.point_head is not None and not any(name.startswith("point_head.") for name in tensors)
     weights.load_into(net, tensors, str(file), ignore=("point_head.*",) if headless else ())
@@ -291,20 +284,16 @@ Made = tuple[nn.Module, str, list[str]]
 
 
 def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> Made:
-    from trainkit.models.bisenet import BiSeNetV1
-
     slices.check_timm(spec.encoder)
     try:
-        body = BiSeNetV1(meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder)
+        body = bisenet.BiSeNetV1(meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder)
     except _MISFITS as error:
         raise slices.unfit(f"{spec.encoder} as a context path", error) from error
     return body, f"{spec.encoder} as context path, width {spec.width:g}", []
 
 
 def _bisenetv2(spec: BiSeNetV2Spec, meta: Meta) -> Made:
-    from trainkit.models.bisenet import BiSeNetV2
-
-    return BiSeNetV2(meta.classes, meta.shape[0], width=spec.width), f"width {spec.width:g}", []
+    return bisenet.BiSeNetV2(meta.classes, meta.shape[0], width=spec.width), f"width {spec.width:g}", []
 
 
 def _smp(spec: SmpSpec, meta: Meta) -> Made:
