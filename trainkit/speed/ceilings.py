@@ -12,6 +12,7 @@ import copy
 import functools
 import gc
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -46,8 +47,10 @@ FOLDER = "ceilings"
 """Folder of the store's home that keeps what was measured."""
 ENOUGH = 500
 """Updates from which `log.ceilings: auto` measures."""
+SECONDS = 5.0
+"""How long each part is timed; where a few batches take longer, so long as these."""
 SHARE = 0.01
-"""Share of the time that the updates of a training take which `auto` gives each of the parts that are timed."""
+"""Share of the time that the updates of a training take which `auto` gives each of the parts at most."""
 _FORMAT = 1
 _ENDLESS = Span(10**9, "steps")
 _VERSIONS = ("torch", "torchvision", "accelerate", "timm", "numpy", "pillow", "trainkit")
@@ -174,7 +177,7 @@ def measure(
     data: Opened,
     machine: Machine,
     found: Mapping[str, Path],
-    seconds: float = 5.0,
+    seconds: float = SECONDS,
     say: Callable[[str], None] = lambda text: None,
     share: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
@@ -185,7 +188,7 @@ def measure(
     `found` holds the weights that the task needs. What cannot be measured is in `absent` with the reason. Afterwards
     generators, gradient scaler, compiled code and peak memory are as they were, or as if new.
     """
-    say(f"timing network, loader and evaluations alone, each for {seconds:g} s at most where they are not slow")
+    say(f"timing network, loader and evaluations, each alone, for {seconds:g} s at most where they are not slow")
     # What a task may note about its training belongs to this one.
     recipe = replace(recipe, task=copy.deepcopy(recipe.task))
     alone = _Alone(recipe, data, machine, found, seconds, share, stopping)
@@ -320,7 +323,13 @@ class _Alone:
                     break
         finally:
             stream.close()
-        return plan.accumulation * (times[-1] - times[warm - 1]) / max(1, len(times) - warm)
+        spent = np.diff(times[warm - 1 :])
+        rounds = (
+            spent[: len(spent) // at_once * at_once].reshape(-1, at_once).mean(1) if len(spent) >= at_once else spent
+        )
+        if not len(rounds):
+            raise ValueError(_STOPPED)
+        return plan.accumulation * steady(rounds)
 
     def _fetch(self) -> dict[str, float]:
         from trainkit.speed import reading
@@ -355,19 +364,19 @@ class _Alone:
         return {name: self._held(net, name, split) for name, split in splits.items()}
 
     def _held(self, net: nn.Module, name: str, split: Split) -> float:
-        """Mean seconds of a batch of an evaluation, read and predicted; the first comes twice and counts once."""
+        """Seconds of a batch of an evaluation, read and predicted, after a first one that does not count."""
         machine, times = self.machine, []
         budget = self.budget() / len(self.recipe.evaluations)
         batches = self._batches(name, split)
-        for rows, _ in (batches[0], *batches):
+        for rows, _ in itertools.chain(batches[:1], itertools.cycle(batches)):
             batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
             with machine.accelerator.autocast():
                 self.recipe.task.predict(net, batch)
             machine.synchronize()
             times.append(time.perf_counter())
-            if len(times) > 1 and times[-1] - times[0] >= budget:
+            if len(times) > 1 and (times[-1] - times[0] >= budget or self.stopping()):
                 break
-        return (times[-1] - times[0]) / (len(times) - 1)
+        return steady(np.diff(times))
 
     def _batches(self, name: str, split: Split) -> list[tuple[np.ndarray, np.ndarray]]:
         size = self.recipe.evaluations[name].batch_size
@@ -384,7 +393,7 @@ class _Alone:
     def _peak(self) -> tuple[float, str]:
         from trainkit.speed import flops
 
-        return flops.peak(self.recipe, self.machine)
+        return flops.peak(self.recipe, self.machine, seconds=min(0.3, self.budget()))
 
 
 class _Frozen:
@@ -495,17 +504,16 @@ class _Pace(_Mute):
         self._ends[-1] = time.perf_counter()
 
     def seconds_of_a_step(self) -> float:
-        """The median of five means, so that neither a burst of a neighbour counts nor a rhythm of the training is lost.
+        """Of what was steady; raises ValueError where the training ended before.
 
-        On a CPU without the time in which batches were copied; on a GPU that goes on beside the device's work. Raises
-        ValueError where the training ended before.
+        On a CPU without the time in which batches were copied; on a GPU that goes on beside the device's work.
         """
         spent = np.diff(self._ends[self._warm - 1 :]) if self._warm else np.zeros(0)
         if not len(spent):
             raise ValueError(f"the training on one batch ended after {len(self._ends)} updates")
         if self._frozen.copied:
             spent = spent - np.diff(self._handed[self._warm - 1 :])
-        return float(np.median([part.mean() for part in np.array_split(spent, 5) if len(part)]))
+        return steady(spent)
 
 
 class _Counting(_Mute):
@@ -522,6 +530,14 @@ class _Counting(_Mute):
         if step == 2:
             self.of_one, self.done = self.counter.total - self._before, True
         self._before = self.counter.total
+
+
+def steady(seconds: np.ndarray) -> float:
+    """Seconds of one of several like things in a row: the median of the means of five parts.
+
+    So a neighbour's burst does not count, and a rhythm, such as an average of weights every tenth update, is not lost.
+    """
+    return float(np.median([part.mean() for part in np.array_split(seconds, 5) if len(part)]))
 
 
 @contextlib.contextmanager
@@ -638,8 +654,8 @@ def command(order: Order) -> Iterable[str]:
         data = recipe.data.open(recipe.seed)
         found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
         Plan.make(recipe, data, machine.world, machine.rank)
-        yield f"{recipe.name}: network, loader and evaluations are timed alone, for 5 s each"
-        ceilings = measure(recipe, data, machine, found)
+        yield f"{recipe.name}: network, loader and evaluations are timed alone, each for {SECONDS:g} s or a few batches"
+        ceilings = measure(recipe, data, machine, found, SECONDS)
         machine.lead(lambda: keep(store, fingerprint(recipe, data, machine), ceilings))
         yield from lines(ceilings) if machine.main else ()
     finally:

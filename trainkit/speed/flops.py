@@ -132,14 +132,14 @@ def of_gpu(name: str, precision: str, tf32: bool) -> tuple[float, str] | None:
                 return None  # before Ampere bf16 is emulated
             fast = tensor if tf32 and tensor is not None else single
             word = precision if precision != "no" else "TF32" if fast != single else "float32"
-            return 1e12 * (fast if precision == "no" else half), f"data sheet: {word}, dense"
+            return 1e12 * (fast if precision == "no" else half), f"the data sheet, {word} without sparsity"
     return None
 
 
-def peak(recipe: Recipe, machine: Machine) -> tuple[float, str]:
+def peak(recipe: Recipe, machine: Machine, seconds: float = 0.3) -> tuple[float, str]:
     """Operations a second that this process's device can do at most, and where the figure is from.
 
-    A GPU of the table by its data sheet; any other device by a product of matrices that is timed here, in 0.3 s, in
+    A GPU of the table by its data sheet; any other device by a product of matrices that is timed here for `seconds`, in
     the precision of the run and with its threads: what a large product reaches, and not what the silicon could.
     """
     if machine.device.type == "cuda":
@@ -147,14 +147,14 @@ def peak(recipe: Recipe, machine: Machine) -> tuple[float, str]:
         if (known := of_gpu(name, machine.precision, recipe.device.tf32)) is not None:
             return known
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return timed(machine.device, half.get(machine.precision, torch.float32))
+    return timed(machine.device, half.get(machine.precision, torch.float32), seconds)
 
 
 def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tuple[float, str]:
     """Operations a second of a square product of matrices at its fastest, and that in words."""
-    side, best = 512, math.inf
-    # Larger until one takes 20 ms, so that what goes beside the product does not count.
-    while best > 1e3 or (best < 0.02 and side < 8192):
+    side, best = 512, 0.0
+    # Larger until one takes 10 ms, so that what goes beside the product does not count.
+    while best < 0.01 and side < 8192:
         side *= 2
         a, b = (torch.full((side, side), 1e-3, dtype=dtype, device=device) for _ in range(2))
         best = min(_product(a, b) for _ in range(2))
@@ -162,8 +162,9 @@ def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tup
     while time.perf_counter() < ends:
         best = min(best, _product(a, b))
     kind = str(dtype).removeprefix("torch.")
-    with_threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    return 2 * side**3 / best, f"timed here: {kind} product of {side} x {side}{with_threads}"
+    threads = torch.get_num_threads()
+    by = f" on {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else ""
+    return 2 * side**3 / best, f"a {kind} product of {side} x {side}, timed here{by}"
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,0 +1,124 @@
+"""Where the time of reading a batch goes: found by what was put in."""
+
+import io
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from trainkit.speed import reading
+
+
+def function(file: str, body: str, **names):
+    """A function that seems to stand in another file."""
+    space = {"time": time, **names}
+    exec(compile(f"def act():\n    {body}\n", file, "exec"), space)
+    return space["act"]
+
+
+@pytest.mark.parametrize("kind", ["read", "decode", "augment"])
+def test_a_slow_part_is_found(kind):
+    files = {
+        "read": "/x/trainkit/data/packed.py",
+        "decode": "/x/site-packages/PIL/ImageFile.py",
+        "augment": "/x/trainkit/data/scene_augment.py",
+    }
+    parts = [function(file, f"time.sleep({0.006 if name == kind else 0.001})") for name, file in files.items()]
+
+    def fetch():
+        for part in parts:
+            part()
+        return torch.stack([torch.zeros(4)] * 2)
+
+    shares = reading.shares([fetch] * 5, 10.0)
+    assert set(shares) == set(reading.KINDS)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert max(shares, key=shares.get) == kind
+    assert shares[kind] > 0.5
+
+
+def test_what_has_no_kind_counts_for_those_that_called_it():
+    # As numpy does for whoever calls it; three quarters of its time on behalf of the augmentation.
+    library = function("/x/site-packages/numpy/lib/any.py", "time.sleep(0.002)")
+    augment = function("/x/trainkit/data/augment.py", "[library() for _ in range(3)]", library=library)
+    read = function("/x/trainkit/data/recordio.py", "library()", library=library)
+
+    def fetch():
+        augment()
+        read()
+
+    shares = reading.shares([fetch] * 4, 10.0)
+    assert shares["augment"] == pytest.approx(0.75, abs=0.1)
+    assert shares["read"] == pytest.approx(0.25, abs=0.1)
+
+
+def test_pictures_that_are_decoded_are_found_with_the_real_library():
+    pixels = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+
+    def fetch():
+        pictures = [np.asarray(Image.open(io.BytesIO(file.getvalue())).convert("RGB")) for _ in range(4)]
+        return torch.stack([torch.from_numpy(picture.copy()) for picture in pictures])
+
+    shares = reading.shares([fetch] * 3, 10.0)
+    assert shares["decode"] > 0.5
+    assert shares["read"] < 0.05  # a file in memory is none
+
+
+def test_putting_together_is_found():
+    rows = [torch.zeros(300_000) for _ in range(4)]
+    assert reading.shares([lambda: torch.stack(rows)] * 3, 10.0)["collate"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("<built-in method io.open>", "read"),
+        ("<method 'readinto' of '_io.BufferedReader' objects>", "read"),
+        ("<method 'read' of '_io.BytesIO' objects>", None),
+        ("<built-in method posix.pread>", "read"),
+        ("<built-in method zlib.decompress>", "decode"),
+        ("<method 'decompress' of 'zlib.Decompress' objects>", "decode"),
+        ("<method 'decode' of 'ImagingDecoder' objects>", "decode"),
+        ("<built-in method zlib.crc32>", None),
+        ("<built-in method torch.stack>", "collate"),
+        ("<built-in method numpy.ascontiguousarray>", "collate"),
+        ("<built-in method time.sleep>", None),
+    ],
+)
+def test_functions_in_c_are_known_by_name(name, kind):
+    assert reading.kind_of(name) == kind
+
+
+def entry(code, inline, calls=1, called=()):
+    return SimpleNamespace(code=code, inlinetime=inline, callcount=calls, calls=called)
+
+
+def test_the_time_of_the_profiler_is_taken_off():
+    read, decode = "<built-in method io.open>", "<built-in method zlib.decompress>"
+    stats = [entry(read, 1.0, calls=1000), entry(decode, 1.0, calls=10)]
+    spent = reading._by_kind(stats, cost=0.0005)
+    assert spent["read"] == pytest.approx(0.5)
+    assert spent["decode"] == pytest.approx(0.995)
+    assert reading._by_kind(stats, cost=0.01)["read"] == 0  # never less than nothing
+
+
+def test_functions_that_call_themselves_and_each_other_come_to_an_end():
+    a = entry("<built-in method a>", 1.0, called=[SimpleNamespace(code="<built-in method b>", inlinetime=2.0)])
+    b = entry("<built-in method b>", 2.0, called=[SimpleNamespace(code="<built-in method a>", inlinetime=1.0)])
+    spent = reading._by_kind([a, b], 0.0)
+    assert spent["other"] == pytest.approx(3.0)
+
+
+def test_what_costs_nothing_has_no_shares():
+    assert reading.shares([], 1.0) == {}
+
+
+def test_reading_ends_with_the_time_it_has():
+    made = []
+    reading.shares((lambda: made.append(time.sleep(0.01)) for _ in range(1000)), 0.03)
+    assert 1 <= len(made) <= 4
