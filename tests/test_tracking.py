@@ -540,6 +540,9 @@ def test_the_load_of_the_machine_is_recorded_and_stops_with_the_run(home, begin)
     assert steps == list(range(len(steps))) and len(steps) >= 2
     assert all(row[2] > 0 for row in rows(home, "system/cpu_utilization_percentage")[:1])
     assert not tracker._sampler.is_alive()
+    kept = tracker.readings()
+    assert len(kept) == len(steps) and tracker.readings(kept[0].at) == kept[1:]
+    assert kept[0].own_cores > 0 and "own_cores" not in tracker.unreadable()
 
 
 class Away:

@@ -31,6 +31,7 @@ class Sampler(threading.Thread):
         self._journal, self._every, self._disk = journal, every, disk
         self._readings: deque[Reading] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
+        self._absent: dict[str, str] = {}
         self._told: set[str] = set()
         self._stop_asked = threading.Event()
 
@@ -38,7 +39,6 @@ class Sampler(threading.Thread):
         """Sample until stopped; the first sample comes within a second."""
         from trainkit.speed.load import Load
 
-        load = None
         step = self._journal.highest("system/") + 1
         pause = min(1.0, self._every)
         try:
@@ -52,12 +52,19 @@ class Sampler(threading.Thread):
                 step += 1
                 self._tell(load.absent)
         except Exception as error:
+            if self._stop_asked.is_set():  # the journal may be closed by now
+                return
             _log.warning("the load of the machine cannot be read any more: %s", error)
 
     def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
         """The readings after a moment of `time.perf_counter`, oldest first, as far as they are kept."""
         with self._lock:
             return tuple(reading for reading in self._readings if reading.at > since)
+
+    def absent(self) -> dict[str, str]:
+        """What of a reading cannot be had, and why."""
+        with self._lock:
+            return dict(self._absent)
 
     def stop(self) -> None:
         """End sampling."""
@@ -66,6 +73,8 @@ class Sampler(threading.Thread):
 
     def _tell(self, absent: dict[str, str]) -> None:
         new = {name: why for name, why in absent.items() if name not in self._told}
+        self._told |= new.keys()
+        with self._lock:
+            self._absent = dict(absent)
         if new:
-            self._told |= new.keys()
             self._journal.event(self._journal.last_step, "load_absent", new)

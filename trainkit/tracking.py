@@ -169,6 +169,10 @@ class Tracker:
         """The load of the machine after a moment of `time.perf_counter`, oldest first, as far as it is kept."""
         return self._sampler.readings(since) if self._sampler else ()
 
+    def unreadable(self) -> dict[str, str]:
+        """Fields of these readings that cannot be had on this machine, and why."""
+        return self._sampler.absent() if self._sampler else {}
+
     def commit(self) -> int:
         """Put the journal on the disk for good and return its position, which belongs in the checkpoint.
 
@@ -330,6 +334,10 @@ class Silent:
     def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
         """Return nothing."""
         return ()
+
+    def unreadable(self) -> dict[str, str]:
+        """Return nothing."""
+        return {}
 
     def commit(self) -> int:
         """Return 0."""

@@ -57,9 +57,9 @@ class Reading:
     worker_cores: float | None = None
     """And its children, the workers of its loader among them."""
     host_share: float | None = None
-    """Share of all processor time of the machine that anyone used, 0 to 1."""
+    """Share of the time of all processors this process may run on that anyone used, 0 to 1."""
     throttled_share: float | None = None
-    """Share of the time in which the control group had used up its processor time, 0 to 1."""
+    """Share of the processor time wanted that the control group refused, its quota being used up, 0 to 1."""
     cpu_mhz: float | None = None
     rss_gb: float | None = None
     """Resident memory of this process and its children."""

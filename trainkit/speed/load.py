@@ -41,7 +41,7 @@ class Load:
     ):
         pid = pid or os.getpid()
         self._now, self._disk, self._gpus = now, disk, gpus or Gpus()
-        self._source: Source = Procfs(root, cpus, pid) if Path(root, str(pid), "stat").exists() else Psutil()
+        self._source: Source = Procfs(root, cpus, pid, now) if Path(root, str(pid), "stat").exists() else Psutil()
         self._groups = Groups(cgroup, os.path.join(root, str(pid), "cgroup"))
         self._at = now()
         self._processors = self._source.processors()
@@ -66,7 +66,12 @@ class Load:
         at, source = self._now(), self._source
         elapsed = at - self._at
         processors, processes, refused = source.processors(), source.processes(), self._groups.refused()
-        reading = Reading(at=at, gpus=self._gpus.read(lambda: {pid for pid, _ in processes} | self._ranks()))
+        rss = [one.rss for one in processes.values()]
+        reading = Reading(
+            at=at,
+            rss_gb=None if any(one is None for one in rss) else sum(rss) / 1e9,
+            gpus=self._gpus.read(lambda: {pid for pid, _ in processes} | self._ranks()),
+        )
         if elapsed > 0:
             reading = replace(
                 reading,
@@ -158,12 +163,10 @@ def _spent(
         known = sum(getattr(one, name) or 0 for one in gone)
         return max(0.0, sum(b - a for b, a in pairs if a is not None and b is not None) - known)
 
-    rss = [one.rss for one in now.values()]
     faults, read = counted("faults"), counted("read_bytes")
     return {
         "own_cores": max(0.0, mine.seconds - began[me].seconds) / elapsed,
         "worker_cores": max(0.0, alive + max(0.0, reaped - known)) / elapsed,
-        "rss_gb": None if any(one is None for one in rss) else sum(rss) / 1e9,
         "read_mb_s": None if read is None else read / 1e6 / elapsed,
         "major_faults_s": None if faults is None else faults / elapsed,
     }

@@ -65,7 +65,7 @@ class Gpus:
             self.absent["gpus"] = f"CUDA does not tell its devices: {error}"
             return []
         if uuids is None:
-            self.absent["gpus"] = "this process uses no GPU"
+            self.absent["gpus"] = "this process has used no GPU so far"
             return None
         self.absent.pop("gpus", None)
         if not uuids:
@@ -123,11 +123,14 @@ class Gpus:
         )
 
     def _ask(self, device: Device, what: str, question: Callable[[], Any]) -> Any:
+        name = f"gpu_{device.index} {what}"
         try:
-            return question()
+            answer = question()
         except Exception as error:  # NVMLError, or a function that this version of the library lacks
-            self.absent[f"gpu_{device.index} {what}"] = str(error)
+            self.absent[name] = str(error)
             return None
+        self.absent.pop(name, None)
+        return answer
 
     def _used(self, device: Device) -> float:
         """Mean of the samples since the last reading; the driver keeps those of some 15 seconds."""
