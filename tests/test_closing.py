@@ -28,7 +28,9 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
         evaluations={"patches": None, "val": None, "never": None}, best=best and SimpleNamespace(metric=best)
     )
     run = SimpleNamespace(recipe=recipe, folder=SimpleNamespace(name="orbits-s0", journal=path))
-    outcome = SimpleNamespace(status="FINISHED", step=100, speed=SPEED)
+    outcome = SimpleNamespace(
+        status="FINISHED", step=100, speed=SPEED, verdict="3.6 samples/s.\nIt waited.\n  untested: x"
+    )
     return closing.table(run, outcome, SimpleNamespace(shown="sqlite:///x.db")).splitlines()
 
 
@@ -48,6 +50,7 @@ def test_the_last_and_best_scores_are_told_and_those_of_each_class_of_the_set_th
         ["this", "run,", "at", "its", "best", "0.9000", "0.2500"],
     ]
     assert "speed  3.6 samples/s in training; 652 s in all" in lines and "time   compute 100 %" in lines
+    assert lines[lines.index("why    It waited.") + 1] == "         untested: x"
 
 
 def test_without_a_best_score_every_set_shows_its_classes(tmp_path):

@@ -110,7 +110,7 @@ def test_workers_give_the_same_bits_also_after_an_interruption(reference):
 def test_figures_are_drawn_while_training_when_asked_for(store):
     run("log.figures=4 steps", "train.ema=null", "evaluations={}", "best=null", stopping=stop_after(5))
     drawn = sorted(path.name for path in store.rglob("figures/*.png"))
-    assert drawn == ["loss.png", "speed.png", "time.png"]
+    assert drawn == ["loss.png", "speed.png", "time.png", "timeline.png"]
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
     costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
     run.say("\n".join((planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes)))
-    observer.expects(costs)
+    observer.expects(state.step, costs)
 
     def hold(names: Iterable[str]) -> None:
         """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far."""
@@ -152,7 +152,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                     "train/lr": inner.param_groups[0]["lr"],
                     "train/epoch": state.step / plan.steps_per_epoch,
                 },
-                {**clock.window(plan.batch_size), **machine.memory(), **observer.window()},
+                observer.window(),
             )
             tally.clear()
 

@@ -17,11 +17,13 @@ _CLASSES = 12
 
 def write(run: Witness, outcome: Outcome) -> None:
     """Draw the figures of a run, keep the rows of its last evaluations, and log its models."""
-    from trainkit.report import figures
+    from trainkit.report import figures, timeline
 
     tracker = run.tracker
     run.draw(outcome.curves)
     tracker.figure("figures/time.png", figures.time_shares(_shares(outcome)))
+    if outcome.steps is not None and len(outcome.steps):
+        tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.folder.journal))
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     if outcome.status == "FINISHED":
@@ -55,6 +57,7 @@ def table(run: Witness, outcome: Outcome, store: Any) -> str:
     lines += [
         f"speed  {speed['speed/samples_per_s']:.1f} samples/s in training; {speed['time/total_s']:.0f} s in all",
         f"time   {shares}",
+        *(f"{'why' if k == 0 else '':6} {line}" for k, line in enumerate(outcome.verdict.splitlines()[1:])),
         "",
         f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})",
     ]
