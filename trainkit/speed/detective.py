@@ -6,9 +6,12 @@ pace. A block is compared in log time with the median and the robust spread of t
 
 What lasts is a drop, what does not is a burst, and how long one must wait to tell them apart depends on the size:
 
-- at least 2.5 times slower: 25 steps. Nothing that passes in fewer is reported, and such a drop is known within 50.
-- at least 1.3 times slower: 250 steps and 20 seconds, but no more than 5,000 steps. A neighbour that needs the
-  processor for some seconds halves the pace, so a factor of two says nothing in less time.
+- at least 2.5 times slower, every step: 25 steps and a second. Nothing that passes in fewer steps is reported, and a
+  drop is known within 50 steps of its first, where those take a second. Where blocks have scattered by more than
+  10 %, other programs are at work on the machine, and it must last for 5 seconds.
+- at least 2.5 times slower, for long waits of every second to every tenth step: 50 steps, and the same.
+- at least 1.3 times slower: 250 steps and a minute. A neighbour that needs the processor halves the pace, so a factor
+  of two says nothing in less time.
 - twice as long as the longest burst of about that size or more that this training has had, at most 1,000 steps.
 
 What such blocks cannot show is looked for in blocks of 100 steps without their four slowest, made of the steps whose
@@ -34,14 +37,16 @@ BLOCK = 25
 """Steps of a block: what the quick rule waits for."""
 SKIPPED = 50
 """Steps at the start that are never compared: warm-up, and batches that were prefetched before the first step."""
-FIRST = 4
-"""Blocks that must have been seen before one can be called slow."""
+FIRST, FIRST_S, FIRST_LIMIT = 4, 5.0, 12
+"""Blocks and seconds that must have been seen before one can be called slow; so many blocks are enough."""
 KEPT = 80
 """Blocks a new one is compared with."""
 SHARP, LASTING, RISEN = math.log(2.5), math.log(1.3), math.log(1.15)
 """In log time above the median: reported after 25 steps, reported at all, and suspected."""
-PATIENCE_STEPS, PATIENCE_S, PATIENCE_LIMIT = 250, 20.0, 5000
-"""How long what is less than `SHARP` must last."""
+PATIENCE_STEPS, PATIENCE_S, PATIENCE_LIMIT = 250, 60.0, 20_000
+"""How long what is less than `SHARP` must last; the last is as many steps as are waited for at most."""
+LEAST_S, SHARED_S, SHARED = 1.0, 5.0, 0.1
+"""How long what is sharp must last, and how long where blocks scatter by more than `SHARED`, in log time."""
 BURST_LIMIT = 1000
 """The most steps that bursts make it wait."""
 FASTER = 4
@@ -69,9 +74,11 @@ class _Block:
 class _Pace:
     """The pace in blocks of one size. A row holds the mean times of `weight` steps."""
 
-    def __init__(self, names: Sequence[str], block: int, trim: int, weight: int = 1, skip: int = SKIPPED):
+    def __init__(
+        self, names: Sequence[str], block: int, trim: int, weight: int = 1, skip: int = SKIPPED, waits: bool = False
+    ):
         self.names, self.block, self.trim, self.weight = tuple(names), block, trim, weight
-        self._skip = skip
+        self._skip, self.waits = skip, waits
         self.reference: deque[_Block] = deque(maxlen=KEPT)
         self.suspects: list[_Block] = []
         self._fast: list[_Block] = []
@@ -81,17 +88,23 @@ class _Pace:
         self.ended: list[tuple[Drop, int]] = []
         self._pending = (np.empty(0, np.int64), np.empty((0, len(self.names))))
         self._quiet = self._rest = 0
+        self._seconds, self._known = 0.0, False
         self.usual: list[_Block] = []
         """Blocks of the last `feed` that were as those before."""
 
     def restart(self) -> None:
         """Forget the pace, not the drops."""
+        self._begin([])
+
+    def _begin(self, blocks: Sequence[_Block]) -> None:
+        """A new pace, of which these blocks have been seen."""
         self.reference.clear()
-        self._fast = []
+        self.reference.extend(blocks)
+        self._known, self._fast = False, []
         self._clear()
 
     def _clear(self) -> None:
-        self.suspects, self._quiet, self._rest = [], 0, 0
+        self.suspects, self._quiet, self._rest, self._seconds = [], 0, 0, 0.0
 
     def feed(self, number: np.ndarray, rows: np.ndarray) -> list[Drop]:
         """The drops that these rows, which follow those fed before, make known."""
@@ -118,9 +131,11 @@ class _Pace:
         return _Block(number.copy(), rows.copy(), total, mean, level, median)
 
     def _judge(self, new: _Block) -> Drop | None:
-        if len(self.reference) < FIRST:
+        if not self._known:
             self.usual.append(new)
             self.reference.append(new)
+            seen = sum(float(block.total.sum()) for block in self.reference) * self.weight
+            self._known = len(self.reference) >= (FIRST if seen >= FIRST_S else FIRST_LIMIT)
             return None
         middle, spread = _middle([block.level for block in self.reference])
         above = new.level - middle
@@ -133,6 +148,7 @@ class _Pace:
             self._usual(new, middle)
             return None
         self.suspects.append(new)
+        self._seconds += float(new.total.sum())
         self._rest = 0
         return self._sharp(middle, spread) or self._lasting(middle, spread)
 
@@ -150,6 +166,7 @@ class _Pace:
             slow = np.concatenate([block.total for block in self.suspects]) > math.exp((middle + height) / 2)
             self._bursts.append((int(slow.sum()) * self.weight, height))
             self.reference.extend(self.suspects)
+            self.usual += self.suspects[-self._rest :]
             self._clear()
 
     def _faster(self, new: _Block) -> None:
@@ -163,9 +180,7 @@ class _Pace:
         step = int(self._fast[0].number[0])
         self.ended += [(drop, step) for drop, over in self.open if level < over]
         self.open = [(drop, over) for drop, over in self.open if level >= over]
-        self.reference.clear()
-        self.reference.extend(self._fast)
-        self._fast = []
+        self._begin(self._fast)
 
     def _wait(self, level: float) -> int:
         """Steps that bursts before, or a pace that went up and down, make one wait at this level."""
@@ -191,13 +206,19 @@ class _Pace:
             each, least = False, 2 * self.block
         else:
             return None
-        onset, end = _stretch(total, math.exp(middle), math.exp(new.level), each)
+        onset, end = _stretch(total, math.exp(middle), math.exp(new.level), None if each else 4 * math.exp(new.level))
         if end - onset < least or (end - onset) * self.weight < self._wait(new.level):
             return None
-        if (total[onset:end] > math.exp((middle + new.level) / 2)).sum() < 5:
+        ahead = self.suspects[: max(0, len(self.suspects) - math.ceil((len(total) - onset) / self.block))]
+        shared = _middle([block.level for block in (*self.reference, *ahead)])[1] > SHARED
+        if total[onset:end].sum() * self.weight < (SHARED_S if shared else LEAST_S):
+            return None
+        if not each and (total[onset:end] > math.exp((middle + new.level) / 2)).sum() < 5:
             return None
         rows = np.concatenate([block.rows for block in last])[onset:]
         after = self._measure(np.arange(len(rows)), rows)
+        if after.level - middle < threshold:
+            return None
         step = int(np.concatenate([block.number for block in last])[onset])
         return self._report(step, middle, after.level, after.mean, keep=1)
 
@@ -206,15 +227,17 @@ class _Pace:
         steps = many * self.block * self.weight
         if steps < PATIENCE_STEPS:
             return None
+        if steps < PATIENCE_LIMIT and self._seconds * self.weight < PATIENCE_S:
+            return None
         level = sorted(block.level for block in self.suspects)[many // 2]
         if level - middle < max(LASTING, min(3 * spread, math.log(2))) or steps < self._wait(level):
             return None
-        if steps < PATIENCE_LIMIT and sum(float(b.total.sum()) for b in self.suspects) * self.weight < PATIENCE_S:
-            return None
         around = [*list(self.reference)[-1:], *self.suspects]
         total = np.concatenate([block.total for block in around])
-        each = math.log(float(np.median(total))) > (middle + level) / 2
-        onset, end = _stretch(total, math.exp(middle), math.exp(level), each)
+        middling = math.exp((middle + level) / 2)
+        each = float(np.median(total)) > middling
+        cap = float(np.median(total[total > middling])) if self.waits else 4 * math.exp(level)
+        onset, end = _stretch(total, math.exp(middle), math.exp(level), None if each else cap)
         if (end - onset) * self.weight < PATIENCE_STEPS:
             return None
         step = int(np.concatenate([block.number for block in around])[onset])
@@ -231,10 +254,8 @@ class _Pace:
             share=share,
         )
         self.open.append((drop, (before + after) / 2))
-        self.reference.clear()
-        self.reference.extend(self.suspects[-keep:])
-        self._fast, self._bursts = [], []
-        self._clear()
+        self._begin(self.suspects[-keep:])
+        self._bursts = []
         return drop
 
 
@@ -247,7 +268,7 @@ class Detective:
 
     def __init__(self, skip: int = SKIPPED):
         self._fine = _Pace(PHASES, BLOCK, 2, skip=skip)
-        self._coarse = _Pace(PHASES, 4 * BLOCK, 4, skip=skip)
+        self._coarse = _Pace(PHASES, 4 * BLOCK, 4, skip=skip, waits=True)
         self._seen = 0
 
     @property
@@ -330,17 +351,17 @@ def _middle(levels: list[float]) -> tuple[float, float]:
     return middle, max(FLOOR, 1.4826 * apart[len(apart) // 2])
 
 
-def _stretch(total: np.ndarray, before: float, after: float, each: bool) -> tuple[int, int]:
+def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) -> tuple[int, int]:
     """Where the last of these times begin and end to be of the new level, as far as they tell; equal if they do not.
 
     It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log
-    time where each step is slower, else in seconds.
+    time where each step is slower, else, with a cap, in seconds.
     """
-    if each:
+    if cap is None:
         half = math.log(after / before) / 2
         score = np.clip(np.log(np.maximum(total, 1e-9) / before) - half, -half, half)
     else:
-        score = np.minimum(total, 4 * after) - (before + after) / 2
+        score = np.minimum(total, cap) - (before + after) / 2
     height = np.concatenate([[0.0], np.cumsum(score)])
     onset = int(np.argmin(height))
     end = onset + int(np.argmax(height[onset:]))
