@@ -159,9 +159,8 @@ def _bars(axes: Axes, edge: np.ndarray, between: Mapping[str, np.ndarray], befor
     wide = max((edge[-1] - edge[0]) / 160, float(np.diff(edge).max()))  # a single step of thousands is still seen
     base = np.zeros(len(edge) - 1)
     for name, seconds in between.items():
-        axes.bar(
-            edge[:-1], seconds, wide, base, align="edge", color=_COLOUR[name], label=f"{name} {_seconds(seconds.sum())}"
-        )
+        label = f"{name} {_seconds(seconds.sum())}"
+        axes.bar(edge[:-1], seconds, wide, base, align="edge", color=_COLOUR[name], label=label)
         base = base + seconds
     axes.set_ylim(0, 1.4 * float(base.max()))
     axes.set_ylabel("between: s")
