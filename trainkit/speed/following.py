@@ -2,13 +2,17 @@
 
 On a CPU nothing waits: a tensor is where it is read. What a GPU would hold is therefore followed. It begins with what
 is moved to the device (`x.to(device)`, `torch.zeros(..., device=device)`) and goes on with whatever is computed from
-it, storage by storage; a copy for the host (`x.cpu()`) is out of it again. A call that needs such a value on the host, or
-whose result has as many rows as its values say, is one for which a GPU makes the processor wait.
+it, storage by storage; a copy for the host (`x.cpu()`) is out of it again. A call that needs such a value on the host,
+or whose result has as many rows as its values say, is one for which a GPU makes the processor wait.
+
+Some code takes one way on a CPU and another on a GPU. So that the way of a GPU is seen, a followed tensor that is asked
+for its device says `cuda:0`, and wherever torch is given that word, the CPU is meant.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +41,9 @@ _NAMES = {
     _T.__getitem__: "indexing",
     _T.__setitem__: "indexing",
 }
+_GPU = torch.device("cuda", 0)
+_WHERE = {_T.device.__get__: _GPU, _T.is_cuda.__get__: True, _T.is_cpu.__get__: False, _T.get_device: 0}
+"""What a followed tensor says when it is asked where it is."""
 _TO_HOST = {_T.tolist, _T.numpy, _T.__array__, _T.__repr__, _T.__format__}
 """Functions that give the host values without any operation that a dispatch mode would see on a CPU."""
 _FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, _T.new_tensor}
@@ -60,11 +67,12 @@ class Following:
     """A context in which `seen(what, seconds)` is told of every call that a GPU would wait for.
 
     `what` names the call; `seconds` is what it took here, which on a CPU is no waiting but the call itself. What is
-    computed has the same values with and without.
+    computed has the same values with and without, where a CPU and a GPU are given the same work. `asked(file)` says of
+    which code a tensor that is asked for its device names a GPU.
     """
 
-    def __init__(self, seen: Callable[[str, float], None]):
-        self._seen = seen
+    def __init__(self, seen: Callable[[str, float], None], asked: Callable[[str], bool] = lambda file: False):
+        self._seen, self._asked = seen, asked
         self._refs: dict[int, StorageWeakRef] = {}
         self._call: list[Any] | None = None
         """The function of torch that is being called, and whether it has been told of."""
@@ -99,6 +107,10 @@ class Following:
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out a function of torch that Python code has called; what it calls in its turn is part of it."""
+        if func in _WHERE:
+            if self.holds(args[0]) and self._asked(sys._getframe(2).f_code.co_filename):
+                return _WHERE[func]
+            return func(*args)
         before, self._call = self._call, [func, False]
         try:
             return self._carry_out(func, args, kwargs)
@@ -106,12 +118,18 @@ class Following:
             self._call = before
 
     def _carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is _T.pin_memory:
+            return args[0]
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}  # there is no driver to lock it with
+        on_device = _is_device(kwargs.get("device"))
+        where = _target(self, args[1:], kwargs) if func is _T.to else None
+        args, kwargs = tuple(map(_here, args)), {key: _here(value) for key, value in kwargs.items()}
         if func in _TO_HOST and self.holds(args[0]):
             return self._alone(func, args, kwargs)
         if func is _T.cpu and self.holds(args[0]):
             return self._release(self._alone(_copy, args[:1], {}))
         if func is _T.to:
-            where = _target(self, args[1:], kwargs)
             blocking = not kwargs.get("non_blocking", False)
             if where is not None and where != self.holds(args[0]):
                 out = self._alone(_moved, args, kwargs, tell=blocking)
@@ -120,7 +138,7 @@ class Following:
                 self.hold(out)
                 return out
         if func in _FROM_HOST:
-            on_gpu = (func is _T.new_tensor and self.holds(args[0])) or _is_device(kwargs.get("device"))
+            on_gpu = (func is _T.new_tensor and self.holds(args[0])) or on_device
             if on_gpu and not self.holds(args[0] if func is not _T.new_tensor else None):
                 out = self._alone(func, args, kwargs)
                 out = out.clone() if any(out is a for a in args) else out
@@ -130,8 +148,9 @@ class Following:
             out = self._alone(func, args, kwargs, tell=False)  # a CPU checks the classes, a GPU does not
         else:
             out = func(*args, **kwargs)
-        if _is_device(kwargs.get("device")):
-            self.hold(out)
+        if on_device:
+            for x in _tensors(out):
+                self.hold(x)
         return out
 
     def _alone(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tell: bool = True) -> Any:
@@ -153,7 +172,7 @@ class Following:
             self._seen(what, seconds)
         elif not self._call[1]:
             self._call[1] = True
-            self._seen(_called(self._call[0], what), seconds)
+            self._seen(called(self._call[0], what), seconds)
 
 
 class _Calls(TorchFunctionMode):
@@ -177,6 +196,11 @@ class _Operations(TorchDispatchMode):
     def __init__(self, following: Following):
         super().__init__()
         self._following = following
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch imports its compiler else, for two seconds, to keep it out of here; nothing is compiled meanwhile."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, following = kwargs or {}, self._following
@@ -218,8 +242,8 @@ def _depends(following: Following, name: str, args: tuple[Any, ...], kwargs: dic
     return name == "aten::multinomial"  # it checks its probabilities
 
 
-def _called(func: Callable[..., Any], what: str) -> str:
-    """A call by the name it has in source code."""
+def called(func: Callable[..., Any], what: str) -> str:
+    """A call of a function of torch by the name it has in source code; `what` where it has none."""
     if func in (_T.__getitem__, _T.__setitem__):
         return "indexing with .item()" if what == ".item()" else "indexing with values of the device"
     return _NAMES.get(func) or (resolve_name(func) or what).replace("torch.Tensor.", ".")
@@ -244,6 +268,11 @@ def _target(following: Following, args: tuple[Any, ...], kwargs: dict[str, Any])
         if isinstance(word, Tensor):
             return following.holds(word)
     return None
+
+
+def _here(word: Any) -> Any:
+    """A word of an argument list, the CPU in place of the GPU that followed tensors speak of."""
+    return torch.device("cpu") if isinstance(word, torch.device) and word.type == _GPU.type else word
 
 
 def _is_device(word: Any) -> bool:

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +24,10 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from trainkit import config
+from trainkit.errors import UserError
 from trainkit.machine import Machine
 from trainkit.needs import gather
 from trainkit.order import Order, load
@@ -32,7 +35,7 @@ from trainkit.recipe import Recipe
 from trainkit.schedule import Span
 from trainkit.speed.clock import STEP
 from trainkit.speed.evidence import Waits
-from trainkit.speed.following import Following
+from trainkit.speed.following import Following, called
 from trainkit.store import RunFolder, Store
 from trainkit.tracking import Silent
 from trainkit.witness import Witness
@@ -79,6 +82,14 @@ class Log:
         self._roots = (f"{_PACKAGE}/", *roots)
         self._thread = threading.get_ident()
 
+    def is_own(self, file: str) -> bool:
+        """Whether a source file belongs to trainkit or a plug-in."""
+        return file not in _OWN and (file.startswith(self._roots) or not file.startswith(_FOREIGN))
+
+    def asks(self, file: str) -> bool:
+        """Whether code of a file may be told that it has a GPU: not that of the loop, which would want its driver."""
+        return self.is_own(file) and Path(file).parent != _PACKAGE
+
     def seen(self, what: str, seconds: float | None) -> None:
         """A call that waits is being made somewhere below this frame."""
         if not self.on or threading.get_ident() != self._thread:
@@ -94,7 +105,7 @@ class Log:
         user, phase = None, ""
         while frame is not None:
             file = frame.f_code.co_filename
-            if user is None and file not in _OWN and (file.startswith(self._roots) or not file.startswith(_FOREIGN)):
+            if user is None and self.is_own(file):
                 user = frame
             if file == _LOOP:
                 if frame.f_code.co_name == "_trial":
@@ -128,18 +139,40 @@ def _code(frame: FrameType) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+class _Named(TorchFunctionMode):
+    """Knows which function of torch is being called, and since when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call: tuple[Any, float] | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, self.call = self.call, (func, time.perf_counter())
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.call = before
+
+
 @contextlib.contextmanager
-def cuda_waits(seen: Callable[[str, float | None], None]) -> Iterator[None]:
-    """CUDA tells of every operation for which the host waits; other warnings go where they went before."""
+def cuda_waits(seen: Callable[[str, float | None], None], names: bool = False) -> Iterator[None]:
+    """CUDA tells of every operation for which the host waits; other warnings go where they went before.
+
+    With `names` the calls are named and timed too, which must not be where torch compiles. What waits in a backward
+    pass is then told of without a time, at its end.
+    """
     before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
+    named = _Named()
 
     def hear(message: Any, *rest: Any, **more: Any) -> None:
-        if _CUDA_SAYS in str(message):
-            seen("", None)
-        else:
+        if _CUDA_SAYS not in str(message):
             show(message, *rest, **more)
+        elif named.call is None or named.call[0] is torch.Tensor.backward:
+            seen("", None)
+        else:  # torch hands on its warnings when a call ends, so it has been waited for by now
+            seen(called(named.call[0], ""), time.perf_counter() - named.call[1])
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), named if names else contextlib.nullcontext():
         warnings.filterwarnings("always", message=f".*{_CUDA_SAYS}.*")
         warnings.showwarning = hear
         torch.cuda.set_sync_debug_mode("warn")
@@ -205,11 +238,18 @@ def audit(order: Order, steps: int = 10) -> Audit:
     every training scores of each before it begins. Raises UserError as a training would.
     """
     if steps < 1:
-        raise ValueError(f"steps is {steps}; 1 or more are needed")
+        raise UserError("--steps", f"{steps}", "1 or more")
     recipe = load(order)
     machine = Machine(recipe)
     try:
-        return _audit(order, recipe, machine, steps)
+        try:
+            return _audit(order, recipe, machine, steps, as_gpu=True)
+        except (RuntimeError, AssertionError, ValueError) as error:
+            if machine.device.type == "cuda" or not any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
+                raise
+            again = _audit(order, recipe, machine, steps, as_gpu=False)
+            note = f"seen is the way of a CPU: as on a GPU it ends with: {str(error).splitlines()[0]}"
+            return replace(again, notes=(*again.notes, note))
     finally:
         machine.close()
 
@@ -255,7 +295,7 @@ def _table(tallies: Mapping[Place, Tally], over: int, unit: str) -> list[str]:
     return said
 
 
-def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int) -> Audit:
+def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: bool) -> Audit:
     from trainkit import loop
 
     cuda = machine.device.type == "cuda"
@@ -272,10 +312,14 @@ def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int) -> Audit:
     found = {name: need.file for name, need in gather(order, recipe, machine, Store.locate(), None).items()}
     data = recipe.data.open(recipe.seed)
     log = Log(_roots(order.plugins))
-    with tempfile.TemporaryDirectory(prefix="trainkit-syncs-") as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="trainkit-syncs-") as folder:
         witness = _Watched(recipe, Path(folder), found, log, total)
-        stack.enter_context(cuda_waits(log.seen) if cuda else Following(log.seen))
-        loop.train(recipe, data, machine, witness)
+        if cuda:
+            watching = cuda_waits(log.seen, names=recipe.train.compile == "off")
+        else:
+            watching = Following(log.seen, log.asks if as_gpu else lambda file: False)
+        with watching:
+            loop.train(recipe, data, machine, witness)
     watched = max(1, witness.last - WARM_UP)
     if witness.last < total:
         notes.append(f"the training has {witness.last} updates")
