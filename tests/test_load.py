@@ -383,14 +383,30 @@ def test_a_container_at_its_quota_is_seen(fake, version):
     assert load.read().throttled_share == 0.0 and load.cores() == 0.5
 
 
-def test_damaged_control_groups_are_no_limit(fake):
+@pytest.mark.parametrize(
+    ("limit", "stat", "quota"),
+    [("lots of\n", "", None), ("100000 0\n", "", None), ("max\n", "", None), ("50000 100000\n", "nr_periods x\n", 0.5),
+     ("50000 100000\n", "usage_usec 5\n", 0.5)],
+)  # fmt: skip
+def test_what_damaged_control_groups_refuse_is_unknown(fake, limit, stat, quota):
     fake.write("7/cgroup", "nonsense\n::\n0::/a/../b\n")
-    group(fake.groups / "b", cpu_max="lots of\n", cpu_stat="nr_periods x\n")
-    group(fake.groups, cpu_max="100000 0\n")
+    group(fake.groups / "b", cpu_max=limit, cpu_stat=stat)
     load = fake.load()
     fake.at += 1.0
-    assert load.cores() == 2 and load.read().throttled_share == 0.0
+    assert load.cores() == (quota or 2) and load.read().throttled_share is None
+    assert "throttled_share" in load.absent
+
+
+def test_without_control_groups_nothing_is_said_of_them(fake):
+    load = fake.load()  # the process tells no group
+    fake.at += 1.0
+    assert load.cores() == 2 and load.read().throttled_share is None
+    assert load.absent["throttled_share"] == "no control groups are seen here"
     assert Groups(fake.home / "nowhere", str(fake.home / "nothing")).quota() is None
+    fake.write("7/cgroup", "0::/\n")
+    load = fake.load()  # the topmost group: no limit, nothing refused
+    fake.at += 1.0
+    assert load.read().throttled_share == 0.0 and "throttled_share" not in load.absent
     assert 0 < cores() <= (os.cpu_count() or 1)
 
 
@@ -648,7 +664,7 @@ def test_only_the_last_reading_is_told_with_the_state_of_the_machine(fake):
     fake.at += 1.0
     load.read()
     assert load.metrics(reading).keys() == {
-        f"system/{n}" for n in ("own_cores", "worker_cores", "throttled_share", "rss_gb", "read_mb_s", "major_faults_s")
+        f"system/{n}" for n in ("own_cores", "worker_cores", "rss_gb", "read_mb_s", "major_faults_s")
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,7 @@ class Groups:
     """
 
     def __init__(self, root: str | os.PathLike[str] = "/sys/fs/cgroup", proc: str = "/proc/self/cgroup"):
+        self.absent: dict[str, str] = {}
         self._folders: list[Path] = []
         self._usage: list[Path] = []
         root, paths = Path(root), {}
@@ -40,53 +40,67 @@ class Groups:
                 paths.update(dict.fromkeys(names.split(","), (names, path)))
         self._old = "cpu" in paths
         if self._old:
-            self._folders = _upwards(_mounted(root, "cpu", paths["cpu"][0]), paths["cpu"][1])
-            names, path = paths.get("cpuacct", paths["cpu"])
-            self._usage = _upwards(_mounted(root, "cpuacct", names), path)
+            base = _mounted(root, "cpu", paths["cpu"][0])
+            usage = _mounted(root, "cpuacct", paths.get("cpuacct", paths["cpu"])[0])
+            self._folders = _upwards(base, paths["cpu"][1])
+            self._usage = [usage / folder.relative_to(base) for folder in self._folders]
         elif "" in paths:
             base = root / "unified" if (root / "unified").is_dir() else root
             self._folders = self._usage = _upwards(base, paths[""][1])
 
     def quota(self) -> float | None:
         """Processors' worth of time that may be used; None without a limit."""
-        found = [quota for folder in self._folders if (quota := self._quota_of(folder)) is not None]
-        return min(found, default=None)
+        found = []
+        for folder in self._folders:
+            with contextlib.suppress(ValueError):
+                found.append(self._quota_of(folder))
+        return min((quota for quota in found if quota is not None), default=None)
 
-    def refused(self) -> list[Refused]:
-        """Counts of every group that has a quota."""
+    def refused(self) -> list[Refused] | None:
+        """Counts of every group that has a quota; None where they cannot be read."""
+        if not any(folder.is_dir() for folder in self._folders):
+            self.absent["throttled_share"] = "no control groups are seen here"
+            return None
         found = []
         for folder, usage in zip(self._folders, self._usage, strict=False):
-            if self._quota_of(folder) is None:
-                continue
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            try:
+                if self._quota_of(folder) is None:
+                    continue
                 stat = _pairs(folder / "cpu.stat")
                 if self._old:
                     throttled, used = stat["throttled_time"] / 1e9, int((usage / "cpuacct.usage").read_text()) / 1e9
                 else:
                     throttled, used = stat["throttled_usec"] / 1e6, stat["usage_usec"] / 1e6
                 found.append(Refused(stat["nr_periods"], stat["nr_throttled"], throttled, used))
+            except (OSError, ValueError, KeyError) as error:
+                self.absent["throttled_share"] = f"{folder} cannot be read: {error}"
+                return None
         return found
 
     def _quota_of(self, folder: Path) -> float | None:
-        read: Callable[[str], str] = lambda name: (folder / name).read_text()  # noqa: E731
         try:
             if self._old:
-                most, period = float(read("cpu.cfs_quota_us")), float(read("cpu.cfs_period_us"))
+                most = float((folder / "cpu.cfs_quota_us").read_text())
+                period = float((folder / "cpu.cfs_period_us").read_text())
             else:
-                word, period_word = read("cpu.max").split()
+                word, period_word = (folder / "cpu.max").read_text().split()
                 most, period = (-1.0 if word == "max" else float(word)), float(period_word)
-        except (OSError, ValueError):
-            return None
-        return most / period if most > 0 and period > 0 else None
+        except FileNotFoundError:
+            return None  # the topmost group has no limit
+        except OSError as error:
+            raise ValueError(str(error)) from error
+        if not period > 0:
+            raise ValueError(f"a period of {period}")
+        return most / period if most > 0 else None
 
 
-def share(before: list[Refused], now: list[Refused]) -> float | None:
+def share(before: list[Refused] | None, now: list[Refused] | None) -> float | None:
     """Share of the processor time wanted between two readings that was refused, of the tightest group, 0 to 1.
 
     As many processors as stood still are counted at once, so the time refused is set against the time given; and it
     cannot be more than the share of periods in which anything was refused at all.
     """
-    if len(before) != len(now):
+    if before is None or now is None or len(before) != len(now):
         return None
     most = 0.0
     for a, b in zip(before, now, strict=True):

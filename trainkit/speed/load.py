@@ -54,7 +54,7 @@ class Load:
     @property
     def absent(self) -> dict[str, str]:
         """Fields of a reading that cannot be had, and why."""
-        return {**self._source.absent, **self._gpus.absent}
+        return {**self._source.absent, **self._groups.absent, **self._gpus.absent}
 
     def cores(self) -> float:
         """Processors' worth of time this process may use: the least of its affinity and its control groups' quotas."""
