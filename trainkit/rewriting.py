@@ -79,14 +79,14 @@ def _added(text: str, key: yaml.Node | None, node: yaml.Node, path: Sequence[str
     if node.flow_style:
         end = node.value[-1][1].end_mark.index
         return f"{text[:end]}, {entry}{text[end:]}"
-    line = text.find("\n", _end(node))
+    line = text.find("\n", _end(text, node))
     line = len(text) if line < 0 else line
     return f"{text[:line]}\n{' ' * node.value[0][0].start_mark.column}{entry}{text[line:]}"
 
 
 def _replaced(text: str, key: yaml.Node | None, node: yaml.Node, new: str) -> str:
     """The text with another value in the place of a node's."""
-    start, end = node.start_mark.index, _end(node)
+    start, end = node.start_mark.index, _end(text, node)
     if key is not None and isinstance(node, yaml.CollectionNode) and not node.flow_style:
         # A block in lines of its own: what replaces it stands behind its key.
         start = text.index(":", key.end_mark.index) + 1
@@ -94,12 +94,14 @@ def _replaced(text: str, key: yaml.Node | None, node: yaml.Node, new: str) -> st
     return f"{text[:start]}{space}{new}{text[end:]}"
 
 
-def _end(node: yaml.Node) -> int:
+def _end(text: str, node: yaml.Node) -> int:
     """Where what a node holds ends; a block ends, for the parser, only where the next thing begins."""
     while isinstance(node, yaml.CollectionNode) and not node.flow_style:
         last = node.value[-1]
         node = last[1] if isinstance(last, tuple) else last
-    return node.end_mark.index
+    end = node.end_mark.index
+    # Text in lines of its own has its last line break in it.
+    return len(text[:end].rstrip()) if getattr(node, "style", None) in ("|", ">") else end
 
 
 def _flow(value: yamltext.Tree) -> str:

@@ -50,6 +50,8 @@ _OUTPUT_SECONDS = 30.0
 """Outputs that take longer than this are not compared."""
 _SLOWER = 0.97
 """A search among growing numbers ends at a try below this share of the best."""
+_ALIKE = 1.05
+"""An interval around 1 that is narrower than this, end over end, says that there is no difference."""
 _STATE = "ladder.json"
 
 
@@ -110,7 +112,7 @@ class Result:
         if self.high < 1:
             return "slower"
         if self.low <= 1:
-            return "no difference"
+            return "no difference" if self.high / self.low < _ALIKE else "not certain"
         if self.gives_up:
             return f"faster, not chosen: {self.gives_up}"
         if self.drifts:
@@ -213,7 +215,7 @@ class Ladder:
             raise UserError("--resume", f"the ladder was begun elsewhere: {was}", remedy="leave --resume out")
         self.state.machine = machine
         if self._start is not None:  # it was there before, and made room for a moment
-            self._settle(self._plain, 1)
+            self._plain.go(self.state.compared)
             return
         outputs, seconds = self._outputs(self._plain)
         self._compare_outputs = bool(outputs) and seconds <= _OUTPUT_SECONDS
@@ -261,9 +263,6 @@ class Ladder:
     def _outputs(self, child: Paced) -> tuple[dict[str, np.ndarray], float]:
         began = time.monotonic()
         return child.outputs(), time.monotonic() - began
-
-    def _settle(self, child: Paced, updates: int) -> None:
-        child.go(updates)
 
     def _updates(self, seconds_each: float) -> int:
         return self._steps or max(1, round(SECONDS / max(seconds_each, 1e-6)))
@@ -356,8 +355,7 @@ class Ladder:
         except PaceError as error:
             if error.kind == "memory" and self.ready.machine["device"] == "cuda":
                 return self._alone(result, one)
-            reason = "out of memory" if error.kind == "memory" else "failed"
-            return replace(result, failed=f"{reason}: {error.reason}")
+            return replace(result, failed=_why(error))
         rates, shipped = [b.rate for _, b in pairs], [a.rate for a, _ in pairs]
         self.state.shipped += shipped
         self.state.shipped_gb = max([self.state.shipped_gb or 0.0, *(a.memory_gb for a, _ in pairs)])
@@ -390,7 +388,7 @@ class Ladder:
                 own = child.go(1)
                 blocks = [child.go(self._updates(own.seconds)) for _ in range(self._repeats)]
         except PaceError as error:
-            return replace(result, failed=f"out of memory: {error.reason}" if error.kind == "memory" else error.reason)
+            return replace(result, failed=_why(error))
         finally:
             self.open()
         shipped = [self._plain.go(self._updates(self._pace)).rate for _ in range(self._repeats)]
@@ -430,7 +428,7 @@ class Ladder:
                 costs = self._costs(rung.name)
             except PaceError as error:
                 for one in left:
-                    failed = Result(rung=rung.name, title=one.title, words=one.words, failed=error.reason)
+                    failed = Result(rung=rung.name, title=one.title, words=one.words, failed=_why(error))
                     self._keep(replace(failed, gives_up=one.gives_up))
                 left = []
         for one in left:
@@ -485,6 +483,11 @@ class Ladder:
         if single is not None and joint and joint[-1].ratio >= single.ratio:
             return joint[-1]
         return single
+
+
+def _why(error: PaceError) -> str:
+    first = (error.reason.splitlines() or [""])[0][:300]
+    return f"{'out of memory' if error.kind == 'memory' else 'failed'}: {first}"
 
 
 def _ratio(result: Result) -> float:
@@ -609,7 +612,7 @@ def rows(state: State, kept: Result | None) -> list[dict[str, Any]]:
                 "loss_drift": r.loss_drift,
                 "output_drift": r.output_drift,
                 "words": " ".join([*r.words, *(f"{k}={v}" if v is not None else f"-{k}" for k, v in r.environment)]),
-                "verdict": "kept" if chosen and r.choosable else r.verdict + (f" ({r.note})" if r.note else ""),
+                "verdict": "kept" if chosen and r.choosable else r.verdict,
             }
         )
     return table
@@ -681,8 +684,11 @@ def command(
         try:
             many, took = ladder.estimate(chosen)
             state.save(file)
-            say(f"{many} tries in blocks of about {SECONDS:g} s, {repeats} pairs each: about {_duration(took)}; what")
-            say("is compiled takes longer. Interrupted, it goes on with --resume.")
+            size = f"{steps} updates" if steps else f"about {SECONDS:g} s"
+            say(
+                f"{number_of(many, 'tries', 'try')} of {repeats} pairs of blocks of {size}: {_duration(took)} or so; "
+                "what is compiled takes longer. Interrupted, it goes on with --resume."
+            )
             ladder.climb(chosen)
         finally:
             ladder.close()

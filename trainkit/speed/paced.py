@@ -57,7 +57,7 @@ class Block:
     losses: tuple[float, ...]
     """Mean training loss of each update."""
     each: tuple[float, ...]
-    """Seconds of each update by itself."""
+    """Seconds of each update by itself, of the last 4,096."""
     memory_gb: float
     """Most that the CUDA allocator had given away in these updates; on a CPU the greatest resident set of the process
     in them, with what the workers of its loader hold for themselves."""
