@@ -87,12 +87,12 @@ def ensure(
         kept = _from_words(machine.lead(lambda: _words_of(known(store, mark))))
         if kept is not None or updates < ENOUGH:
             return kept
-    found_now = measure(
-        recipe, data, machine, found, say=say, share=SHARE if word == "auto" else None, stopping=stopping
-    )
-    if not stopping():
-        machine.lead(lambda: keep(store, mark, found_now))
-    return found_now
+    part = SHARE if word == "auto" else None
+    measured = measure(recipe, data, machine, found, SECONDS, say, part, stopping)
+    if _STOPPED not in measured.absent.values():
+        machine.lead(lambda: keep(store, mark, measured))
+    say("\n".join(lines(measured)))
+    return measured
 
 
 def known(store: Store, mark: str) -> Ceilings | None:
@@ -585,6 +585,13 @@ def mfu(rate: float, ceilings: Ceilings) -> float | None:
     return rate * ceilings.flops_per_sample / ceilings.peak_flops
 
 
+def turns(ceilings: Ceilings) -> float | None:
+    """Samples a second at most where loader and network take turns: read in the process itself, nothing goes beside."""
+    if ceilings.loader is None or ceilings.model is None:
+        return None
+    return 1 / (1 / ceilings.loader + 1 / ceilings.model)
+
+
 def metrics(ceilings: Ceilings) -> dict[str, float]:
     """Rates by metric name, those that are known."""
     rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PACES}
@@ -615,11 +622,11 @@ def lines(ceilings: Ceilings) -> list[str]:
         *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
     ]:
         if rate is not None:
-            note = ""
-            if title == "loader alone" and ceilings.fetch:
-                parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
-                note = "  (" + ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005) + ")"
-            rows.append((title, f"{_rate(rate)} samples/s{note}"))
+            rows.append((title, f"{_rate(rate)} samples/s"))
+    if ceilings.loader is not None and ceilings.fetch:
+        parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
+        shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
+        rows[0] = (rows[0][0], f"{rows[0][1]}  ({shown})")
     if ceilings.flops_per_sample is not None:
         rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP a sample, forward and backward"))
         if ceilings.peak_flops is not None:
@@ -658,5 +665,7 @@ def command(order: Order) -> Iterable[str]:
         ceilings = measure(recipe, data, machine, found, SECONDS)
         machine.lead(lambda: keep(store, fingerprint(recipe, data, machine), ceilings))
         yield from lines(ceilings) if machine.main else ()
+        if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
+            yield f"read in the process itself, loader and network take turns: {_rate(most)} samples/s at most"
     finally:
         machine.close()
