@@ -1,0 +1,129 @@
+"""Real runs that are slowed down on purpose: the verdict names what was done to them, and no bit of them changes."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from runs import PLUGIN, all_same, run
+
+from trainkit import checkpoint, loop
+from trainkit.speed import observer
+from trainkit.speed.evidence import Reading
+from trainkit.tracking import Tracker
+
+pytestmark = pytest.mark.usefixtures("store")
+if str(PLUGIN) not in sys.path:
+    sys.path.insert(0, str(PLUGIN))
+import toy  # noqa: E402
+
+PLAIN = ["evaluations={}", "best=null", "checkpoints={every: null, at_end: false}", "log.every=20 steps"]
+
+
+def slowed(act, seconds, when=lambda: True):
+    """A function that takes longer than it did."""
+
+    def slow(*args, **kwargs):
+        if when():
+            time.sleep(seconds)
+        return act(*args, **kwargs)
+
+    return slow
+
+
+def told(ran) -> str:
+    """Cause and first sentence of a run's verdict, as its record has them."""
+    from mlflow.tracking import MlflowClient
+
+    from trainkit.store import Store
+
+    return MlflowClient(Store.locate().uri).get_run(ran.folder.info().run_id).data.tags["trainkit.verdict"]
+
+
+def test_a_slow_loader(monkeypatch):
+    monkeypatch.setattr(toy.ToySplit, "fetch", slowed(toy.ToySplit.fetch, 0.03))
+    ran = run("train.length=40 steps", *PLAIN)
+    assert told(ran).startswith("data: ") and "of the time the step waited for data" in told(ran)
+    assert ran.series("time/data_share")[-1] > 0.5
+
+
+def test_what_is_done_to_a_batch_on_the_device(monkeypatch):
+    monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.03))
+    assert told(run("train.length=40 steps", *PLAIN)).startswith("transfer: ")
+
+
+def test_a_slow_evaluation():
+    words = ["train.length=30 steps", "evaluations={val: {every: 5 steps, batch_size: 8}}", *PLAIN[1:]]
+    said = told(run(*words, "task.slow_score=0.3"))
+    assert said.startswith("evaluation: ") and "evaluations (val 6 x 0." in said
+
+
+def test_a_slow_checkpoint(monkeypatch):
+    monkeypatch.setattr(checkpoint, "write", slowed(checkpoint.write, 0.3))
+    words = ["train.length=30 steps", "checkpoints={every: 5 steps, at_end: false}", *PLAIN[:2], PLAIN[3]]
+    assert told(run(*words)).startswith("checkpoint: ")
+
+
+def test_a_slow_log(monkeypatch):
+    monkeypatch.setattr(Tracker, "log", slowed(Tracker.log, 0.2))
+    assert told(run("train.length=30 steps", *PLAIN[:3], "log.every=3 steps")).startswith("log: ")
+
+
+def test_a_container_with_too_little_processor_time(monkeypatch):
+    readings = tuple(Reading(at=float(k), throttled_share=0.6, own_cores=0.4) for k in range(10))
+    monkeypatch.setattr(Tracker, "readings", lambda self, since=0.0: readings)
+    said = told(run("train.length=200 steps", *PLAIN[:3], "log.every=100 steps"))
+    assert said.startswith("throttled: ") and "60 % of the time the control group" in said
+
+
+def test_a_loader_that_becomes_slow_is_told_of_at_once_and_with_its_phase(monkeypatch, capsys):
+    fetched = iter(range(10**9))
+    slow = slowed(toy.ToySplit.fetch, 0.05, when=lambda: next(fetched) >= 2 * 240)  # two micro-batches a step
+    monkeypatch.setattr(toy.ToySplit, "fetch", slow)
+    ran = run("train.length=310 steps", *PLAIN[:3], "log.every=100 steps")
+    (drop,) = ran.events("speed_drop")
+    assert drop.step <= 290 and drop.data["phase"] == "data" and abs(drop.data["step"] - 241) <= 3
+    assert drop.data["after_ms"] > 90 and drop.data["share"] > 0.9
+    out = capsys.readouterr().out
+    assert "of what was lost is in waiting for data" in out and told(ran).startswith("data: ")
+
+
+def test_watching_changes_no_bit_and_leaves_a_trace_a_figure_and_a_verdict(store):
+    words = ["train.length=30 steps", "log.every=10 steps"]
+    watched = run(*words, "log.profile={at: 8, steps: 2}", "log.ceilings=measure")
+    plain = run(*words, "log.ceilings=off")
+    assert all_same(watched, plain)
+    names = {path.name for path in store.rglob("*") if watched.folder.info().run_id in str(path)}
+    assert {"verdict.md", "timeline.png"} <= names and any(name.endswith(".json.gz") for name in names)
+    assert 0 < watched.series("speed/ceiling_share")[-1] < 2 and not plain.series("speed/ceiling_share")
+    for name in ("device/forward_ms", "device/backward_ms", "device/optimizer_ms"):
+        assert len(watched.series(name)) == 3 and watched.series(name)[-1] > 0
+
+
+def test_the_end_is_forecast_and_compared_with_what_happened(monkeypatch):
+    monkeypatch.setattr(observer, "LONG", 50)
+    monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.02))
+    ran = run("train.length=120 steps", "train.micro_batch=16", *PLAIN)
+    (expected,), (error,) = ran.series("speed/forecast_s"), ran.series("speed/forecast_error")
+    assert expected > 70 * 0.02
+    # Of 70 updates that sleep for most of their time the forecast cannot be far off, on a busy machine too.
+    assert abs(error) < 0.5
+
+
+def test_shares_add_up_to_the_wall_clock(monkeypatch):
+    took = []
+    train = loop.train
+
+    def timed(*args):
+        began = time.perf_counter()
+        outcome = train(*args)
+        took.append((time.perf_counter() - began, outcome))
+        return outcome
+
+    monkeypatch.setattr(loop, "train", timed)
+    run("train.length=40 steps", "task.slow_score=0.1")
+    seconds, outcome = took[0]
+    shares = [value for name, value in outcome.speed.items() if name.endswith("_share")]
+    assert sum(shares) == pytest.approx(1)
+    assert outcome.speed["time/total_s"] == pytest.approx(seconds, rel=0.01, abs=0.02)
