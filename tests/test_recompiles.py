@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 from trainkit.speed.evidence import Compiled
@@ -80,8 +81,8 @@ def test_breaks_of_before_are_not_counted():
     assert Recompiles().since().graph_breaks == 0
 
 
-def test_what_torch_gives_up_on_is_said(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_what_torch_gives_up_on_is_said():
     watch, net = Recompiles(), compiled()
     net(torch.ones(9, 3))
     watch.mark()
@@ -107,8 +108,9 @@ def test_reasons_that_nobody_foresaw_still_get_an_answer():
     assert advice(None) == ""
 
 
-def test_more_compilations_than_torch_remembers_by_itself_are_counted(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 200)
+@pytest.mark.slow
+@torch._dynamo.config.patch(recompile_limit=200)
+def test_more_compilations_than_torch_remembers_by_itself_are_counted():
     watch, net = Recompiles(), compiled()
     net(torch.ones(100, 3))
     watch.mark()
@@ -117,6 +119,14 @@ def test_more_compilations_than_torch_remembers_by_itself_are_counted(monkeypatc
     assert watch.since().recompiles == 70
 
 
+def test_without_the_compiler_there_is_nothing_to_say(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    watch = Recompiles()
+    watch.mark()
+    assert watch.since() is None and advice(watch.since()) == ""
+
+
+@pytest.mark.slow
 def test_where_nothing_compiles_the_compiler_is_not_imported():
     code = (
         "import sys, torch; from trainkit.speed.recompiles import Recompiles, advice\n"
