@@ -19,6 +19,7 @@ What may happen in a trace without a drop:
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +44,17 @@ def steady(seed: int, length: int = 1200) -> np.ndarray:
     return _trace(np.random.default_rng([7, seed]), length)
 
 
-def guide(seed: int, length: int = 1200) -> np.ndarray:
-    """(length, 9) seconds by phase of a trace that falls from 930 to 170 samples a second at step 1050, batch 256."""
+def guide(seed: int, length: int = 1200) -> tuple[np.ndarray, str]:
+    """(length, 9) seconds by phase of a trace that falls from 930 to 170 samples a second at step 1050, and for which.
+
+    A batch has 256 samples.
+    """
     rng = np.random.default_rng([8, seed])
     rows = _trace(rng, length)
     rows *= 256 / 930 / _mean(rows[50:1049])
-    _lose(rng, rows, 1050, 930 / 170, PHASES[int(rng.choice([0, 1, 2, 3, 4, 5, 7]))])
-    return rows
+    phase = PHASES[rng.integers(len(PHASES) - 1)]
+    _lose(rng, rows, 1050, 930 / 170, phase)
+    return rows, phase
 
 
 def slowed(seed: int, factor: float, phase: str, at: int, length: int = 1200) -> np.ndarray:
@@ -60,11 +65,18 @@ def slowed(seed: int, factor: float, phase: str, at: int, length: int = 1200) ->
     return rows
 
 
+@cache
+def recordings() -> dict[str, np.ndarray]:
+    """Seconds by phase of the steps of trainings on a processor that others used as well, by name: (steps, 9)."""
+    with np.load(RECORDED) as kept:
+        return {name: kept[name].astype(float) for name in kept}
+
+
 def recorded(seed: int, length: int = 1200) -> np.ndarray:
     """(length, 9) seconds by phase of a stretch of a real training."""
     rng = np.random.default_rng([10, seed])
-    kept = dict(np.load(RECORDED))
-    rows = kept[sorted(kept)[seed % len(kept)]].astype(float)
+    kept = recordings()
+    rows = kept[sorted(kept)[seed % len(kept)]]
     first = int(rng.integers(0, max(1, len(rows) - length)))
     return rows[first : first + length]
 

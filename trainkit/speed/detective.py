@@ -12,6 +12,7 @@ What lasts is a drop, what does not is a burst, and how long one must wait to te
 - at least 2.5 times slower, for long waits of every second to every tenth step: 50 steps, and the same.
 - at least 1.3 times slower: 250 steps and a minute. A neighbour that needs the processor halves the pace, so a factor
   of two says nothing in less time.
+- twice as slow bit by bit: once half of the last 2,000 steps are.
 - twice as long as the longest burst of about that size or more that this training has had, at most 1,000 steps.
 
 What such blocks cannot show is looked for in blocks of 100 steps without their four slowest, made of the steps whose
@@ -51,6 +52,8 @@ BURST_LIMIT = 1000
 """The most steps that bursts make it wait."""
 FASTER = 4
 """Blocks that must be faster before the pace is taken to have risen: queues filled during an evaluation give fewer."""
+DRIFTED = math.log(2)
+"""In log time of the median above what it was when the pace was first known: reported where no block stood out."""
 FLOOR = 0.02
 """The least robust spread of blocks that is believed, in log time."""
 
@@ -89,6 +92,7 @@ class _Pace:
         self._pending = (np.empty(0, np.int64), np.empty((0, len(self.names))))
         self._quiet = self._rest = 0
         self._seconds, self._known = 0.0, False
+        self._anchor: tuple[float, np.ndarray] | None = None
         self.usual: list[_Block] = []
         """Blocks of the last `feed` that were as those before."""
 
@@ -100,7 +104,7 @@ class _Pace:
         """A new pace, of which these blocks have been seen."""
         self.reference.clear()
         self.reference.extend(blocks)
-        self._known, self._fast = False, []
+        self._known, self._fast, self._anchor = False, [], None
         self._clear()
 
     def _clear(self) -> None:
@@ -138,6 +142,10 @@ class _Pace:
             self._known = len(self.reference) >= (FIRST if seen >= FIRST_S else FIRST_LIMIT)
             return None
         middle, spread = _middle([block.level for block in self.reference])
+        if self._anchor is None:
+            self._anchor = middle, np.median([block.mean for block in self.reference], axis=0)
+        if middle - self._anchor[0] > DRIFTED and len(self.reference) > KEPT // 2:
+            return self._drifted(middle)
         above = new.level - middle
         if above < -max(LASTING, min(3 * spread, SHARP)):
             self._faster(new)
@@ -243,9 +251,20 @@ class _Pace:
         step = int(np.concatenate([block.number for block in around])[onset])
         return self._report(step, middle, level, np.median([b.mean for b in self.suspects], axis=0), keep=many)
 
-    def _report(self, step: int, before: float, after: float, mean: np.ndarray, keep: int) -> Drop:
+    def _drifted(self, middle: float) -> Drop:
+        """The pace has fallen bit by bit, so that no block was much slower than those before it."""
+        before, mean = self._anchor
+        half = (before + middle) / 2
+        late = [block for block in self.reference if block.level > half]
+        now = np.median([block.mean for block in late], axis=0)
+        return self._report(int(late[0].number[0]), before, middle, now, keep=0, old=mean)
+
+    def _report(
+        self, step: int, before: float, after: float, mean: np.ndarray, keep: int, old: np.ndarray | None = None
+    ) -> Drop:
         """A drop; from here on its level is the usual one."""
-        phase, share = _blame(self.names, np.median([b.mean for b in self.reference], axis=0), mean)
+        old = np.median([b.mean for b in self.reference], axis=0) if old is None else old
+        phase, share = _blame(self.names, old, mean)
         drop = Drop(
             step=step,
             before_ms=1e3 * math.exp(before),
@@ -254,7 +273,7 @@ class _Pace:
             share=share,
         )
         self.open.append((drop, (before + after) / 2))
-        self._begin(self.suspects[-keep:])
+        self._begin(self.suspects[len(self.suspects) - keep :])
         self._bursts = []
         return drop
 
