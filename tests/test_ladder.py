@@ -749,12 +749,14 @@ def test_frozen_children_do_not_outlive_a_parent_that_is_killed():
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
     )
-    child = psutil.Process(int(parent.stdout.readline()))
-    time.sleep(0.2)
-    family = [child, *child.children(recursive=True)]
-    assert len(family) >= 2 and state_of(child.pid) == "T"
-    parent.kill()
-    parent.wait()
+    try:
+        child = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.5)
+        family = [child, *child.children(recursive=True)]
+        assert len(family) >= 2 and {state_of(one.pid) for one in family} == {"T"}
+    finally:
+        parent.kill()
+        parent.wait()
     _, left = psutil.wait_procs(family, 20)
     assert not left
 

@@ -190,8 +190,7 @@ class Paced:
         for key in [key for key, value in environment.items() if value is None]:
             own.pop(key, None)
         with open(self._errors, "wb") as errors:
-            # A group of its own, which can be frozen whole; in the same session, so that a frozen one whose parent is
-            # gone is woken and ended by the kernel.
+            # A group of its own, which can be frozen whole.
             self._child = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=own, process_group=0
             )
@@ -406,6 +405,8 @@ def _witness_class() -> type:
         def _obey(self) -> None:
             line = sys.stdin.readline()
             if not line:
+                if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+                    os.killpg(os.getpid(), signal.SIGCONT)  # workers that were frozen with it
                 raise _Leave
             word = json.loads(line)
             if word["do"] == "go":
@@ -624,6 +625,7 @@ def _train(words: list[str], began: float, tell: Any) -> None:
 def main(words: list[str]) -> int:
     """The child. Exit code 0 when the parent has closed its end."""
     began = time.time()
+    _wake_when_orphaned()
     # Whatever prints, prints to stderr; answers have a pipe of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -647,6 +649,18 @@ def main(words: list[str]) -> int:
         short = f"{type(error).__name__}: {said[0]}"[:300]
         tell({"failed": "memory" if _is_memory(error) else "failed", "reason": short})
     return 0
+
+
+def _wake_when_orphaned() -> None:
+    """Have a frozen child woken when its parent dies: it then reads the end of its input, and leaves with its workers.
+
+    On Linux; elsewhere the kernel wakes stopped process groups that nobody is left to wake.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        set_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_death_signal, int(signal.SIGCONT), 0, 0, 0)
 
 
 def _is_memory(error: BaseException) -> bool:
