@@ -27,6 +27,7 @@ class Recompiles:
 
     def __init__(self) -> None:
         self.mark()
+        self._made_us = self._from_us
         self._first_break = len(_breaks())
 
     def mark(self) -> None:
@@ -40,13 +41,15 @@ class Recompiles:
         """What was compiled since the mark; None where this process has compiled nothing at all.
 
         Graph breaks are source lines, those of all graphs since this was made and not since the mark: a graph that was
-        broken in the warm-up costs something in every step that follows.
+        broken in the warm-up costs something in every step that follows. So does what torch gave up on.
         """
         dynamo = _dynamo()
         if dynamo is None or not dynamo.counters["frames"]["total"]:
             return None
         again, given_up, us = [], [], 0
         for done in dynamo.get_compilation_metrics():
+            if (done.start_time_us or 0) < self._made_us:
+                continue
             if done.fail_reason is not None and done.fail_reason.startswith(_OVER):
                 given_up.append(f"{_LIMIT}: {_short(done.recompile_reason or '')}")
             if (done.start_time_us or 0) < self._from_us:
@@ -94,7 +97,7 @@ def advice(compiled: Compiled | None) -> str:
 _REMEDIES = (
     (
         ("size mismatch", "stride mismatch", "rank mismatch", ".size()", ".stride()"),
-        "  change: give the network batches of one size: crop or pad to one size, and let micro_batch divide batch_size",
+        "  change: give the network batches of one size: crop or pad to one size",
     ),
     (
         ("training", "grad_mode", "GLOBAL_STATE"),
@@ -135,7 +138,7 @@ def _placed(broken: Any) -> str:
 
 def _short(reason: str) -> str:
     """A reason in one line, without the number of the graph."""
-    return re.sub(r"^\d+/\d+: ", "", reason.strip().partition("\n")[0])
+    return re.sub(r"^\d+/\d+: ", "", " ".join(reason.strip().partition("\n")[0].split()))
 
 
 def _commonest(reasons: Iterable[str]) -> list[str]:
