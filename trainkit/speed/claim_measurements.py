@@ -1,0 +1,900 @@
+"""How claims about speed and memory are measured: trainings in turns, parts of them timed alone, and arithmetic.
+
+A claim of a switch is measured by two trainings beside each other (`paced`). One of something that costs little is
+timed by itself, as the guide had it and as it is here, and set against the seconds of an update of the recipe it was
+said of: `(update + cost as the guide had it) / (update + cost as it is here)`. One that follows from numbers alone is
+computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+
+from trainkit.errors import UserError
+from trainkit.order import Order, load
+from trainkit.speed import paced
+from trainkit.speed.paced import Paced, PaceError, Ratio
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+PATIENCE, COMPILING = 240.0, 600.0
+"""Seconds without a word after which a training is given up, and one that compiles."""
+
+
+class Unable(Exception):
+    """Why a claim has no figure on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a measurement gave."""
+
+    ratio: float | None = None
+    """How many times as good it is with what the guide advises; None where nothing is a ratio."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the 95 % interval."""
+    true: bool | None = None
+    """Of a statement that is computed: whether it is so."""
+    text: str = ""
+    """What was seen, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """Where a claim stands, and the recipes that it was said of: the first whose data are here is taken."""
+
+    title: str
+    large: tuple[str, ...] = ()
+    """Recipes for a GPU."""
+    small: tuple[str, ...]
+
+
+GUIDES = {
+    "faces": Guide(
+        title="Face recognition by distillation (AdaDistill)",
+        large=("adadistill_ms1mv2",),
+        small=("adadistill_lfw", "adadistill", "face_teacher"),
+    ),
+    "eyes": Guide(title="Open and closed eyes (ConvNeXt and baseline)", small=("eye_state",)),
+    "people": Guide(
+        title="People found again over modalities (re-identification)", large=("reid_orbench",), small=("reid",)
+    ),
+    "scenes": Guide(title="Segmentation of scenes (BiSeNet)", large=("cityscapes",), small=("camvid", "segment")),
+    "organs": Guide(title="Segmentation of organs (TOM500)", large=("tom500_full",), small=("tom500",)),
+}
+
+
+# ---- Ways to measure -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """Two trainings of the recipe in turns, that differ in some words. `{cores}` stands for the cores there are."""
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    both: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str | None], ...] = ()
+    """Variables of the second alone; the first has none of these."""
+    of: Literal["samples/s", "memory"] = "samples/s"
+    gpu: bool = False
+    """Whether it was said of a GPU alone."""
+    compiles: bool = False
+    cores: int = 1
+    """Least cores with which there is something to see."""
+    note: str = ""
+
+    seconds = 25.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Measure it."""
+        if bench.cores < self.cores:
+            raise Unable(f"{self.cores} processes that read batches need as many cores, and here are {bench.cores:g}")
+        before, after = (bench.words((*self.both, *words)) for words in (self.before, self.after))
+        blank = tuple((name, None) for name, _ in self.environment)
+        pairs = bench.pairs(guide, before, blank, after, self.environment, COMPILING if self.compiles else PATIENCE)
+        one, other = [a for a, _ in pairs], [b for _, b in pairs]
+        if self.of == "memory":
+            used = [block.memory_gb for block in one], [block.memory_gb for block in other]
+            found, unit = paced.ratio(used[0], used[1]), "GB"
+            shown = max(used[0]), max(used[1])
+        else:
+            rates = [block.rate for block in one], [block.rate for block in other]
+            found, unit = paced.ratio(rates[1], rates[0]), "samples/s"
+            shown = float(np.median(rates[0])), float(np.median(rates[1]))
+        said = f"{shown[0]:.4g} {unit} before, {shown[1]:.4g} after"
+        return _found(found, f"{said}; {self.note}" if self.note else said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """Something timed in this process. `function` names one below: (bench, guide) -> Found."""
+
+    function: str
+    gpu: bool = False
+    compiles: bool = False
+    seconds: float = 8.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Measure it."""
+        return globals()[self.function](bench, guide)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A whole training with an evaluation held more and less often: computed from the seconds of an update and of one
+    evaluation, which are measured."""
+
+    evaluation: str
+    """Its name; empty: the recipe's first."""
+    every: tuple[str, str]
+    """How often before and after."""
+    length: str
+    """Of the training, as the guide has it."""
+
+    gpu = compiles = False
+    seconds = 15.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Measure it."""
+        from trainkit.speed import ladder
+
+        recipe = load(bench.order(guide))
+        name = self.evaluation or next(iter(recipe.evaluations), "")
+        if name not in recipe.evaluations:
+            raise Unable(f"{recipe.name} has no evaluation {name!r}")
+        cost, held = bench.evaluation(guide, name)
+        recipes = [
+            load(
+                bench.order(
+                    guide,
+                    (
+                        f"train.length={self.length}",
+                        f"evaluations.{name}.every={every}",
+                        f"evaluations.{name}.budget=null",
+                    ),
+                )
+            )
+            for every in self.every
+        ]
+        ready = bench.ready(guide)
+        took = [[ladder.seconds(r, ready, pace, {name: cost}) for pace in bench.updates(guide)] for r in recipes]
+        ratio = paced.ratio([1 / s for s in took[1]], [1 / s for s in took[0]])
+        epoch = ready.steps_per_epoch * float(np.median(bench.updates(guide)))
+        word = "takes" if held else "would take"
+        return _found(ratio, f"one evaluation {word} {cost:.3g} s, an epoch {epoch:.3g} s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A statement that is computed. `function` names one below: (bench, guide) -> Found with `true`."""
+
+    function: str
+    gpu: bool = False
+    seconds: float = 2.0
+
+    compiles = False
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Compute it."""
+        return globals()[self.function](bench, guide)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cannot:
+    """No measurement, and why."""
+
+    why: str
+
+    gpu = compiles = False
+    seconds = 0.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Say why."""
+        raise Unable(self.why)
+
+
+Way = Switch | Inside | Whole | Shown | Cannot
+
+
+def _found(ratio: Ratio, text: str) -> Found:
+    return Found(ratio=ratio.value, low=ratio.low, high=ratio.high, text=text)
+
+
+# ---- What measurements share -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parts:
+    """A recipe's network and a batch of its training data in this process."""
+
+    recipe: Any
+    data: Any
+    net: Any
+    parts: Any
+    rows: np.ndarray
+    """Of the first micro-batch."""
+    device: Any
+
+    def batch(self, rows: np.ndarray) -> Any:
+        """A batch on the device, as the loop has it."""
+        host = self.data.train.fetch(rows, 0)
+        return self.data.train.on_device({key: value.to(self.device) for key, value in host.items()})
+
+    def loss(self, batch: Any, length: int | None = None) -> Any:
+        """The loss of a batch."""
+        from trainkit.task import At
+
+        at = At(0, 0, 0.0, lambda x, grad=False: x, nullcontext)
+        return self.recipe.task.loss(self.net, self.parts, batch, at)
+
+
+@dataclass
+class Bench:
+    """The recipes at hand, and what was measured of them as shipped; one training is kept for the next claim."""
+
+    store: Any
+    gpu: bool
+    repeats: int = 5
+    block: float = 1.5
+    """Seconds of a block of updates."""
+    cores: float = 1.0
+    plugins: tuple[str, ...] = ()
+    guides: Mapping[str, Guide] = field(default_factory=lambda: GUIDES)
+    folder: Path = RECIPES
+
+    def __post_init__(self) -> None:
+        self._chosen: dict[str, tuple[Path, str]] = {}
+        self._updates: dict[str, list[float]] = {}
+        self._evaluations: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._ready: dict[str, Any] = {}
+        self._pairs: dict[Any, Any] = {}
+        self._open: tuple[Any, Paced] | None = None
+        self._parts: tuple[str, Parts] | None = None
+
+    def close(self) -> None:
+        """End the training that is kept."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    # ---- which recipe
+
+    def chosen(self, guide: str) -> tuple[Path, str]:
+        """The recipe's file, and why it is not the first of its guide; raises Unable where there is none."""
+        if guide not in self._chosen:
+            names = (*(self.guides[guide].large if self.gpu else ()), *self.guides[guide].small)
+            reasons: list[str] = []
+            for name in names:
+                path = self.folder / f"{name}.yaml"
+                why = self._lacks(path)
+                if not why:
+                    self._chosen[guide] = (path, "; ".join(reasons))
+                    break
+                reasons.append(f"{name}: {why}")
+            else:
+                raise Unable("no recipe can be trained here: " + "; ".join(reasons))
+        return self._chosen[guide]
+
+    def _lacks(self, path: Path) -> str:
+        """What keeps a recipe from being trained here; empty when nothing does."""
+        from trainkit.needs import gather
+
+        order = Order(path, (), self.plugins)
+        try:
+            recipe = load(order)
+            if recipe.data.missing():
+                return "its data are not here"
+            gather(order, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
+        except UserError as error:
+            return f"{Path(error.where).name} {error.found}" if error.found else str(error)
+        return ""
+
+    def words(self, words: Sequence[str]) -> tuple[str, ...]:
+        """Words with the machine's numbers in them."""
+        return tuple(word.replace("{cores}", str(max(1, int(self.cores)))) for word in words)
+
+    def order(self, guide: str, words: Sequence[str] = ()) -> Order:
+        """The guide's recipe with some changes."""
+        return Order(self.chosen(guide)[0], tuple(words), self.plugins)
+
+    # ---- trainings in processes of their own
+
+    @contextmanager
+    def _beside(self, order: Order, environment: Sequence[tuple[str, str | None]], patience: float) -> Iterator[Paced]:
+        with Paced(order, dict(environment), patience=patience) as child:
+            child.go(1)
+            yield child
+
+    def _kept(self, order: Order, environment: Sequence[tuple[str, str | None]], patience: float) -> Paced:
+        """A training that is left standing for the next measurement, which often begins from the same."""
+        key = (order.path, tuple(order.overrides), tuple(environment))
+        if self._open is None or self._open[0] != key:
+            self.close()
+            child = Paced(order, dict(environment), patience=patience)
+            self._open = (key, child)
+            child.go(1)
+        return self._open[1]
+
+    def _count(self, child: Paced) -> int:
+        return max(1, round(self.block / max(child.go(1).seconds, 1e-6)))
+
+    def pairs(self, guide: str, before: Any, blank: Any, after: Any, environment: Any, patience: float) -> list[Any]:
+        """Blocks of two trainings in turns. Raises Unable where one of them cannot go on."""
+        key = (guide, before, blank, after, environment)
+        if key not in self._pairs:
+            try:
+                one = self._kept(self.order(guide, before), blank, patience)
+                with self._beside(self.order(guide, after), environment, patience) as other:
+                    updates = self._count(one), self._count(other)
+                    self._pairs[key] = list(paced.in_turns(one, other, updates, self.repeats))
+            except PaceError as error:
+                self.close()
+                raise Unable(f"a training ended: {error.reason}") from None
+        return self._pairs[key]
+
+    def _shipped(self, guide: str) -> Paced:
+        try:
+            return self._kept(self.order(guide), (), PATIENCE)
+        except PaceError as error:
+            self.close()
+            raise Unable(f"a training ended: {error.reason}") from None
+
+    def updates(self, guide: str) -> list[float]:
+        """Seconds of an update of the recipe as shipped, by repeat."""
+        if guide not in self._updates:
+            child = self._shipped(guide)
+            self._ready[guide] = child.ready
+            many = self._count(child)
+            self._updates[guide] = [child.go(many).seconds / many for _ in range(self.repeats)]
+        return self._updates[guide]
+
+    def ready(self, guide: str) -> Any:
+        """What the recipe as shipped said when it began: steps of an epoch and sizes of batches."""
+        self.updates(guide)
+        return self._ready[guide]
+
+    def evaluation(self, guide: str, name: str) -> tuple[float, bool]:
+        """Seconds of an evaluation, of averaged weights too where there are such, and whether it was held."""
+        if (guide, name) not in self._evaluations:
+            twice = 2 if load(self.order(guide)).train.ema else 1
+            try:
+                seconds, held = self._shipped(guide).evaluate(name, 20.0)
+            except PaceError as error:
+                self.close()
+                raise Unable(f"a training ended: {error.reason}") from None
+            self._evaluations[guide, name] = twice * seconds, held
+        return self._evaluations[guide, name]
+
+    # ---- in this process
+
+    def parts(self, guide: str) -> Parts:
+        """The recipe's network and data in this process."""
+        if self._parts is None or self._parts[0] != guide:
+            self._parts = (guide, self._built(guide))
+        return self._parts[1]
+
+    def _built(self, guide: str) -> Parts:
+        import torch
+
+        from trainkit.needs import gather
+
+        order = self.order(guide)
+        recipe = load(order)
+        needs = gather(order, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
+        device = torch.device("cuda" if self.gpu else "cpu")
+        data = recipe.data.open(recipe.seed)
+        torch.manual_seed(0)
+        parts = recipe.task.build(data.meta, {name: need.file for name, need in needs.items()}, recipe.seed)
+        for module in (parts.learns, *parts.frozen.values(), parts.remembers):
+            if module is not None:
+                module.to(device)
+        size = recipe.train.micro_batch or recipe.train.batch_size
+        rows = np.asarray(data.train.order(0, recipe.train.batch_size)[0, 0:size])
+        parts.learns.train()
+        return Parts(recipe, data, parts.learns, parts, rows, device)
+
+    def against(self, guide: str, before: Sequence[float], after: Sequence[float]) -> Ratio:
+        """How much faster a training is whose updates cost `after` seconds more instead of `before`, by repeat."""
+        updates = self.updates(guide)
+        slow = [1 / (s + b) for s, b in zip(updates, before, strict=True)]
+        fast = [1 / (s + a) for s, a in zip(updates, after, strict=True)]
+        return paced.ratio(fast, slow)
+
+    def timed(self, call: Callable[[], Any], seconds: float = 0.15) -> list[float]:
+        """Seconds of a call, by repeat."""
+        call()
+        began = time.perf_counter()
+        call()
+        many = max(1, int(seconds / max(time.perf_counter() - began, 1e-8)))
+        many = min(many, 200_000)
+        out = []
+        for _ in range(self.repeats):
+            began = time.perf_counter()
+            for _ in range(many):
+                call()
+            self._wait()
+            out.append((time.perf_counter() - began) / many)
+        return out
+
+    def _wait(self) -> None:
+        if self.gpu:
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def _cost(bench: Bench, guide: str, before: Sequence[float], after: Sequence[float], what: str) -> Found:
+    """A cost per update, set against the update."""
+    ratio = bench.against(guide, before, after)
+    update = float(np.median(bench.updates(guide)))
+    said = f"{what} {_short(np.median(before))} an update as the guide had it, {_short(np.median(after))} here"
+    return _found(ratio, f"{said}; an update takes {_short(update)}")
+
+
+def _short(seconds: float) -> str:
+    for factor, unit in ((1e9, "ns"), (1e6, "us"), (1e3, "ms")):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+# ---- Parts timed by themselves ---------------------------------------------------------------------------------------
+
+
+class _Callback:
+    """An evaluation that is asked at every update and mostly goes back at once, as the guide describes it."""
+
+    def __init__(self, every: int):
+        self.every, self.rank, self.held = every, 0, 0
+
+    def __call__(self, step: int, net: Any) -> None:
+        if self.rank == 0 and step > 0 and step % self.every == 0:
+            self.held += 1
+
+
+def callbacks_that_return(bench: Bench, guide: str) -> Found:
+    """Three callbacks at every update, none of which has anything to do."""
+    calls = [_Callback(10**9), _Callback(10**9 + 1), _Callback(10**9 + 2)]
+
+    def ask() -> None:
+        for call in calls:
+            if call is not None:
+                call(1050, None)
+
+    before = bench.timed(ask, 0.05)
+    return _cost(bench, guide, before, [0.0] * len(before), "three calls that return take")
+
+
+def switching_modes(bench: Bench, guide: str) -> Found:
+    """The network set to evaluation and back to training at every update."""
+    net = bench.parts(guide).net
+
+    def switch() -> None:
+        net.eval()
+        net.train()
+
+    before = bench.timed(switch, 0.05)
+    return _cost(bench, guide, before, [0.0] * len(before), "eval() and train() take")
+
+
+def _sampling(bench: Bench, guide: str) -> tuple[list[float], list[float]]:
+    """Seconds to choose a batch: by reading each of its records to see what it is, and by an index made once."""
+    parts = bench.parts(guide)
+    split, size = parts.data.train, len(parts.rows)
+    epochs = iter(range(10**9))
+
+    def infer() -> dict[int, list[str]]:
+        kinds: dict[int, list[str]] = {}
+        for row in parts.rows:
+            sample = split.fetch(np.asarray([row]), 0)
+            kinds[int(row)] = [name for name in sample if name.startswith("image") or name == "text"]
+        return kinds
+
+    def draw() -> np.ndarray:
+        # Another epoch every time: nothing that was drawn is there already.
+        return split.order(next(epochs), parts.recipe.train.batch_size)[0, 0:size]
+
+    return bench.timed(infer), bench.timed(draw, 0.05)
+
+
+def sampler_alone(bench: Bench, guide: str) -> Found:
+    """Batches chosen with and without an index."""
+    before, after = _sampling(bench, guide)
+    slow, fast = _short(np.median(before)), _short(np.median(after))
+    said = f"a batch is chosen in {slow} where its records are read for it, {fast} from the index"
+    return _found(paced.ratio([1 / a for a in after], [1 / b for b in before]), said)
+
+
+def sampler_in_training(bench: Bench, guide: str) -> Found:
+    """The same, as a part of updates."""
+    return _cost(bench, guide, *_sampling(bench, guide), "choosing a batch takes")
+
+
+def index_seconds(bench: Bench, guide: str) -> Found:
+    """The index of 14,910 records of 320 people, against the 5 s that it may take."""
+    from trainkit.data.sampling import Cells, Draw, ModalPK
+
+    rng = np.random.default_rng(0)
+    person, kind = rng.integers(0, 320, 14_910).astype(np.int32), rng.integers(0, 5, 14_910).astype(np.int8)
+    spec = ModalPK(people=8, each=4)
+    took = bench.timed(lambda: Draw(spec, Cells.make(person, kind, 320), 0), 0.1)
+    ratio = paced.ratio([5 / s for s in took], [1.0] * len(took))
+    return _found(ratio, f"made in {_short(np.median(took))}; the ratio is of 5 s to that")
+
+
+def debug_lines(bench: Bench, guide: str) -> Found:
+    """A line of figures printed at every update, and one every hundred."""
+    import torch
+
+    size = len(bench.parts(guide).rows)
+    features = [torch.randn(size, 256, device=bench.parts(guide).device) for _ in range(6)]
+    out = open(os.devnull, "w")  # noqa: SIM115  kept open over all calls, as a terminal is
+
+    def line() -> None:
+        figures = [f"{f.norm(dim=1).mean().item():.4f}" for f in features]
+        print("[monitor] epoch 1, batch 200:", ", ".join(figures), file=out, flush=True)
+
+    before = bench.timed(line, 0.05)
+    out.close()
+    return _cost(bench, guide, before, [b / 100 for b in before], "a printed line of six norms takes")
+
+
+def gradient_norms(bench: Bench, guide: str) -> Found:
+    """The norm of the gradient read parameter by parameter and then clipped by, and one norm that is clipped by."""
+    import torch
+
+    parts = bench.parts(guide)
+    parameters = [p for p in parts.net.parameters() if p.requires_grad]
+    for p in parameters:
+        p.grad = torch.randn_like(p) * 1e-6
+
+    def each() -> float:
+        total = sum(p.grad.norm(2).item() ** 2 for p in parameters) ** 0.5
+        torch.nn.utils.clip_grad_norm_(parameters, 5.0)
+        return total
+
+    before = bench.timed(each)
+    after = bench.timed(lambda: torch.nn.utils.clip_grad_norm_(parameters, 5.0))
+    seldom = [a + (b - a) / 200 for a, b in zip(after, before, strict=True)]
+    for p in parameters:
+        p.grad = None
+    return _cost(bench, guide, before, seldom, "norm and clipping take")
+
+
+def progress_bar(bench: Bench, guide: str) -> Found:
+    """A progress bar redrawn every 5 updates, and every 10."""
+    from tqdm import tqdm
+
+    bar = tqdm(total=10**9, file=io.StringIO(), mininterval=0, miniters=1)
+
+    def draw() -> None:
+        bar.set_postfix({"loss": "1.2345", "lr": "0.001"}, refresh=False)
+        bar.update(1)
+
+    once = bench.timed(draw, 0.05)
+    bar.close()
+    return _cost(bench, guide, [b / 5 for b in once], [b / 10 for b in once], "drawing a bar takes")
+
+
+def all_of_it(bench: Bench, guide: str) -> Found:
+    """All that the guide changed and that is not a GPU's: sampler, lines, norms and bar together."""
+    update = bench.updates(guide)
+    before, after = ([0.0] * len(update) for _ in range(2))
+    choose = _sampling(bench, guide)
+    for i in range(len(update)):
+        before[i] += choose[0][i]
+        after[i] += choose[1][i]
+    for part in (debug_lines, gradient_norms, progress_bar):
+        found = part(bench, guide)
+        spared = (found.ratio - 1) * float(np.median(update))
+        before = [b + spared for b in before]
+    return _cost(bench, guide, before, after, "sampler, printed lines, norms and bar take")
+
+
+class _Batches:
+    """As many batches of a split as workers, one an item."""
+
+    def __init__(self, split: Any, rows: np.ndarray, many: int):
+        self.split, self.rows, self.many = split, rows, many
+
+    def __len__(self) -> int:
+        return self.many
+
+    def __getitem__(self, i: int) -> Any:
+        return self.split.fetch(self.rows, 0)
+
+
+def _workers_that_stay(bench: Bench, guide: str, start: str | None) -> Found:
+    from torch.utils.data import DataLoader
+
+    parts, workers = bench.parts(guide), 2
+    batches = _Batches(parts.data.train, parts.rows, workers)
+
+    def epochs(stay: bool) -> list[float]:
+        loader = DataLoader(
+            batches, batch_size=None, num_workers=workers, persistent_workers=stay, multiprocessing_context=start
+        )
+        took = []
+        for _ in range(bench.repeats + 1):
+            began = time.perf_counter()
+            for _ in loader:
+                pass
+            took.append(time.perf_counter() - began)
+        return took[1:]  # the first epoch starts workers in either case
+
+    before, after = epochs(False), epochs(True)
+    many = bench.ready(guide).steps_per_epoch
+    found = bench.against(guide, [b / many for b in before], [a / many for a in after])
+    started = float(np.median(before)) - float(np.median(after))
+    how = f"started by {start or 'the way of this system'}"
+    epoch = many * float(np.median(bench.updates(guide)))
+    return _found(
+        found, f"{workers} workers, {how}, cost {_short(max(started, 0.0))} more; an epoch takes {epoch:.3g} s"
+    )
+
+
+def workers_that_stay(bench: Bench, guide: str) -> Found:
+    """Workers that live from epoch to epoch."""
+    return _workers_that_stay(bench, guide, None)
+
+
+def spawned_workers_that_stay(bench: Bench, guide: str) -> Found:
+    """The same, started as Windows starts them."""
+    return _workers_that_stay(bench, guide, "spawn")
+
+
+def distance_maps(bench: Bench, guide: str) -> Found:
+    """Distance maps computed in every update, and read (which is part of an update)."""
+    from trainkit.data import distances
+
+    parts = bench.parts(guide)
+    masks = parts.data.train.fetch(parts.rows, 0)["mask"].numpy()
+    settings = distances.Distance()
+    before = [len(masks) * s for s in bench.timed(lambda: distances.from_mask(masks[0], settings))]
+    return _cost(bench, guide, before, [0.0] * len(before), "maps of a batch of crops take")
+
+
+def scales(bench: Bench, guide: str) -> Found:
+    """An evaluation at several sizes of the picture, and at one."""
+    recipe = load(bench.order(guide))
+    many = next((name for name, e in recipe.evaluations.items() if (e.split or "").endswith(".msf")), None)
+    one = next((name for name, e in recipe.evaluations.items() if e.split is None), None)
+    if many is None or one is None:
+        raise Unable(f"{recipe.name} has no evaluation at several sizes")
+    took = []
+    for _ in range(2):
+        took.append((bench.evaluation(guide, many)[0], bench.evaluation(guide, one)[0]))
+        bench._evaluations.clear()
+    ratio = paced.ratio([1 / b for _, b in took], [1 / a for a, _ in took])
+    return _found(ratio, f"{took[0][0]:.3g} s at {len(recipe.data.eval_scales)} sizes, {took[0][1]:.3g} s at one")
+
+
+def compiled_inference(bench: Bench, guide: str) -> Found:
+    """What the network predicts, compiled and as it is."""
+    import torch
+
+    parts = bench.parts(guide)
+    batch, net = parts.batch(parts.rows), parts.net.eval()
+    compiled = torch.compile(net)
+    out: tuple[list[float], list[float]] = ([], [])
+    with torch.no_grad():
+        for which in (net, compiled):
+            which(batch["image"])
+        for i in range(bench.repeats):
+            pair = [(0, net), (1, compiled)]
+            for side, which in pair if i % 2 == 0 else pair[::-1]:
+                began = time.perf_counter()
+                many = 0
+                while many < 2 or time.perf_counter() - began < bench.block / 2:
+                    which(batch["image"])
+                    bench._wait()
+                    many += 1
+                out[side].append(many / (time.perf_counter() - began))
+    parts.net.train()
+    size = len(parts.rows)
+    ratio = paced.ratio(out[1], out[0])
+    return _found(ratio, f"{size * np.median(out[0]):.4g} samples/s as it is, {size * np.median(out[1]):.4g} compiled")
+
+
+# ---- Statements that are computed ------------------------------------------------------------------------------------
+
+
+def two_portions(bench: Bench, guide: str) -> Found:
+    """The gradient of a batch, and of its two halves one after the other."""
+    import copy
+
+    import torch
+
+    parts = bench.parts(guide)
+    rows = parts.rows
+    block = parts.data.block
+    if block > 1:  # micro-batches of P x K: two blocks are a batch
+        rows = np.concatenate([rows, np.asarray(parts.data.train.order(0, 2 * block)[0, block : 2 * block])])
+    half = len(rows) // 2
+
+    def gradient(portions: Sequence[np.ndarray]) -> Any:
+        parts.net.load_state_dict(first)
+        parts.net.zero_grad(set_to_none=True)
+        for portion in portions:
+            torch.manual_seed(0)
+            loss = parts.loss(parts.batch(portion))
+            weight = loss.weight
+            (loss.sum * (len(portion) / len(rows)) / weight).backward()
+        found = torch.cat([p.grad.flatten() for p in parts.net.parameters() if p.grad is not None])
+        parts.net.zero_grad(set_to_none=True)
+        return found
+
+    first = copy.deepcopy(parts.net.state_dict())
+    whole, halves = gradient([rows]), gradient([rows[:half], rows[half : 2 * half]])
+    again = gradient([rows])
+    off = float((whole - halves).norm() / whole.norm())
+    noise = float((whole - again).norm() / whole.norm())
+    parts.net.load_state_dict(first)
+    norms = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in parts.net.modules())
+    why = "batch norm takes the statistics of a portion" if norms else "the loss compares samples within a portion"
+    same = off <= max(10 * noise, 1e-4)
+    said = f"the gradient of 2 x {half} differs from that of {len(rows)} by {100 * off:.2g} % of its length"
+    return Found(true=same, text=said if same else f"{said}: {why}")
+
+
+def half_the_memory(bench: Bench, guide: str) -> Found:
+    """Bytes that backward keeps for a sample, against the 2 GB that the rule gives it."""
+    import torch
+
+    parts = bench.parts(guide)
+
+    def kept(rows: np.ndarray) -> int:
+        seen: dict[int, int] = {}
+
+        def note(x: torch.Tensor) -> torch.Tensor:
+            seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            held.append(x)
+            return x
+
+        held: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            parts.loss(parts.batch(rows))
+        return sum(seen.values())
+
+    one, two = kept(np.repeat(parts.rows, 2)[:2]), kept(np.repeat(parts.rows, 4)[:4])
+    each = (two - one) / 2 / 1e9
+    weights = sum(p.numel() for p in parts.net.parameters()) * 16 / 1e9
+    fits = max(0.0, 24 - weights) / each
+    said = f"backward keeps {1000 * each:.3g} MB a sample here, so 24 GB hold about {fits:,.0f}, and the rule says 12"
+    return Found(true=6 <= fits <= 24, text=f"{said}; it knows neither the network nor the size of a sample")
+
+
+def two_gpus(bench: Bench, guide: str) -> Found:
+    """What each of two GPUs gets of a batch of 1,024 under DataParallel, which scatters it."""
+    import torch
+
+    parts = [len(part) for part in torch.arange(1024).chunk(2)]
+    text = (
+        f"DataParallel cuts the batch it is given: {parts[0]} + {parts[1]} = {sum(parts)} samples an update, not 2048"
+    )
+    return Found(true=sum(parts) == 2048, text=text)
+
+
+def samples_of_an_epoch(bench: Bench, guide: str) -> Found:
+    """Calls of an epoch, and what epoch that is."""
+    calls = 1863 * 32
+    return Found(
+        true=calls == 59_616,
+        text=f"1863 x 32 = {calls:,}; it is {calls / 14_910:.1f} times the 14,910 samples, so the 1863 batches were of "
+        f"{14_910 // 1863} samples and not of 32",
+    )
+
+
+def minutes_of_an_epoch(bench: Bench, guide: str) -> Found:
+    """Whether the epochs before and after are of as many batches."""
+    before, after = 14_910 // 8, 285 // 8
+    text = (
+        f"the epoch before is of {before} batches (14,910 samples by 8), the log after shows {after} (285 people by 8)"
+    )
+    return Found(true=before == after, text=f"{text}: not the same work, whatever the minutes")
+
+
+def shares_of_time(bench: Bench, guide: str) -> Found:
+    """What share of the time before each factor says that its part took."""
+    factors = (3.0, 2.0, 1.5, 1.3, 1.2, 1.1)
+    shares = [1 - 1 / f for f in factors]
+    product = float(np.prod(factors)), float(np.prod((5.0, *factors[1:])))
+    text = f"to make a whole so many times faster the parts must have taken {100 * sum(shares):.0f} % of its time"
+    text += f" together; multiplied, the factors give {product[0]:.0f} to {product[1]:.0f} and not 4 to 8"
+    return Found(true=sum(shares) <= 1 and product[0] <= 8 and product[1] >= 4, text=text)
+
+
+def half_to_three_quarters(bench: Bench, guide: str) -> Found:
+    """Lines of a training of 10,000 updates, before and after."""
+    spared = [1 - (10_000 // after) / (10_000 // 50) for after in (100, 200)]
+    text = f"one line in 100 instead of 50 updates spares {100 * spared[0]:.0f} %, one in 200 {100 * spared[1]:.0f} %"
+    return Found(true=spared == [0.5, 0.75], text=f"{text} of the lines; what that is of the time is measured above")
+
+
+def both_samplers(bench: Bench, guide: str) -> Found:
+    """Whether the loader can be made as the guide writes it."""
+    from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+    batches = BatchSampler(SequentialSampler(range(8)), 4, False)
+    try:
+        DataLoader(range(8), batch_sampler=batches, drop_last=True)
+    except ValueError as error:
+        return Found(true=False, text=f"with batch_sampler and drop_last=True torch refuses it: {str(error)[:80]}")
+    return Found(true=True, text="torch takes it")
+
+
+def ahead_by_default(bench: Bench, guide: str) -> Found:
+    """What a loader reads ahead when nothing is said."""
+    from torch.utils.data import DataLoader
+
+    default = DataLoader(range(8), num_workers=1).prefetch_factor
+    text = f"a DataLoader with workers has prefetch_factor {default} when nothing is said: the line changes nothing"
+    return Found(true=default != 2, text=text if default == 2 else f"the default is {default}")
+
+
+def guides_stopwatch(bench: Bench, guide: str) -> Found:
+    """The guide's two sums of seconds, of a loop whose loader takes 5 ms a batch and whose step takes none."""
+
+    def slow() -> Iterator[int]:
+        for i in range(20):
+            time.sleep(0.005)
+            yield i
+
+    data_time, began = 0.0, time.perf_counter()
+    for _ in slow():
+        t0 = time.perf_counter()
+        data_time += time.perf_counter() - t0
+    whole = time.perf_counter() - began
+    share = data_time / whole
+    text = f"of {1000 * whole:.0f} ms that a loop waited for its loader the stopwatch counts {100 * share:.1f} %: "
+    return Found(true=share > 0.5, text=text + "it starts when the batch is there")
+
+
+def name_in_libraries(bench: Bench, guide: str) -> Found:
+    """Whether torch's libraries for GPUs hold the name of the variable, which what reads it must."""
+    import torch
+
+    return variable_of(Path(torch.__file__).parent / "lib", "TORCH_CUDNN_V8_API_ENABLED", torch.__version__)
+
+
+def variable_of(folder: Path, name: str, version: str) -> Found:
+    """Whether one of the libraries of torch in `folder` holds the name of a variable. Raises Unable without any."""
+    files = sorted(folder.glob("libtorch*"))
+    if not any("torch_cuda" in file.name for file in files):
+        raise Unable("this torch is built without CUDA, and has none of the libraries that would read it")
+    for file in files:
+        with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            if text.find(name.encode()) >= 0:
+                return Found(true=True, text=f"{file.name} of torch {version} knows {name}")
+    return Found(true=False, text=f"no library of torch {version} holds the name {name}: nothing reads it")
+
+
+def factors_of_organs(bench: Bench, guide: str) -> Found:
+    """What the guide's own factors come to."""
+    ends = [float(np.prod(f)) for f in ((1.3, 1.1, 1.1, 1 / 0.95), (1.5, 1.2, 1.2, 1 / 0.9))]
+    text = f"its own factors multiply to {ends[0]:.2f} to {ends[1]:.2f}, it says 1.5 to 1.8"
+    return Found(true=ends[0] >= 1.45 and ends[1] <= 1.85, text=text)
+
+
+def names() -> set[str]:
+    """Functions of this module that a way may name."""
+    module = sys.modules[__name__]
+    return {
+        name
+        for name, found in vars(module).items()
+        if inspect.isfunction(found) and found.__module__ == module.__name__
+    }
