@@ -61,7 +61,7 @@ class Fake:
         """Busy and idle ticks by processor."""
         rows = {"": tuple(map(sum, zip(*each.values(), strict=True))), **each}
         # user nice system idle iowait irq softirq steal guest guest_nice: guests are in user, too.
-        lines = [f"cpu{n} {b - b // 4} 0 0 {i} 0 0 0 {b // 4} 999999 0" for n, (b, i) in rows.items()]
+        lines = [f"cpu{n} {b - b // 4} 0 0 {i - i // 3} {i // 3} 0 0 {b // 4} 999999 0" for n, (b, i) in rows.items()]
         self.write("stat", "\n".join([*lines, "intr 5 0 0", "ctxt 1", ""]))
 
     def process(
@@ -149,15 +149,13 @@ class Lived:
     start: int = 0
 
 
-ACTS = st.lists(
-    st.tuples(st.sampled_from(["work", "work", "fork", "die", "look"]), st.integers(0, 5), st.integers(1, 50)),
-    max_size=40,
-)
+ACTS = ("work", "work", "fork", "die", "look")
 
 
-@settings(max_examples=25, deadline=None)
-@given(acts=ACTS, scans=st.booleans())
-def test_work_of_children_counts_once_whether_they_live_or_die(tmp_path_factory, acts, scans):
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32), scans=st.booleans())
+def test_work_of_children_counts_once_whether_they_live_or_die(tmp_path_factory, seed, scans):
+    rng = np.random.default_rng(seed)
     fake = Fake(tmp_path_factory.mktemp("tree") / "machine")
     tree = {7: Lived(1)}
 
@@ -175,8 +173,8 @@ def test_work_of_children_counts_once_whether_they_live_or_die(tmp_path_factory,
     show()
     load = fake.load()
     worked = {"own": 0, "children": 0, "faults": 0, "read": 0}
-    for number, (act, who, much) in enumerate([*acts, ("look", 0, 1)]):
-        pid = sorted(tree)[who % len(tree)]
+    for number, act in enumerate([*rng.choice(ACTS, 30), "look"]):
+        pid, much = int(rng.choice(sorted(tree))), int(rng.integers(1, 50))
         if act == "work":
             tree[pid].own += much
             tree[pid].faults += much
@@ -184,7 +182,7 @@ def test_work_of_children_counts_once_whether_they_live_or_die(tmp_path_factory,
             worked["own" if pid == 7 else "children"] += much
             worked["faults"] += much
             worked["read"] += 1000 * much
-        elif act == "fork":
+        elif act == "fork" and len(tree) < 6:
             free = next(n for n in range(8, 99) if n not in tree)  # ids are given out again
             tree[free] = Lived(pid, start=number)
         elif act == "die" and pid != 7 and all(p.parent != pid for p in tree.values()):
