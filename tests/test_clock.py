@@ -1,5 +1,7 @@
 """The clock: every moment belongs to one phase, and the speed is counted over the phases of steps alone."""
 
+import time
+
 import pytest
 
 from trainkit.speed.clock import BETWEEN, COMPUTE, KEPT, PHASES, STEP, Clock
@@ -66,6 +68,40 @@ def test_single_times_of_the_last_steps_are_kept_and_what_came_between_them():
     assert kept.between.sum() == pytest.approx(3.0) and kept.seconds == pytest.approx(kept.phases.sum(1))
     assert clock.recent(3).number.tolist() == list(range(KEPT + 8, KEPT + 11)) and len(kept[-7:]) == 7
     assert len(Clock(now=hands).recent()) == 0
+
+
+def test_no_step_is_lost_or_kept_twice_however_often_they_are_asked_for():
+    hands = Hands()
+    clock = Clock(now=hands)
+    took = []
+    for step in range(2 * KEPT + 500):
+        clock.to("forward")
+        took.append((step * 7919 % 101) / 1024)
+        hands.now += took[-1]
+        clock.step()
+        if step % 997 == 0 or step in (KEPT, 2 * KEPT, 2 * KEPT + 2):
+            for many in (0, 1, 25, 10**9):
+                kept = clock.recent(many)
+                assert len(kept) == min(many, step + 1, KEPT) and (len(kept) == 0 or kept.number[-1] == step + 1)
+                assert kept.phases[:, STEP.index("forward")] == pytest.approx(took[len(took) - len(kept) :])
+    before = clock.recent(3).seconds.copy()
+    kept = clock.recent(3)
+    hands.now += 5.0
+    clock.step()
+    assert kept.seconds == pytest.approx(before)  # what was handed out does not change
+
+
+def test_a_clock_costs_little():
+    clock = Clock()
+    took = []
+    for _ in range(20):
+        began = time.thread_time()
+        for _ in range(500):
+            for phase in STEP:
+                clock.to(phase)
+            clock.step()
+        took.append((time.thread_time() - began) / 500)
+    assert min(took) < 10e-6  # 2.3 us where no one else is in the way
 
 
 def test_the_device_is_told_each_phase_and_each_step():

@@ -61,7 +61,7 @@ def from_steps(steps: Steps, done: int = 0, device: bool = False) -> Windows:
     With `device` the steps are those of a device's timeline: what a clock calls waiting for data is idle time there,
     and what lay between steps is left out.
     """
-    edge = done + np.append(steps.number[:1] - 1, steps.number)
+    edge = done + np.append(steps.number[:1] - 1 if len(steps) else 0, steps.number)
     step = dict(zip(STEP, 1e3 * steps.phases.T, strict=True))
     if device:
         step["idle"] = step.pop("data")
@@ -160,7 +160,8 @@ def _bars(axes: Axes, edge: np.ndarray, between: Mapping[str, np.ndarray], befor
     base = np.zeros(len(edge) - 1)
     for name, seconds in between.items():
         label = f"{name} {_seconds(seconds.sum())}"
-        axes.bar(edge[:-1], seconds, wide, base, align="edge", color=_COLOUR[name], label=label)
+        held = seconds > 0
+        axes.bar(edge[:-1][held], seconds[held], wide, base[held], align="edge", color=_COLOUR[name], label=label)
         base = base + seconds
     axes.set_ylim(0, 1.4 * float(base.max()))
     axes.set_ylabel("between: s")

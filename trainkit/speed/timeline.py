@@ -146,14 +146,17 @@ def of_host(steps: Steps) -> dict[str, float]:
 def allreduce(net: nn.Module) -> dict[str, float]:
     """Milliseconds of a backward pass in which gradients were averaged over processes, and those after its own work.
 
-    `device/allreduce_exposed_ms` is what remained after the last gradient had been computed. Both are DDP's own means
-    over the updates that it samples. Empty where there is no DDP, or it has not sampled yet.
+    `device/allreduce_exposed_ms` is what remained after the last gradient had been computed. Both are what DDP found in
+    the last update that it sampled: each of the first ten, then every hundredth. Its own means are left alone: they
+    hold the first update for ever, in which connections are made. On CPUs (gloo) they are times of the main thread, in
+    which the copying for gloo took cores from the backward pass; waiting for a slower process is in them everywhere.
+    Empty without DDP, and before its second update.
     """
     if not isinstance(net, nn.parallel.DistributedDataParallel):
         return {}
     known = net._get_ddp_logging_data()
-    whole, hidden = (known.get(f"avg_backward_{name}_time", 0) for name in ("comm", "compute_comm_overlap"))
-    if not whole:
+    whole, hidden = known.get("backward_comm_time", 0), known.get("backward_compute_comm_overlap_time", 0)
+    if whole <= 0 or known.get("iteration", 0) < 2:
         return {}
     return {"device/allreduce_ms": whole / 1e6, "device/allreduce_exposed_ms": max(0, whole - hidden) / 1e6}
 

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from trainkit.recipe import Profile
-from trainkit.speed.clock import Clock, Timeline
+from trainkit.speed.clock import Clock
 
 WARM = 3
 """Updates for which the tracer runs before it keeps anything: its own first calls are slow."""
@@ -50,6 +50,7 @@ class Trace:
         self._own = None if folder else tempfile.TemporaryDirectory(prefix="trainkit-trace-")
         self._folder = folder or Path(self._own.name)
         self._profiler: Any = None
+        self._ranges: _Ranges | None = None
         self._first = 0
 
     def step(self, step: int) -> None:
@@ -107,7 +108,7 @@ class Trace:
         self.slowed, self.due, self._left = (step + 1, step + 1), 0, last - step
         self._profiler.start()
         if self._clock is not None:
-            self._clock.timeline = _Ranges(self._clock.timeline)
+            self._ranges = _Ranges(self._clock)
 
     def _go_on(self, step: int) -> None:
         # Updates are counted here: after a value that is not finite their numbers go back.
@@ -131,14 +132,14 @@ class Trace:
 
     def _quiet(self) -> None:
         """End the range of the phase that runs: the tracer's own range of an update ends now."""
-        if self._clock is not None and isinstance(self._clock.timeline, _Ranges):
-            self._clock.timeline.end()
+        if self._ranges is not None:
+            self._ranges.end()
 
     def _end(self) -> None:
         self.due, self._profiler = NEVER, None
-        if self._clock is not None and isinstance(self._clock.timeline, _Ranges):
-            self._clock.timeline.end()
-            self._clock.timeline = self._clock.timeline.inner
+        if self._ranges is not None:
+            self._ranges.close()
+            self._ranges = None
 
     def _give_up(self, why: str) -> None:
         self.absent = why
@@ -150,25 +151,25 @@ class Trace:
         self._end()
 
 
-class _Ranges(Timeline):
-    """Puts the phases of a clock into the trace, and passes them on."""
+class _Ranges:
+    """Puts the phases of a clock into the trace. Until it is closed it stands before the clock's `to`."""
 
-    def __init__(self, inner: Timeline | None):
-        self.inner = inner
+    def __init__(self, clock: Clock):
+        self._clock, self._to = clock, clock.to
         self._open: Any = None
+        clock.to = self.to
 
-    def mark(self, phase: str) -> None:
+    def to(self, phase: str) -> None:
         self.end()
+        self._to(phase)
         self._open = record_function(phase)
         self._open.__enter__()
-        if self.inner is not None:
-            self.inner.mark(phase)
-
-    def step(self) -> None:
-        if self.inner is not None:
-            self.inner.step()
 
     def end(self) -> None:
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
+
+    def close(self) -> None:
+        self.end()
+        del self._clock.to  # its own is behind it

@@ -1,0 +1,384 @@
+"""Device times: events are put down where the phase changes, read late, never waited for, and add up; their picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import ROOT, _port
+from torch import nn
+
+from trainkit.journal import Journal, read
+from trainkit.report import timeline as pictures
+from trainkit.speed import timeline
+from trainkit.speed.clock import BETWEEN, PHASES, STEP, Clock, Steps
+from trainkit.speed.timeline import CudaTimeline
+
+
+class Device:
+    """A queue that works off what it is given: `now` is how far it has come, `queued` when it will have done all."""
+
+    def __init__(self):
+        self.now = self.queued = 0.0
+        self.made = 0
+
+    def event(self):
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device):
+        self.device, self.at, self.asked = device, None, 0
+
+    def record(self, stream):
+        assert stream == "a stream"
+        self.device.queued = max(self.device.queued, self.device.now)
+        self.at = self.device.queued
+
+    def query(self):
+        self.asked += 1
+        return self.at <= self.device.now
+
+    def elapsed_time(self, later):
+        assert self.query() and later.query(), "an event was read that the device has not passed"
+        return 1e3 * (later.at - self.at)
+
+    def synchronize(self):
+        raise AssertionError("waited for the device")
+
+
+def line(device):
+    return CudaTimeline(torch.device("cpu"), device.event, "a stream")
+
+
+def test_a_cpu_has_no_timeline_of_its_own():
+    assert timeline.of(torch.device("cpu")) is None and timeline.of(torch.device("mps")) is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_times_of_any_training_are_those_that_the_device_took(data):
+    """The host hands over work and runs ahead by up to a few steps; evaluations come between steps now and then."""
+    device = Device()
+    marks = line(device)
+    clock = Clock(marks, now=lambda: device.now)
+    seconds = st.sampled_from([0.0, 0.001, 0.004, 0.5])
+    expected, between = [], []
+    ahead = data.draw(st.integers(0, 4)) * 0.01
+
+    def give(phase, spent, work):
+        clock.to(phase)
+        free = device.queued < device.now  # the device waits for the host
+        spent[phase] += work
+        device.queued = max(device.queued, device.now) + work
+        return free
+
+    clock.to("setup")
+    device.now = device.queued = 3.0
+    for _ in range(data.draw(st.integers(1, 30))):
+        spent = dict.fromkeys(PHASES, 0.0)
+        if data.draw(st.booleans()):
+            give("eval", spent, data.draw(seconds))
+        if not expected:
+            spent["setup"] = 3.0
+        for _ in range(data.draw(st.integers(1, 3))):
+            clock.to("data")
+            device.queued = max(device.queued, device.now)
+            wait = data.draw(seconds)
+            began = device.queued
+            device.now += wait
+            device.queued = max(device.queued, device.now)
+            spent["data"] += device.queued - began
+            for phase in ("transfer", "forward", "backward"):
+                give(phase, spent, data.draw(seconds))
+        give("optimizer", spent, data.draw(seconds))
+        clock.step()
+        expected.append([1e3 * spent[phase] for phase in STEP])
+        between.append([spent[phase] for phase in BETWEEN])
+        device.now = max(device.now, device.queued - ahead)
+    device.now = device.queued
+    found = marks.recent()
+    assert found.number.tolist() == list(range(1, len(expected) + 1))
+    np.testing.assert_allclose(1e3 * found.phases, expected, atol=1e-6)
+    np.testing.assert_allclose(found.between, between, atol=1e-9)
+    mean = dict(zip(("idle", *STEP[1:]), np.mean(expected, 0), strict=True))
+    window = marks.window()
+    mean["step"] = sum(mean.values())
+    assert window == pytest.approx({f"device/{name}_ms": value for name, value in mean.items()})
+    assert marks.window() == {}
+
+
+def test_nothing_is_asked_of_a_device_that_is_behind_and_events_are_used_again():
+    device = Device()
+    marks = line(device)
+    clock = Clock(marks)
+
+    def step(work):
+        for phase in STEP:
+            clock.to(phase)
+            device.queued += work
+        clock.step()
+
+    for _ in range(100):
+        step(0.001)
+    assert marks.window() == {} and marks.recent() is None  # not one has been passed
+    device.now = device.queued
+    assert marks.window()["device/step_ms"] == pytest.approx(5.0) and len(marks.recent()) == 100
+    made = device.made
+    for _ in range(1000):
+        step(0.002)
+        device.now = device.queued
+    assert device.made == made
+    assert marks.window()["device/forward_ms"] == pytest.approx(2.0)
+    assert len(marks.recent(7)) == 7 and marks.recent(7).number[-1] == 1100
+
+
+def test_a_device_that_never_comes_along_costs_no_memory_and_wrong_times_are_left_out():
+    device = Device()
+    marks = line(device)
+    clock = Clock(marks)
+    for _ in range(3 * timeline.LOST):
+        for phase in STEP:
+            clock.to(phase)
+            device.queued += 0.001
+        clock.step()
+    assert device.made < 6 * (timeline.LOST + timeline.LATE)
+    device.now = device.queued
+    found = marks.recent()
+    assert found.number[-1] == 3 * timeline.LOST and len(found) <= timeline.LOST + 1
+    np.testing.assert_allclose(found.phases[:, 1:], 0.001, atol=1e-9)
+
+
+def test_a_step_costs_few_events_and_little_time():
+    class Cheap:
+        def record(self, stream):
+            pass
+
+        def query(self):
+            return True
+
+        def elapsed_time(self, later):
+            return 1.0
+
+    marks = CudaTimeline(torch.device("cpu"), Cheap)
+    clock = Clock(marks)
+    took = []
+    for _ in range(20):
+        began = time.thread_time()
+        for _ in range(200):
+            for phase in STEP:
+                clock.to(phase)
+            clock.step()
+        took.append((time.thread_time() - began) / 200)
+    assert min(took) < 60e-6  # 12 us where no one else is in the way; the calls of CUDA come on top
+
+
+def test_a_cpu_is_its_own_device():
+    rng = np.random.default_rng(0)
+    phases = rng.uniform(0.001, 0.02, (9, 5))
+    found = timeline.of_host(Steps(np.arange(9), phases, np.ones((9, 4))))
+    assert list(found) == [f"device/{name}_ms" for name in ("transfer", "forward", "backward", "optimizer", "step")]
+    for column, name in enumerate(STEP[1:], 1):
+        assert found[f"device/{name}_ms"] == pytest.approx(1e3 * sum(phases[:, column]) / 9)
+    assert found["device/step_ms"] == pytest.approx(1e3 * phases[:, 1:].sum() / 9)
+    assert timeline.of_host(Clock().recent()) == {}
+
+
+# ---- the averaging of gradients
+
+
+def ddp(monkeypatch, **known):
+    net = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", lambda self: known)
+    return net
+
+
+def test_what_is_exposed_is_what_no_computing_hides(monkeypatch):
+    times = {"backward_comm_time": 5_000_000, "backward_compute_comm_overlap_time": 3_500_000}
+    found = timeline.allreduce(ddp(monkeypatch, iteration=10, **times))
+    assert found == {"device/allreduce_ms": 5.0, "device/allreduce_exposed_ms": 1.5}
+
+
+@pytest.mark.parametrize("known", [{}, {"iteration": 9}, {"iteration": 1, "backward_comm_time": 7}])
+def test_what_has_not_been_sampled_is_absent(monkeypatch, known):
+    assert timeline.allreduce(ddp(monkeypatch, **known)) == {}
+
+
+def test_one_process_averages_nothing():
+    assert timeline.allreduce(nn.Linear(2, 2)) == {}
+
+
+_TWO = """
+import json, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from trainkit.speed import timeline
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+net = torch.nn.Linear(64, 64)
+net = DDP(net)
+def update(late):
+    if dist.get_rank() == 1: time.sleep(late)
+    loss = net(torch.randn(4, 64)).sum()
+    dist.barrier() if not late else None
+    began = time.perf_counter(); loss.backward(); return 1e3 * (time.perf_counter() - began)
+found = [timeline.allreduce(net)]
+for late in (0, 0, 0, 0, 0.3, 0): took = update(late); found.append((took, timeline.allreduce(net)))
+if dist.get_rank() == 0: print("FOUND", json.dumps(found), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_average_and_waiting_for_the_slower_one_is_exposed(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(_TWO)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(_port())]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120, env=env)
+    assert ran.returncode == 0, ran.stderr
+    before, *updates = json.loads(ran.stdout.split("FOUND", 1)[1])
+    # Sampled figures appear at the next update's start, so those of update k are seen after update k + 1.
+    assert before == {} and updates[0][1] == {}
+    late, seen = updates[4][0], updates[5][1]
+    assert late > 250 and 250 < seen["device/allreduce_ms"] <= late + 1
+    assert seen["device/allreduce_exposed_ms"] > 240
+    quick = updates[3][1]
+    assert 0 < quick["device/allreduce_exposed_ms"] <= quick["device/allreduce_ms"] < 250
+
+
+# ---- pictures
+
+
+def some_steps(n, seed=0):
+    rng = np.random.default_rng(seed)
+    between = np.zeros((n, 4))
+    between[0, 3] = 7.0
+    between[20::20, 0], between[40::40, 1] = 2.0, 0.5
+    return Steps(np.arange(11, 11 + n), rng.uniform(0.001, 0.02, (n, 5)), between)
+
+
+def stairs(axes):
+    """Label without its share, to (bottom, top, edges) of each phase."""
+    from matplotlib.patches import StepPatch
+
+    found = {}
+    for patch in axes.patches:
+        if isinstance(patch, StepPatch):
+            values, edges, base = patch.get_data()
+            found[patch.get_label().split()[0]] = (np.broadcast_to(base, values.shape), values, edges)
+    return found
+
+
+def test_phases_are_stacked_with_their_times_over_their_steps():
+    steps = some_steps(60)
+    drawn = pictures.figure(steps)
+    top, low = drawn.axes
+    layers = stairs(top)
+    assert list(layers) == list(STEP)
+    sum_so_far = np.zeros(60)
+    for column, name in enumerate(STEP):
+        base, values, edges = layers[name]
+        np.testing.assert_allclose(base, sum_so_far)
+        sum_so_far = sum_so_far + 1e3 * steps.phases[:, column]
+        np.testing.assert_allclose(values, sum_so_far)
+        assert edges.tolist() == list(range(10, 71))
+    bars = {c.get_label(): [(b.get_x(), b.get_height()) for b in c] for c in low.containers}
+    assert bars == {"eval 4 s": [(30, 2.0), (50, 2.0)], "checkpoint 0.5 s": [(50, 0.5)]}
+    assert any("setup, not drawn: 7 s" in text.get_text() for text in low.texts)
+    shares = [float(p.get_label().split()[1]) for p in top.patches]
+    assert sum(shares) == pytest.approx(100, abs=3)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=400), st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_joining_windows_keeps_all_time(widths, most):
+    rng = np.random.default_rng(len(widths))
+    edge = np.cumsum([5, *widths])
+    ms, between = rng.uniform(1, 9, len(widths)), rng.uniform(0, 2, len(widths))
+    whole = pictures.Windows(edge, {"data": ms}, {"eval": between})
+    few = whole.joined(most)
+    assert len(few) <= max(most, 1) and (few.edge[0], few.edge[-1]) == (edge[0], edge[-1])
+    assert set(few.edge) <= set(edge) and (np.diff(few.edge) > 0).all()
+    assert (few.step_ms["data"] * np.diff(few.edge)).sum() == pytest.approx((ms * widths).sum())
+    assert few.between_s["eval"].sum() == pytest.approx(between.sum())
+    for k, (a, b) in enumerate(zip(few.edge, few.edge[1:], strict=False)):
+        inside = (edge[:-1] >= a) & (edge[1:] <= b)
+        assert few.between_s["eval"][k] == pytest.approx(between[inside].sum())
+
+
+def test_a_journal_gives_the_same_times_as_the_clock_that_filled_it(tmp_path):
+    class Hands:
+        now = 0.0
+
+    clock = Clock(now=lambda: Hands.now)
+    journal = Journal(tmp_path / "journal.jsonl")
+    rng = np.random.default_rng(3)
+    spent = []
+    for step in range(1, 31):
+        for phase in STEP:
+            clock.to(phase)
+            Hands.now += rng.uniform(0.001, 0.01)
+        clock.step()
+        for phase in BETWEEN if step % 7 == 0 else ():
+            clock.to(phase)
+            Hands.now += rng.uniform(0.1, 2.0)
+        if step % 10 == 0:
+            journal.append(step, {"train/loss": 1.0, **clock.window(8)})
+            spent.append(dict(clock.seconds))
+    journal.close()
+    found = pictures.from_history(read(journal.path))
+    assert found.edge.tolist() == [0, 10, 20, 30]
+    last = dict.fromkeys(PHASES, 0.0)
+    for k, now in enumerate(spent):
+        for name in ("data", "transfer"):
+            assert found.step_ms[name][k] == pytest.approx(100 * (now[name] - last[name]))
+        compute = sum(now[name] - last[name] for name in ("forward", "backward", "optimizer"))
+        assert found.step_ms["compute"][k] == pytest.approx(100 * compute)
+        for name in BETWEEN:
+            assert found.between_s[name][k] == pytest.approx(now[name] - last[name], abs=1e-9)
+        last = now
+    assert pictures.device_from_history(read(journal.path)) is None
+
+
+def test_the_device_has_a_panel_of_its_own_and_its_idle_time_is_called_so(tmp_path):
+    steps = some_steps(30)
+    device = Steps(steps.number, steps.phases[:, [1, 0, 2, 3, 4]], steps.between)
+    layers = stairs(pictures.figure(steps, device).axes[-1])
+    assert list(layers) == ["transfer", "forward", "backward", "optimizer", "idle"]
+    base, values, _ = layers["idle"]
+    np.testing.assert_allclose(values - base, 1e3 * device.phases[:, 0])
+
+    journal = Journal(tmp_path / "journal.jsonl")
+    logged = {"transfer": 0.5, "forward": 2.0, "backward": 4.0, "optimizer": 1.0, "idle": 3.0}
+    for step in (10, 20):
+        journal.append(step, {f"device/{k}_ms": v * step for k, v in logged.items()})
+    journal.close()
+    found = pictures.device_from_history(read(journal.path))
+    assert found.edge.tolist() == [0, 10, 20] and found.step_ms["idle"].tolist() == [30.0, 60.0]
+
+
+def test_a_few_enormous_steps_do_not_flatten_the_rest_and_are_told():
+    steps = some_steps(200)
+    steps.phases[50, 0] = 40.0
+    top = pictures.figure(steps).axes[0]
+    assert top.get_ylim()[1] < 500 and any("1 higher, up to 40,0" in text.get_text() for text in top.texts)
+
+
+def test_long_runs_are_joined_short_ones_drawn_and_none_refused(tmp_path):
+    assert len(stairs(pictures.figure(some_steps(4000)).axes[0])["data"][1]) == pictures.MOST
+    assert len(pictures.figure(some_steps(1)).axes) == 1
+    with pytest.raises(ValueError, match="no step"):
+        pictures.figure(Clock().recent())
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(1, {"train/loss": 1.0})
+    journal.close()
+    assert pictures.from_history(read(journal.path)) is None
