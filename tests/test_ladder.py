@@ -83,22 +83,28 @@ def test_losses_of_a_paced_training_are_those_of_an_ordinary_one(monkeypatch, tm
 
 
 def test_phases_partition_a_block_and_waiting_is_in_none(monkeypatch, tmp_path):
+    at: list[float] = []
+
     class Slow(io.StringIO):
         def readline(self):
             time.sleep(0.2)
+            at.append(time.perf_counter())
             return super().readline()
 
-    words = Slow('{"do": "go", "updates": 5}\n')
-    monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
-    monkeypatch.setattr(sys, "stdin", words)
     told: list[dict] = []
-    paced._train([str(TOY), "--plugin=toy"], time.time(), lambda answer: told.append(dict(answer)))
+
+    def tell(answer: dict) -> None:
+        told.append(dict(answer, at=time.perf_counter()))
+
+    monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", Slow('{"do": "go", "updates": 5}\n'))
+    paced._train([str(TOY), "--plugin=toy"], time.time(), tell)
     block = told[-1]["block"]
     assert set(block["phases"]) == {"data", "transfer", "forward", "backward", "optimizer", "eval", "checkpoint", "log"}
     assert block["seconds"] == pytest.approx(sum(block["phases"].values()))
-    assert sum(block["each"]) + block["phases"]["log"] == pytest.approx(block["seconds"], rel=0.05)
-    assert block["seconds"] < 0.2, "waiting for the parent was counted"
     assert block["phases"]["eval"] == block["phases"]["checkpoint"] == 0
+    assert len(block["each"]) == 5 and sum(block["each"]) <= block["seconds"] + 1e-6
+    assert block["seconds"] <= told[-1]["at"] - at[0], "waiting for the parent was counted"
 
 
 def test_outputs_and_evaluations_leave_the_training_as_it_was(monkeypatch, tmp_path):
@@ -196,7 +202,7 @@ def test_blocks_take_turns():
 # ---- rungs -----------------------------------------------------------------------------------------------------------
 
 
-FEW = [config.RECIPES / f"{name}.yaml" for name in ("tom500", "segment", "adadistill")]
+FEW = [config.RECIPES / f"{name}.yaml" for name in ("tom500", "adadistill")]
 
 
 def of_recipes() -> pytest.MarkDecorator:
@@ -274,7 +280,7 @@ def test_what_changes_learning_says_so():
         assert all(one.gives_up for one in of(name).tries)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 32), min_size=2, max_size=6, unique=True), st.data())
 def test_refining_looks_halfway_and_nowhere_else(tried, data):
     best = data.draw(st.sampled_from(tried))
@@ -622,10 +628,11 @@ def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
     assert not Fake.started
 
 
-def test_nothing_is_written_where_nothing_helps(world, store, tmp_path):
-    new, said = tmp_path / "fast.yaml", []
-    ladder.command(toy(), only=("batch",), repeats=2, steps=2, write=new, say=said.append)
-    assert not new.exists() and any("is not written" in line for line in said)
+def test_nothing_is_written_where_nothing_helps(world, tmp_path):
+    one, _ = climbed("batch")
+    new = tmp_path / "fast.yaml"
+    told = ladder._write(toy(), load(toy()), one.state, one.kept(), new, None)
+    assert "is not written" in told and not new.exists()
 
 
 def test_the_table_says_what_was_measured(world):
@@ -678,7 +685,7 @@ def test_a_rewritten_recipe_says_what_the_overrides_say_and_keeps_every_comment(
     assert sum(line in text.splitlines() for line in untouched) >= len(untouched) - 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_changed_texts_read_as_changed_trees(data):
     text = data.draw(st.sampled_from((
