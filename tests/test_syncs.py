@@ -363,6 +363,15 @@ def test_a_probe_counts_a_few_updates_of_a_run(cuda, waiting, tmp_path):
     assert found[0].per_step == 2 and found[0].places == (waiting[4],) and cuda == [0, "warn", 0]
 
 
+def test_one_who_counts_does_not_keep_it_from_another(cuda):
+    seen = []
+    with syncs.cuda_waits(lambda *wait: seen.append("audit")):
+        with syncs.cuda_waits(lambda *wait: seen.append("probe")):
+            warnings.warn(MESSAGE, stacklevel=1)
+        warnings.warn(MESSAGE, stacklevel=1)
+    assert seen == ["audit", "probe", "audit"] and cuda == [0, "warn", "warn", "warn", 0]
+
+
 def test_a_probe_on_a_cpu_does_nothing(cuda):
     probe = Probe(CPU)
     probe.start(3)

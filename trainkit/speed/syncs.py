@@ -165,13 +165,16 @@ def cuda_waits(seen: Callable[[str, float | None], None], names: bool = False) -
     named = _Named()
 
     def hear(message: Any, *rest: Any, **more: Any) -> None:
+        if _CUDA_SAYS not in str(message) or getattr(show, "hears_cuda", False):
+            show(message, *rest, **more)  # a run that is audited counts a few updates itself
         if _CUDA_SAYS not in str(message):
-            show(message, *rest, **more)
-        elif named.call is None or named.call[0] is torch.Tensor.backward:
+            return
+        if named.call is None or named.call[0] is torch.Tensor.backward:
             seen("", None)
         else:  # torch hands on its warnings when a call ends, so it has been waited for by now
             seen(called(named.call[0], ""), time.perf_counter() - named.call[1])
 
+    hear.hears_cuda = True
     with warnings.catch_warnings(), named if names else contextlib.nullcontext():
         warnings.filterwarnings("always", message=f".*{_CUDA_SAYS}.*")
         warnings.showwarning = hear
