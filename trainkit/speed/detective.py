@@ -58,7 +58,7 @@ FLOOR = 0.02
 """The least robust spread of blocks that is believed, in log time."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Block:
     number: np.ndarray
     """(B,) of the rows."""
@@ -66,12 +66,19 @@ class _Block:
     """(B, phases) seconds."""
     total: np.ndarray
     """(B,) seconds."""
-    mean: np.ndarray
-    """(phases,) without the slowest rows."""
+    kept: np.ndarray
+    """Which rows are not the slowest."""
+    seconds: float
+    """Of all rows."""
     level: float
-    """Log of the sum of `mean`."""
+    """Log of the mean of the rows that are kept."""
     median: float
-    """Log of the median of `total`."""
+    """Log of the median of all."""
+
+    @property
+    def mean(self) -> np.ndarray:
+        """(phases,) of the rows that are kept."""
+        return self.rows[self.kept].mean(0)
 
 
 class _Pace:
@@ -124,21 +131,23 @@ class _Pace:
             drop = self._judge(self._measure(number[part], rows[part]))
             if drop is not None:
                 found.append(drop)
-        self._pending = number[at:].copy(), rows[at:].copy()
+        self._pending = number[at:], rows[at:]
         return found
 
     def _measure(self, number: np.ndarray, rows: np.ndarray) -> _Block:
-        total = rows.sum(1)
+        total = np.add.reduce(rows, 1)
         order = total.argsort()
-        mean = rows[order[: len(total) - self.trim]].sum(0) / (len(total) - self.trim)
-        level, median = (math.log(max(float(x), 1e-9)) for x in (mean.sum(), total[order[len(total) // 2]]))
-        return _Block(number.copy(), rows.copy(), total, mean, level, median)
+        kept = order[: len(order) - self.trim]
+        level = float(np.add.reduce(total[kept])) / len(kept)
+        median, seconds = float(total[order[len(order) // 2]]), float(np.add.reduce(total))
+        logs = math.log(max(level, 1e-9)), math.log(max(median, 1e-9))
+        return _Block(number, rows, total, kept, seconds, *logs)
 
     def _judge(self, new: _Block) -> Drop | None:
         if not self._known:
             self.usual.append(new)
             self.reference.append(new)
-            seen = sum(float(block.total.sum()) for block in self.reference) * self.weight
+            seen = sum(block.seconds for block in self.reference) * self.weight
             self._known = len(self.reference) >= (FIRST if seen >= FIRST_S else FIRST_LIMIT)
             return None
         middle, spread = _middle([block.level for block in self.reference])
@@ -156,7 +165,7 @@ class _Pace:
             self._usual(new, middle)
             return None
         self.suspects.append(new)
-        self._seconds += float(new.total.sum())
+        self._seconds += new.seconds
         self._rest = 0
         return self._sharp(middle, spread) or self._lasting(middle, spread)
 
@@ -310,7 +319,7 @@ class Detective:
 
     def _feed(self, steps: Steps) -> list[Drop]:
         new = slice(int(np.searchsorted(steps.number, self._seen, side="right")), None)
-        number = steps.number[new]
+        number = steps.number[new].copy()
         if not len(number):
             return []
         self._seen = int(number[-1])
@@ -366,7 +375,7 @@ def _middle(levels: list[float]) -> tuple[float, float]:
     """Median and robust standard deviation."""
     ordered = sorted(levels)
     middle = ordered[len(ordered) // 2]
-    apart = sorted(abs(level - middle) for level in ordered)
+    apart = sorted([abs(level - middle) for level in ordered])
     return middle, max(FLOOR, 1.4826 * apart[len(apart) // 2])
 
 
