@@ -69,7 +69,7 @@ class Fake:
     ):
         fields = ["0"] * 50
         fields[0], fields[1] = "S", str(parent)
-        fields[9], fields[10] = str(faults), "0"
+        fields[9], fields[10] = str(faults - faults // 3), str(faults // 3)  # of its own, of children that ended
         fields[11], fields[12] = str(round(own * TICK)), "0"
         fields[13], fields[14] = "0", str(round(reaped * TICK))
         fields[19], fields[21] = str(start), str(rss // PAGE)
@@ -189,7 +189,7 @@ def test_work_of_children_counts_once_whether_they_live_or_die(tmp_path_factory,
             ended = tree.pop(pid)
             parent = tree[ended.parent]
             parent.reaped += ended.own + ended.reaped
-            parent.faults += ended.faults  # shown as faults of children, added by the reader
+            parent.faults += ended.faults
             parent.read += ended.read
         elif act == "look":
             show()
@@ -355,7 +355,9 @@ def test_the_refused_share_is_what_the_work_wanted_and_did_not_get(threads, quot
     # Periods in which nothing was wanted are not counted by the kernel; those with room to spare lower the share.
     spare = Refused(now.periods + silent, now.cut, now.throttled, now.used + silent * period)
     assert share([before], [spare]) <= got + 1e-9
-    assert share([now], [now]) == 0.0 and share([], [now]) is None
+    assert share([now], [now]) == 0.0 and share([], [now]) is None and share(None, [now]) is None
+    rarely = Refused(now.periods + 100, now.cut + 5, now.throttled + 90.0, now.used + 10.0)
+    assert share([now], [rarely]) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("version", [1, 2])
