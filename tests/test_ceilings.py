@@ -128,7 +128,8 @@ def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeyp
     alone = ceilings._Alone(recipe, data, machine, {}, 0.1, None, lambda: False)
     alone.plan = ceilings.Plan.make(recipe, data, 1, 0)
     frozen = ceilings._Frozen(data.train, alone.plan, machine)
-    assert alone._model(frozen) > 0
+    seconds, counted = alone._model(frozen)
+    assert seconds > 0 and counted > 0
     assert sum(read) == 16 + 2 * 16  # the batch, and its samples in both views
 
 
@@ -400,7 +401,15 @@ def test_the_command_refuses_what_the_training_would(store):
         list(ceilings.command(Order(TOY, (f"task.needs_recipe={TOY}",), ("toy",))))
 
 
-# ---- Several processes
+# ---- Several processes, compiled code
+
+
+@pytest.mark.slow
+def test_operations_are_counted_of_a_network_that_is_compiled(toy):
+    recipe, data, machine = toy("train.compile=default", "train.micro_batch=16")
+    found = ceilings.measure(recipe, data, machine, {}, seconds=0.1)
+    assert found.absent == {} and found.model > 0
+    assert found.flops_per_sample == 2 * 2 * 64 * 8 * 27 + 3 * 2 * 512 * 4
 
 
 @pytest.mark.slow

@@ -87,11 +87,12 @@ def ensure(
         kept = _from_words(machine.lead(lambda: _words_of(known(store, mark))))
         if kept is not None or updates < ENOUGH:
             return kept
+    others = busy()
     part = SHARE if word == "auto" else None
     measured = measure(recipe, data, machine, found, SECONDS, say, part, stopping)
     if _STOPPED not in measured.absent.values():
         machine.lead(lambda: keep(store, mark, measured))
-    say("\n".join(lines(measured)))
+    say("\n".join([*lines(measured), *([others] if others else [])]))
     return measured
 
 
@@ -104,6 +105,17 @@ def known(store: Store, mark: str) -> Ceilings | None:
         return _from_words(entry["ceilings"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def busy() -> str:
+    """That others keep the machine busy, in words, or nothing: ceilings are then of what they leave."""
+    try:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    except OSError:
+        return ""
+    if load <= cores:
+        return ""
+    return f"the machine is busy (load {load:.1f} on {cores} cores): these are figures of what is left of it"
 
 
 def keep(store: Store, mark: str, ceilings: Ceilings) -> None:
@@ -222,18 +234,24 @@ class _Alone:
         batch = self.plan.batch_size
         frozen = self._each("model", lambda: _Frozen(self.data.train, self.plan, self.machine))
         model = self._each("model", lambda: self._model(frozen[self.machine.rank])) if frozen else None
-        counted = self._each("flops_per_sample", lambda: self._flops(frozen[self.machine.rank])) if frozen else None
+        counted = [count for _, count in model or ()]
+        if model and not any(counted):
+            counted = self._each("flops_per_sample", lambda: self._flops(frozen[self.machine.rank])) or []
+        # A process that was not ready when the others were has counted nothing; all do the same.
+        counted = [count for count in counted if count]
+        if frozen and not counted:
+            self.absent.setdefault("flops_per_sample", self.absent.get("model", "nothing was seen that is counted"))
         loader, parts = self._each("loader", self._loader), self._each("fetch", self._fetch)
         held = self._each("evaluations", self._evaluations)
         self.machine.wait()
         peaks = self._each("peak_flops", self._peak)
         # Every update waits for the slowest process.
         return {
-            "model": batch / max(model) if model else None,
+            "model": batch / max(seconds for seconds, _ in model) if model else None,
             "loader": batch / max(loader) if loader else None,
             "fetch": parts[0] if parts else {},
             "evaluations": self._rates(held) if held else {},
-            "flops_per_sample": sum(counted) / batch if counted else None,
+            "flops_per_sample": sum(counted) / len(counted) * self.plan.world / batch if counted else None,
             "peak_flops": sum(most for most, _ in peaks) if peaks else None,
             "peak_source": peaks[0][1] if peaks else "",
         }
@@ -268,7 +286,7 @@ class _Alone:
 
     # ---- the network
 
-    def _train(self, pace: _Mute, frozen: _Frozen, **changes: Any) -> None:
+    def _train(self, pace: _Pace, frozen: _Frozen, **changes: Any) -> None:
         """Train on one batch until `pace` says that it is enough."""
         train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), **changes)
         if train.nonfinite == "rollback":  # it would look for checkpoints; it costs what `stop` does
@@ -285,22 +303,27 @@ class _Alone:
             log=Log(every=_ENDLESS, figures=None, system_every=None, ceilings="off", profile=None),
             loader=replace(self.recipe.loader, workers=0),
         )
-        loop.train(recipe, replace(self.data, train=frozen, evaluations={}, notes=()), self.machine, pace)
+        try:
+            loop.train(recipe, replace(self.data, train=frozen, evaluations={}, notes=()), self.machine, pace)
+        finally:
+            pace.leave()
 
-    def _model(self, frozen: _Frozen) -> float:
-        pace = _Pace(self, frozen)
+    def _model(self, frozen: _Frozen) -> tuple[float, int | None]:
+        """Seconds of an update on this process, and its operations where they can be counted on the way."""
+        from trainkit.speed.flops import Counter  # what torch has of it takes a quarter of a second to import
+
+        # Compiled code cannot be looked into.
+        pace = _Pace(self, frozen, Counter() if self.recipe.train.compile == "off" else None)
         self._train(pace, frozen)
-        return pace.seconds_of_a_step()
+        return pace.seconds_of_a_step(), pace.counted
 
-    def _flops(self, frozen: _Frozen) -> int:
-        from trainkit.speed.flops import Counter  # torch's own takes a quarter of a second to import
+    def _flops(self, frozen: _Frozen) -> int | None:
+        """Operations of an update on this process that is not compiled."""
+        from trainkit.speed.flops import Counter
 
-        counting = _Counting(self, Counter())
-        with counting.counter:
-            self._train(counting, frozen, compile="off", ema=None)
-        if not counting.of_one:
-            raise ValueError("no product, convolution or attention was seen in an update")
-        return counting.of_one
+        pace = _Pace(self, frozen, Counter(), timed=False)
+        self._train(pace, frozen, compile="off")
+        return pace.counted
 
     # ---- the loader
 
@@ -364,17 +387,20 @@ class _Alone:
         return {name: self._held(net, name, split) for name, split in splits.items()}
 
     def _held(self, net: nn.Module, name: str, split: Split) -> float:
-        """Seconds of a batch of an evaluation, read and predicted, after a first one that does not count."""
-        machine, times = self.machine, []
+        """Seconds of a batch of an evaluation, read and predicted; the first does not count where others follow."""
+        machine = self.machine
         budget = self.budget() / len(self.recipe.evaluations)
-        batches = self._batches(name, split)
+        batches, times = self._batches(name, split), [time.perf_counter()]
         for rows, _ in itertools.chain(batches[:1], itertools.cycle(batches)):
             batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
             with machine.accelerator.autocast():
                 self.recipe.task.predict(net, batch)
             machine.synchronize()
             times.append(time.perf_counter())
-            if len(times) > 1 and (times[-1] - times[0] >= budget or self.stopping()):
+            if len(times) == 2 and times[1] - times[0] > 2 * budget:
+                break  # what takes so long shows little of its beginning
+            if len(times) > 2 and (times[-1] - times[1] >= budget or self.stopping()):
+                del times[0]
                 break
         return steady(np.diff(times))
 
@@ -445,58 +471,64 @@ class _Frozen:
         return {**batch, "index": torch.tensor(index, dtype=torch.int64)}
 
 
-class _Mute(Witness):
-    """A witness that neither speaks nor writes, of a training that is thrown away."""
+class _Pace(Witness):
+    """Notes when each update ended, and ends the training when enough of them were steady.
 
-    def __init__(self, alone: _Alone):
+    The loop learns of it an update later. That one is given to `counter`, so that it counts what no time is taken of.
+    """
+
+    def __init__(self, alone: _Alone, frozen: _Frozen, counter: Any, timed: bool = True):
         recipe, found = alone.recipe, alone.found
         super().__init__(recipe, "", "", RunFolder(Path()), Silent(), False, self.over, found)
-        self._alone = alone
-        self.done = False
-
-    def over(self) -> bool:
-        """Whether the training is to end."""
-        return self.done or self._alone.stopping()
-
-    def line(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def draw(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def commit(self, *_: Any) -> None:
-        """Do nothing."""
-
-
-class _Pace(_Mute):
-    """Notes when each update ended, and ends the training when enough of them were steady."""
-
-    def __init__(self, alone: _Alone, frozen: _Frozen):
-        super().__init__(alone)
-        self._frozen = frozen
+        self._alone, self._frozen = alone, frozen
+        self._counter, self._timed = counter, timed
         self._ends: list[float] = []
         self._handed: list[float] = []
         self._warm = 0
         """Updates that are left out; 0: not yet known."""
+        self._done = self._counting = False
+        self.counted: int | None = None
+        """Operations of an update on this process."""
+
+    def over(self) -> bool:
+        """Whether the training is to end."""
+        return self._done or self._alone.stopping()
 
     def progress(self, step: int, steps: int) -> None:
         """An update has ended."""
-        if self.done:
+        if self._counting:
+            self.leave()
+            self.counted = self._counter.total
+        if self._done:
             return
-        ends = self._ends
-        ends.append(time.perf_counter())
+        self._ends.append(time.perf_counter())
         self._handed.append(self._frozen.seconds)
+        self._done = self._enough(step) if self._timed else True
+        if self._done and self._counter is not None:
+            self._counter.__enter__()
+            self._counting = True
+
+    def leave(self) -> None:
+        """Count no longer."""
+        if self._counting:
+            self._counter.__exit__(None, None, None)
+            self._counting = False
+
+    def _enough(self, step: int) -> bool:
         if step < 2:
-            return
-        budget = self._alone.budget(ends[-1] - ends[-2])
+            return False
+        last = self._ends[-1] - self._ends[-2]
+        budget = self._alone.budget(last)
         if not self._warm:
             # The first ones compile, choose algorithms and fetch memory; of slow ones two are all there is time for.
-            if ends[-1] - ends[-2] > budget or (step >= 3 and ends[-1] - ends[0] >= 0.2 * budget):
+            if last > budget or (step >= 3 and self._ends[-1] - self._ends[0] >= 0.2 * budget):
                 self._settle()
                 self._warm = step
-        elif step >= self._warm + 2 and ends[-1] - ends[self._warm - 1] >= budget:
-            self._settle()
-            self.done = True
+            return False
+        if self._ends[-1] - self._ends[self._warm - 1] < budget:
+            return False
+        self._settle()
+        return True
 
     def _settle(self) -> None:
         """Let the device finish, so that what was handed to it counts."""
@@ -515,21 +547,14 @@ class _Pace(_Mute):
             spent = spent - np.diff(self._handed[self._warm - 1 :])
         return steady(spent)
 
+    def line(self, *_: Any) -> None:
+        """Do nothing."""
 
-class _Counting(_Mute):
-    """Counts the operations of the second update: the first may do things once."""
+    def draw(self, *_: Any) -> None:
+        """Do nothing."""
 
-    def __init__(self, alone: _Alone, counter: Any):
-        super().__init__(alone)
-        self.counter = counter
-        self.of_one = 0
-        self._before = 0
-
-    def progress(self, step: int, steps: int) -> None:
-        """An update has ended."""
-        if step == 2:
-            self.of_one, self.done = self.counter.total - self._before, True
-        self._before = self.counter.total
+    def commit(self, *_: Any) -> None:
+        """Do nothing."""
 
 
 def steady(seconds: np.ndarray) -> float:
@@ -662,10 +687,13 @@ def command(order: Order) -> Iterable[str]:
         found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
         Plan.make(recipe, data, machine.world, machine.rank)
         yield f"{recipe.name}: network, loader and evaluations are timed alone, each for {SECONDS:g} s or a few batches"
+        others = busy()
         ceilings = measure(recipe, data, machine, found, SECONDS)
         machine.lead(lambda: keep(store, fingerprint(recipe, data, machine), ceilings))
         yield from lines(ceilings) if machine.main else ()
         if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
             yield f"read in the process itself, loader and network take turns: {_rate(most)} samples/s at most"
+        if others:
+            yield others
     finally:
         machine.close()
