@@ -516,6 +516,21 @@ def test_what_fits_only_alone_is_measured_alone(world):
     result = one.state.found("batch", "batch 32")
     assert "not measured in turns" in result.note and result.ratio == pytest.approx(2.0, rel=0.05)
     assert one.state.found("batch", "batch 64").ratio == pytest.approx(4.0, rel=0.05)
+    assert ladder.largest(one.state) == (64, "more were not tried")
+
+
+def test_the_largest_batch_is_looked_for_beyond_the_fastest(world):
+    world["machine"] = GPU
+    world["speeds"] = {"train.batch_size=32": 0.25}
+    world["fails"] = {"train.batch_size=64": ("memory", "CUDA out of memory")}
+    one, _ = climbed("batch")
+    assert one.state.found("batch", "batch 32").ratio < 0.6
+    assert one.state.found("batch", "batch 64").failed == "out of memory: CUDA out of memory"
+    assert ladder.largest(one.state) == (32, "64 do not")
+    assert "micro-batches of 32 fit into memory; 64 do not" in ladder.table(one.state, None)
+    world["machine"] = MACHINE
+    two, _ = climbed("batch")
+    assert two.state.found("batch", "batch 64") is None, "of use on a CPU is what is faster"
 
 
 def test_the_search_for_workers_looks_between(world):

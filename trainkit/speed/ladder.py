@@ -313,7 +313,7 @@ class Ladder:
                 if rung.climbs and result.ratio < _SLOWER * best:
                     break
                 best = max(best, result.ratio)
-            elif rung.climbs:
+            elif rung.climbs or rung.fills:
                 break
         if rung.name == "workers":
             self._refine(rung)
@@ -618,6 +618,16 @@ def rows(state: State, kept: Result | None) -> list[dict[str, Any]]:
     return table
 
 
+def largest(state: State) -> tuple[int, str] | None:
+    """The largest micro-batch that was trained, and in words whether a larger one fits; None where none was tried."""
+    tried = [result for result in state.results if result.rung == "batch"]
+    fit = max((result.number for result in tried if not result.failed), default=0)
+    over = next((result for result in tried if result.failed.startswith("out of memory")), None)
+    if not fit:
+        return None
+    return fit, f"{over.number} do not" if over is not None else "more were not tried"
+
+
 def table(state: State, kept: Result | None) -> str:
     """The table as text."""
     head = ["rung", "change", "samples/s", "x as shipped (95 %)", "GB", "loss drift", "output drift", ""]
@@ -649,6 +659,8 @@ def table(state: State, kept: Result | None) -> str:
         f"shipped. Drift is from float32, eager: of the loss over the first {state.compared} updates, of the outputs "
         "after the first.",
     ]
+    if (most := largest(state)) is not None:
+        text.append(f"micro-batches of {most[0]} fit into memory; {most[1]}")
     text += [f"not measured  {name}: {why}" for name, why in state.absent.items()]
     return "\n".join(text)
 
@@ -801,7 +813,10 @@ def _conclude(state: State, kept: Result | None, tracker: Any) -> None:
     from trainkit.report import ladder as drawing
 
     listed = rows(state, kept)
-    tracker.log(0, metrics(kept) if kept is not None else {"speed/ratio": 1.0})
+    found = metrics(kept) if kept is not None else {"speed/ratio": 1.0}
+    if (most := largest(state)) is not None:
+        found["speed/largest_micro_batch"] = most[0]
+    tracker.log(0, found)
     tracker.artifact_text("tables/ladder.txt", table(state, kept) + "\n")
     # A column of CSV holds one kind: what was not measured is not a number.
     numbers = ("samples_per_s", "ratio", "low", "high", "memory_gb", "loss_drift", "output_drift")

@@ -51,6 +51,8 @@ class Rung:
     tries: tuple[Try, ...] = ()
     climbs: bool = False
     """Numbers that grow: a try that is clearly slower than the best so far ends the search."""
+    fills: bool = False
+    """Numbers that grow until one does not fit: a try that fails ends the search."""
     absent: str = ""
     """Why there is nothing to measure."""
     derived: bool = False
@@ -74,7 +76,7 @@ def listed(recipe: Recipe, ready: Ready, environment: Mapping[str, str] = {}, wo
     gpu = ready.machine["device"] == "cuda"
     rungs = {rung.name: rung for rung in _arithmetic(recipe, ready, gpu)}
     rungs |= {rung.name: rung for rung in _reading(recipe, ready, gpu, workers)}
-    rungs |= {rung.name: rung for rung in _portions(recipe, ready)}
+    rungs |= {rung.name: rung for rung in _portions(recipe, ready, gpu)}
     rungs |= {rung.name: rung for rung in _between(recipe)}
     if not gpu:
         # What a GPU alone has.
@@ -156,7 +158,7 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
     return rungs
 
 
-def _portions(recipe: Recipe, ready: Ready) -> list[Rung]:
+def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Rung]:
     batch, micro, many = ready.batch_size, ready.micro_batch, ready.accumulation
     if ready.block > 1:
         why = f"micro-batches are blocks of {ready.block} that belong together"
@@ -187,7 +189,8 @@ def _portions(recipe: Recipe, ready: Ready) -> list[Rung]:
     no_smaller, too_few = "a batch cannot be parted", "the data has no more samples"
     return [
         Rung("micro_batch", micros, absent="" if micros else no_smaller),
-        Rung("batch", batches, climbs=True, absent="" if batches else too_few),
+        # On a GPU the search is for what fits, which takes seconds a try; a CPU has room for more than is of use.
+        Rung("batch", batches, climbs=not gpu, fills=gpu, absent="" if batches else too_few),
         Rung("accumulation", gathered, absent="" if gathered else too_few),
     ]
 
