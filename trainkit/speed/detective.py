@@ -7,13 +7,15 @@ pace. A block is compared in log time with the median and the robust spread of t
 What lasts is a drop, what does not is a burst, and how long one must wait to tell them apart depends on the size:
 
 - at least 2.5 times slower, every step: 25 steps and a second. Nothing that passes in fewer steps is reported, and a
-  drop is known within 50 steps of its first, where those take a second. Where blocks have scattered by more than
+  drop is known within 50 steps of its first, where 25 of them take a second. Where blocks have scattered by more than
   10 %, other programs are at work on the machine, and it must last for 5 seconds.
-- at least 2.5 times slower, for long waits of every second to every tenth step: 50 steps, and the same.
+- at least 2.5 times slower, for long waits of every second to every tenth step: 50 steps, and as many seconds.
 - at least 1.3 times slower: 250 steps and a minute. A neighbour that needs the processor halves the pace, so a factor
   of two says nothing in less time.
-- twice as slow bit by bit: once half of the last 2,000 steps are.
-- twice as long as the longest burst of about that size or more that this training has had, at most 1,000 steps.
+- two times slower bit by bit, so that no block stands out: once half of the last 2,000 steps are.
+
+Where a training has had bursts of about that size or more, it must last twice as long as the longest of them, and 1,000
+steps where a tenth of the blocks before were as slow.
 
 What such blocks cannot show is looked for in blocks of 100 steps without their four slowest, made of the steps whose
 own blocks were as usual: workers that run in step make one long wait every 16 steps, say, which is a change of
@@ -92,7 +94,8 @@ class _Pace:
         self.reference: deque[_Block] = deque(maxlen=KEPT)
         self.suspects: list[_Block] = []
         self._fast: list[_Block] = []
-        self._bursts: list[tuple[int, float]] = []
+        self._bursts: deque[tuple[int, float]] = deque(maxlen=KEPT)
+        """Steps that bursts lasted, and their log level."""
         self.open: list[tuple[Drop, float]] = []
         """Drops that last, and the log level below which each is over."""
         self.ended: list[tuple[Drop, int]] = []
@@ -215,14 +218,11 @@ class _Pace:
         last = (list(self.reference)[-2:] + self.suspects)[-BURST_LIMIT // BLOCK - 2 :]
         total = np.concatenate([block.total for block in last])
         risen = new.median - _middle([block.median for block in self.reference])[0]
-        if risen >= threshold:  # every step is slower
-            each, least = True, self.block
-        elif (
-            risen < LASTING and len(self.suspects) > 1 and len(self.reference) >= 2 * FIRST
-        ):  # long waits among steps that are as they were
-            each, least = False, 2 * self.block
-        else:
+        each = risen >= threshold
+        waits = risen < LASTING and len(self.suspects) > 1 and len(self.reference) >= 2 * FIRST
+        if not each and not waits:
             return None
+        least = self.block if each else 2 * self.block
         onset, end = _stretch(total, math.exp(middle), math.exp(new.level), None if each else 4 * math.exp(new.level))
         if end - onset < least or (end - onset) * self.weight < self._wait(new.level):
             return None
@@ -283,7 +283,7 @@ class _Pace:
         )
         self.open.append((drop, (before + after) / 2))
         self._begin(self.suspects[len(self.suspects) - keep :])
-        self._bursts = []
+        self._bursts.clear()
         return drop
 
 
@@ -291,7 +291,8 @@ class Detective:
     """Finds drops while a training runs.
 
     `skip` steps at the start are left out: at least as many as batches are prefetched before the first step, since the
-    first steps take them from a full queue.
+    first steps take them from a full queue. Steps are numbered as the clock counts them, from 1 in each process that
+    trains, resumed or not. A drop before step 150 or 350, where the pace is not known yet, cannot be seen.
     """
 
     def __init__(self, skip: int = SKIPPED):
@@ -338,7 +339,7 @@ class Detective:
 
 
 def find(steps: Steps, skip: int = SKIPPED) -> list[Drop]:
-    """All drops in these records, in the order in which a detective would have found them."""
+    """All drops in these records, in the order in which a detective would have found them. Keeps no state."""
     return Detective(skip)._feed(steps)
 
 
@@ -383,7 +384,8 @@ def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) 
     """Where the last of these times begin and end to be of the new level, as far as they tell; equal if they do not.
 
     It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log
-    time where each step is slower, else, with a cap, in seconds.
+    time where each step is slower; else in seconds, of which one step counts `cap` at most. It must be slow in each of
+    its thirds.
     """
     if cap is None:
         half = math.log(after / before) / 2
