@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -593,14 +594,15 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
 
     def stop(line: str) -> None:
         if line.startswith("workers") and "1 worker" in line:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)  # as a scheduler does
 
     only = ("fused", "workers")
     with pytest.raises(KeyboardInterrupt):
         ladder.command(toy(), only=only, repeats=3, steps=5, say=stop)
     assert [folder.info().status for folder in Store.locate().runs() if "ladder" in folder.name] == ["KILLED"]
-    begun = len(Fake.started)
+    begun, there = len(Fake.started), signal.getsignal(signal.SIGTERM)
     assert ladder.command(toy(), only=only, repeats=3, steps=5, resume=True, write=new, say=said.append) == 0
+    assert signal.getsignal(signal.SIGTERM) is there
     assert not any(word == ("loader.workers=1",) for word in Fake.started[begun:]), "measured again"
     text = new.read_text()
     assert config.load(new, (), ("toy",)).loader.workers == 2

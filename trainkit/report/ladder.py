@@ -15,8 +15,9 @@ _KINDS = {
     "faster": (COLOURS[0], "faster, not chosen"),
     "slower": (COLOURS[1], "slower"),
     "computed": (COLOURS[3], "computed from single events"),
-    "none": (QUIET, "no difference"),
+    "none": (QUIET, "no difference, or not certain"),
 }
+_TICKS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 
 
 def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the recipe as shipped") -> Figure:
@@ -41,7 +42,7 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the rec
         right = max(row["high"] or 0.0, row["ratio"])
         axes.annotate(
             f"{row['ratio']:.2f}", (right, place), xytext=(6, 0), textcoords="offset points", va="center",
-            color=INK, fontsize=9,
+            color=INK, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )  # fmt: skip
     axes.set_yticks(range(len(shown)), [_name(row) for row in shown], fontsize=9)
     axes.set_ylim(len(shown) - 0.4, -0.6)
@@ -52,7 +53,11 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the rec
     if most > 2 or least < 0.5:
         axes.set_xscale("log")
         axes.set_xlim(least / 1.08, most * 1.2)
-        ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50) if least / 1.08 <= t <= most * 1.2]
+        ticks = [
+            t
+            for t in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
+            if least / 1.08 <= t <= most * 1.2
+        ]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     else:

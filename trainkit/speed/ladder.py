@@ -15,6 +15,9 @@ import json
 import math
 import os
 import platform
+import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -683,7 +686,10 @@ def command(
     chosen = _refuse(order, recipe, only, repeats, steps, write)
     store = Store.locate()
     store.prepare()
-    with _tracked(replace(order, resume="" if resume else None), recipe, store, say) as (tracker, folder):
+    begun = replace(order, resume="" if resume else None)
+    with _told_to_stop(), _tracked(begun, recipe, store, say) as (tracker, folder):
+        for left in folder.path.glob(f"{paced.PREFIX}*"):  # of one that was killed
+            shutil.rmtree(left, ignore_errors=True)
         file = folder.path / _STATE
         state = State.read(file)
 
@@ -731,6 +737,23 @@ def _refuse(
     if write is not None:
         rewriting.refuse(write, order.path, [s.recipe for s in recipe.task.needs().values() if s.recipe is not None])
     return [name for name in rungs.NAMES if name in only] if only else list(rungs.NAMES)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """A scheduler's signal ends the ladder as Ctrl-C does: trainings closed, state kept, run KILLED."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

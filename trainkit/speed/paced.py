@@ -37,6 +37,8 @@ PATIENCE = 900.0
 """Seconds without a word after which a child is given up: the first update may have to compile."""
 KEEPS = ("evaluations", "checkpoints")
 """Blocks of a recipe that a paced training leaves out unless told to keep them."""
+PREFIX = "trainkit-paced-"
+"""Of the folders in which children keep their files while they live."""
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 _LENGTH = "100M steps"
 _OUTPUT_ROWS = 32
@@ -177,7 +179,7 @@ class Paced:
         within: Path | None = None,
     ):
         self._patience, self._buffer, self._frozen = patience, b"", False
-        self._aside = tempfile.TemporaryDirectory(prefix="trainkit-paced-", dir=within)
+        self._aside = tempfile.TemporaryDirectory(prefix=PREFIX, dir=within)
         self.folder = Path(self._aside.name)
         self._errors = self.folder / "stderr.txt"
         words = [sys.executable, "-m", "trainkit.speed.paced", str(order.path), *order.overrides]
@@ -607,7 +609,7 @@ def _train(words: list[str], began: float, tell: Any) -> None:
         data = whole.data.open(whole.seed)
         recipe = paced(whole, keep)
         task = _Watched(recipe.task)
-        folder = RunFolder(Path(os.environ.get("TRAINKIT_PACED") or tempfile.mkdtemp(prefix="trainkit-paced-")))
+        folder = RunFolder(Path(os.environ.get("TRAINKIT_PACED") or tempfile.mkdtemp(prefix=PREFIX)))
         folder.checkpoints.mkdir(exist_ok=True)
         text = config.dump(recipe)
         info = RunInfo(folder.name, recipe.name, config.digest(recipe), recipe.seed, began)
