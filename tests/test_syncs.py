@@ -112,6 +112,7 @@ NOT_WAITING = {
     "arithmetic": lambda x: ((x * 2 + 1) @ x.T).softmax(1).argmax(1),
     "numbers go along with the kernel": lambda x: x.add_(3.0).clamp_(0, 1),
     "made there": lambda x: torch.zeros(3, device=x.device) + torch.full((3,), 2.0, device=x.device),
+    "without waiting, by place": lambda x: torch.ones(3).to(x.device, torch.float64, True) + x[0],
     "without waiting": lambda x: torch.ones(3).to(x.device, non_blocking=True) + x[0],
     "read later": lambda x: torch.empty(4, 3).copy_(x, non_blocking=True).sum().item(),
     "a copy is the host's": lambda x: x.shape[0] + len(x) + x.dim() + x.numel(),
@@ -196,8 +197,10 @@ def test_our_loop_waits_nowhere_inside_of_steps():
     assert "inside steps: nothing waits" in syncs.lines(found)
 
 
-def test_leaving_updates_out_costs_one_wait_a_step():
-    found = toy("train.nonfinite=skip")
+@pytest.mark.parametrize(("length", "watched"), [(9, 5), (6, 3), (4, 1), (3, 1), (2, 1), (1, 1)])
+def test_leaving_updates_out_costs_one_wait_a_step(length, watched):
+    found = toy("train.nonfinite=skip", length=length)
+    assert found.steps == watched
     (place,) = found.inside()
     assert (place.code, place.what, place.phase) == ("bool(finite)", "bool(tensor)", "optimizer")
     assert place.where.startswith("trainkit/loop.py:") and found.per_step() == 1
@@ -381,21 +384,12 @@ def test_a_probe_on_a_cpu_does_nothing(cuda):
 # ---- The recipes that are shipped
 
 
-RECIPES = {
-    "omniglot": 0,
-    "convnext_cifar10": 0,
-    "camvid": 0,
-    "hippocampus": 0,
-    "segment": 0,
-    "eye_state": 0,
-    "face_teacher": 0,
-    "reid": 0,
-}
+RECIPES = ["camvid", "convnext", "convnext_cifar10", "eye_state", "face_teacher", "hippocampus", "omniglot", "reid"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, "reid_faces", "segment", "tom500"])
 def test_no_shipped_recipe_waits_inside_of_steps(name, shared, monkeypatch):
     monkeypatch.setenv("TRAINKIT_DATA", str(shared))
-    found = audit(Order(ROOT / "recipes" / f"{name}.yaml"), 2)
-    assert found.inside() == {} and found.per_step() == RECIPES[name]
+    found = audit(Order(ROOT / "recipes" / f"{name}.yaml", ("evaluations={}", "best=null")), 2)
+    assert found.inside() == {} and any(place.phase == "log" for place in found.tallies)

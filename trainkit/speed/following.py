@@ -130,7 +130,7 @@ class Following:
         if func is _T.cpu and self.holds(args[0]):
             return self._release(self._alone(_copy, args[:1], {}))
         if func is _T.to:
-            blocking = not kwargs.get("non_blocking", False)
+            blocking = not kwargs.get("non_blocking", [a for a in args[1:] if isinstance(a, bool)][:1] == [True])
             if where is not None and where != self.holds(args[0]):
                 out = self._alone(_moved, args, kwargs, tell=blocking)
                 if not where:

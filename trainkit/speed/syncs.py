@@ -323,7 +323,7 @@ def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: b
             watching = Following(log.seen, log.asks if as_gpu else lambda file: False)
         with watching:
             loop.train(recipe, data, machine, witness)
-    watched = max(1, witness.last - WARM_UP)
+    watched = witness.last - witness.warm
     if witness.last < total:
         notes.append(f"the training has {witness.last} updates")
     return Audit(recipe.name, str(machine.device), watched, log.tallies, tuple(notes))
@@ -354,7 +354,7 @@ class _Watched(Witness):
     """A silent witness that ends the training after so many updates, and forgets what was seen in the warm-up."""
 
     def __init__(self, recipe: Recipe, folder: Path, found: Mapping[str, Path], log: Log, total: int):
-        self.last, self._log, self._total = 0, log, total
+        self.last, self.warm, self._log = 0, 0, log
         super().__init__(
             recipe,
             config.digest(recipe),
@@ -368,7 +368,8 @@ class _Watched(Witness):
 
     def progress(self, step: int, steps: int) -> None:
         self.last = step
-        if step == WARM_UP:
+        if step == min(WARM_UP, steps - 1):  # of a training of two updates the second is watched
+            self.warm = step
             for place in [place for place in self._log.tallies if place.phase in STEP]:
                 del self._log.tallies[place]
 
