@@ -452,7 +452,7 @@ class Library:
 
     def nvmlDeviceGetSamples(self, handle, kind, since):
         found = [SimpleNamespace(timeStamp=t, sampleValue=SimpleNamespace(uiVal=v)) for t, v in self.samples[handle]]
-        return 1, [s for s in found if s.timeStamp > since]
+        return 1, [s for s in found if s.timeStamp >= since]  # the last one seen may come again
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
         return [SimpleNamespace(pid=pid) for pid in self.pids[handle]]
