@@ -153,8 +153,8 @@ def peak(recipe: Recipe, machine: Machine, seconds: float = 0.3) -> tuple[float,
 def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tuple[float, str]:
     """Operations a second of a square product of matrices at its fastest, and that in words."""
     side, best = 128, 0.0
-    # Long enough that what goes beside the product does not count, and short enough to fit between two neighbours.
-    while best < 3e-3 and side < 8192:
+    # Long enough that what goes beside the product does not count, short enough to fit between two neighbours.
+    while best < 1e-3 and side < 8192:
         side *= 2
         a, b = (torch.full((side, side), 1e-3, dtype=dtype, device=device) for _ in range(2))
         best = min(_product(a, b) for _ in range(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import os
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from types import CodeType
@@ -38,22 +39,29 @@ _C: tuple[tuple[str, str], ...] = (
 def shares(calls: Iterable[Callable[[], Any]], seconds: float) -> dict[str, float]:
     """Shares of the time of some calls by `KINDS`, 1 in their sum; empty where there was nothing to time.
 
-    Calls are made until `seconds` are over, one at least. What a function costs by itself counts for its own kind; one
-    of no kind, such as numpy's, for the kinds of those that called it. The profiler's own time is measured and taken
-    off, since it would make Python look dearer than C. Raises ValueError where another profiler is at work.
+    Calls are made until `seconds` are over, one at least; those that took thrice the median are left out. What a
+    function costs by itself counts for its own kind; one of no kind, such as numpy's, for the kinds of those that
+    called it. The profiler's own time is measured and taken off, since it would make Python look dearer than C. Raises
+    ValueError where another profiler is at work.
     """
-    profile, ends = cProfile.Profile(subcalls=True, builtins=True), time.perf_counter() + seconds
+    ends, cost = time.perf_counter() + seconds, _cost()
+    spent: list[dict[str, float]] = []
     for call in calls:
+        profile = cProfile.Profile()
         profile.enable()
         try:
             call()
         finally:
             profile.disable()
+        spent.append(_by_kind(profile.getstats(), cost))
         if time.perf_counter() >= ends:
             break
-    spent = _by_kind(profile.getstats(), _cost())
-    total = sum(spent.values())
-    return {kind: spent[kind] / total for kind in KINDS} if total > 0 else {}
+    totals = [sum(one.values()) for one in spent]
+    # A call in which a neighbour had the processor says where it was taken away, and nothing else.
+    most = 3 * statistics.median(totals) if totals else 0.0
+    kept = [one for one, total in zip(spent, totals, strict=True) if total <= most]
+    whole = sum(sum(one.values()) for one in kept)
+    return {kind: sum(one[kind] for one in kept) / whole for kind in KINDS} if whole > 0 else {}
 
 
 def kind_of(code: CodeType | str) -> str | None:
