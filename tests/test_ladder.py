@@ -403,6 +403,10 @@ class Fake:
 
     def go(self, updates: int) -> Block:
         assert self in Fake.alive, "a child that was closed"
+        if self.at + updates >= Fake.world.get("breaks", 10**9):
+            error = PaceError("failed", "its loss is not finite")
+            error.child = self
+            raise error
         return self._block(updates)
 
     def outputs(self):
@@ -564,6 +568,16 @@ def test_the_recipe_as_shipped_must_train(world):
     world["fails"] = {"seed=7": ("user", "bad", UserError("data.train", "is not there"))}
     with pytest.raises(UserError, match="is not there"):
         climbed("fused", order=toy("seed=7"))
+    world["breaks"] = 2
+    with pytest.raises(UserError, match="the recipe as shipped: its loss is not finite"):
+        climbed("fused")
+
+
+def test_a_recipe_that_diverges_late_begins_again_once(world):
+    world["breaks"] = 100
+    one, _ = climbed("fused", "channels_last", "threads")  # after some tries the recipe as shipped is at 100 updates
+    assert sum(words == () for words in Fake.started) > 1
+    assert all(not result.failed for result in one.state.results) and len(one.state.results) >= 4
 
 
 def test_a_ladder_is_not_continued_on_another_machine(world):

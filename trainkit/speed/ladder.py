@@ -51,8 +51,6 @@ _COMPARED = (3, 10)
 _COMPARED_SECONDS = 5.0
 _OUTPUT_SECONDS = 30.0
 """Outputs that take longer than this are not compared."""
-_SLOWER = 0.97
-"""A search among growing numbers ends at a try below this share of the best."""
 _ALIKE = 1.05
 """An interval around 1 that is narrower than this, end over end, says that there is no difference."""
 _STATE = "ladder.json"
@@ -194,6 +192,7 @@ class Ladder:
         self._start: Start | None = None
         self._reference: Start | None = None
         self._pace = self._took = 0.0
+        self._compare_outputs = True
         self.ready: paced.Ready | None = None
 
     def close(self) -> None:
@@ -208,6 +207,13 @@ class Ladder:
         """Start the recipe as shipped, unless it is there. Raises UserError where it cannot be trained."""
         if self._plain is not None:
             return
+        try:
+            self._open()
+        except PaceError as error:
+            self.close()
+            raise error.mistake or UserError("the recipe as shipped", error.reason) from None
+
+    def _open(self) -> None:
         began = time.monotonic()
         self._plain = self._child((), ())
         self.ready = self._plain.ready
@@ -250,12 +256,7 @@ class Ladder:
 
     def _child(self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], **more: Any) -> Paced:
         order = replace(self._order, overrides=rungs.merge(self._order.overrides, words), resume=None)
-        try:
-            return Paced(order, dict(environment), within=self._within, **more)
-        except PaceError as error:
-            if not words and not environment:
-                raise error.mistake or UserError("the recipe as shipped", error.reason) from None
-            raise
+        return Paced(order, dict(environment), within=self._within, **more)
 
     def _begin(self, child: Paced) -> Start:
         """The first updates of a child that has made one."""
@@ -313,7 +314,7 @@ class Ladder:
         for one in rung.tries:
             result = self._try(rung.name, one)
             if result.ratio is not None:
-                if rung.climbs and result.ratio < _SLOWER * best:
+                if rung.climbs and result.high < best:
                     break
                 best = max(best, result.ratio)
             elif rung.climbs or rung.fills:

@@ -178,6 +178,8 @@ class Paced:
         patience: float = PATIENCE,
         within: Path | None = None,
     ):
+        if unknown := set(keep) - set(KEEPS):
+            raise ValueError(f"keep {sorted(unknown)}; there are {', '.join(KEEPS)}")
         self._patience, self._buffer, self._frozen = patience, b"", False
         self._aside = tempfile.TemporaryDirectory(prefix=PREFIX, dir=within)
         self.folder = Path(self._aside.name)
@@ -230,25 +232,23 @@ class Paced:
 
     def close(self) -> None:
         """End the child and its workers. Harmless when repeated."""
-        if self._child.poll() is None:
-            self._freeze(False)
-            with contextlib.suppress(OSError):
-                self._child.stdin.close()
-            try:
-                self._child.wait(10)
-            except subprocess.TimeoutExpired:
-                self._signal(signal.SIGTERM)
-                try:
-                    self._child.wait(5)
-                except subprocess.TimeoutExpired:
-                    self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
-                    self._child.wait()
-        # Workers that outlive their parent.
-        self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
-        for pipe in (self._child.stdin, self._child.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
-        self._aside.cleanup()
+        try:
+            if self._child.poll() is None:
+                self._freeze(False)
+                with contextlib.suppress(OSError):
+                    self._child.stdin.close()
+                for ask in (lambda: None, lambda: self._signal(signal.SIGTERM)):
+                    ask()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._child.wait(10)
+                        break
+        finally:  # and workers that outlive their parent, also where waiting was interrupted
+            self._signal(signal.SIGKILL)
+            self._child.wait()
+            for pipe in (self._child.stdin, self._child.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+            self._aside.cleanup()
 
     def __enter__(self) -> Paced:
         return self
