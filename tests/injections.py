@@ -132,7 +132,14 @@ class World:
             compiled=self.compiled,
             waits=self.waits,
             ranks=self.ranks if self.processes > 1 else (),
-            settings={"workers": 2, "cores": self.cores, "threads": self.cores, "processes": 1, "precision": "no"},
+            settings={
+                "workers": 2,
+                "cores": self.cores,
+                "processors": self.cores,
+                "threads": self.cores,
+                "processes": 1,
+                "precision": "no",
+            },
         )
 
 

@@ -103,6 +103,11 @@ class Clock:
             self.timeline.step()
 
     @property
+    def phase(self) -> str:
+        """The running phase."""
+        return self._phase
+
+    @property
     def training(self) -> float:
         """Seconds in the phases of steps so far."""
         return sum(self.seconds[phase] for phase in STEP)

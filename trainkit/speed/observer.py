@@ -20,7 +20,7 @@ from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.speed import ceilings, timeline, verdict
 from trainkit.speed.clock import PHASES, STEP, Clock, Steps
-from trainkit.speed.detective import Detective
+from trainkit.speed.detective import SKIPPED, Detective
 from trainkit.speed.evidence import Compiled, Drop, Evidence, Reading, Waits
 from trainkit.speed.forecast import Forecast, pace
 from trainkit.speed.load import cores
@@ -49,7 +49,9 @@ class Observer:
         self._recipe, self._plan, self._clock = recipe, plan, clock
         self._machine, self._run, self._net = machine, run, net
         self._recompiles, self._warned = Recompiles(), 0
-        self._detective, self._drops = Detective(), list[Drop]()
+        # The first updates take what was read ahead.
+        ahead = recipe.loader.workers * recipe.loader.prefetch
+        self._detective, self._drops, self._over = Detective(max(SKIPPED, ahead)), list[Drop](), 0
         self._probe = Probe(machine.device)
         self._waits: Waits | None = None
         profile = recipe.log.profile if machine.main else None
@@ -95,7 +97,12 @@ class Observer:
 
     def _suspect(self, step: int) -> None:
         """Whether the pace has changed for good, and what is known of that moment."""
+        if self._trace is not None and self._trace.slowed and self._trace.slowed[1] > step - 2 * EVERY:
+            return
         drop = self._detective.look(self._single(EVERY))
+        for over, fast in self._detective.ended[self._over :]:
+            self._over += 1
+            self._run.tracker.event(step, "speed_again", {"from": over.step + self._before, "to": fast + self._before})
         if drop is None:
             return
         since = self._clock.recent(max(EVERY, self._clock.steps - drop.step + 1))
@@ -156,8 +163,8 @@ class Observer:
             measured |= {f"speed/{name}": share for name, share in shares.items() if share is not None}
         if (compiled := self._compiled()) is not None:
             measured |= {"speed/recompiles": compiled.recompiles, "speed/graph_breaks": compiled.graph_breaks}
-            if compiled.recompiles > self._warned and (warning := advice(compiled)):
-                self._warned = compiled.recompiles
+            if (warning := advice(compiled)) and (often := compiled.recompiles + compiled.graph_breaks) > self._warned:
+                self._warned = often
                 self._run.say(f"warning: {warning}")
         return measured | self._on_device
 
@@ -201,6 +208,7 @@ class Observer:
             "channels_last": machine.channels_last,
             "threads": torch.get_num_threads(),
             "cores": cores(),
+            "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "processes": machine.world,
             "deterministic": recipe.device.deterministic,
             "cudnn_benchmark": recipe.device.cudnn_benchmark,
@@ -222,4 +230,15 @@ class Observer:
             ranks=self._ranks,
             drops=tuple(self._drops),
             settings=settings,
+            absent=self._absent(),
         )
+
+    def _absent(self) -> dict[str, str]:
+        """What is not known of this run, and why. That there is no GPU is no news where none is used."""
+        known, on_gpu = self._run.ceilings, self._machine.device.type == "cuda"
+        if known is None:
+            absent = {"ceilings": "`trainkit ceilings RECIPE` measures them"}
+        else:
+            absent = dict(known.absent)
+        unread = self._run.tracker.unreadable().items()
+        return absent | {name: why for name, why in unread if on_gpu or "gpu" not in name}

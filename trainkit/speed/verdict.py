@@ -78,6 +78,7 @@ NAMES = {
     "checkpoint": "checkpoints",
     "log": "logging",
     "setup": "what comes before the first step",
+    "body": "the body of the loop",
 }
 
 
@@ -186,15 +187,16 @@ def _throttled(e: Evidence) -> Iterable[Finding]:
 
 
 def _neighbour(e: Evidence) -> Finding | None:
-    cores, busy = e.settings.get("cores"), _mean(e, "host_share")
-    if not cores or not e.load:
+    # Those it may run on, of which a control group may grant it a part: what is refused is counted by that group.
+    processors, busy = e.settings.get("processors"), _mean(e, "host_share")
+    if not processors or not e.load:
         return None
     own = _mean(e, "own_cores") + _mean(e, "worker_cores")
-    others = busy * cores - own
-    if busy < 0.9 or others < 0.25 * cores:
+    others = busy * processors - own
+    if busy < 0.9 or others < 0.25 * processors:
         return None
-    said = f"Other programs kept {others:.1f} of the {cores:g} processor cores busy, this run {own:.1f}."
-    return Finding("neighbour", others / cores * _compute_share(e), said)
+    said = f"Other programs kept {others:.1f} of the {processors:g} processor cores busy, this run {own:.1f}."
+    return Finding("neighbour", others / processors * _compute_share(e), said)
 
 
 def _memory(e: Evidence) -> Finding | None:

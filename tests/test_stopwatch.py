@@ -1,0 +1,67 @@
+"""The clock in somebody else's loop."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from trainkit.speed.stopwatch import Stopwatch
+
+
+def batches(many: int, seconds: float = 0.0, slow_from: int | None = None):
+    for k in range(many):
+        if seconds and (slow_from is None or k >= slow_from):
+            time.sleep(seconds)
+        yield torch.ones(8, 4), k
+
+
+def test_three_lines_tell_waiting_from_work():
+    net = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    watch = Stopwatch(batch_size=8)
+    for x, _ in watch.batches(batches(40, 0.02)):
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+    said = watch.verdict().splitlines()
+    assert said[1].endswith("of the time the step waited for data.") and float(said[1].split(" ")[0]) > 60
+    assert 20 < float(said[0].split(" ")[0]) < 400 and "ladder" not in watch.verdict()
+
+
+def test_work_in_the_body_is_no_waiting_and_an_evaluation_is_no_step():
+    watch = Stopwatch(batch_size=8)
+    for _, k in watch.batches(batches(20)):
+        time.sleep(0.01)
+        watch.to("backward")
+        time.sleep(0.01)
+        if k == 10:
+            with watch.phase("eval"):
+                time.sleep(0.3)
+    found = watch.metrics()
+    assert found["time/data_share"] < 0.1 and found["time/eval_share"] > 0.2
+    assert found["speed/samples_per_s"] == pytest.approx(400, rel=0.5) and found["speed/step_ms_p50"] < 200
+    e = watch.evidence()
+    assert e.trained == len(e.steps) == 20 and e.steps.phases[:, 3].min() >= 0.01
+    assert watch.metrics() == {}
+
+
+def test_a_loop_that_was_never_watched_is_told_how():
+    assert "watch.batches(loader)" in Stopwatch(batch_size=8).verdict()
+    assert list(Stopwatch(batch_size=8).batches([])) == []
+    watch = Stopwatch(batch_size=8)
+    for wrong in ("eval", "compute", "x"):
+        with pytest.raises(ValueError, match="a step has data, transfer, forward"):
+            watch.to(wrong)
+    with pytest.raises(ValueError, match="between steps there are"), watch.phase("forward"):
+        pass
+
+
+def test_a_loop_that_gets_slower_is_told_from_when_on_and_a_body_is_no_forward_pass():
+    watch = Stopwatch(batch_size=8)
+    for _, k in watch.batches(batches(460)):
+        time.sleep(0.002 if k < 400 else 0.05)
+    (drop,) = watch.evidence().drops
+    assert drop.phase == "body" and abs(drop.step - 401) <= 3
+    assert f"From step {drop.step} on" in watch.verdict() and "the body of the loop" in watch.verdict()

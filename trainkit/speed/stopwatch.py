@@ -1,0 +1,127 @@
+"""The clock and its verdict in a training loop that is not trainkit's, with three lines.
+
+    from trainkit.speed.stopwatch import Stopwatch
+
+    watch = Stopwatch(batch_size=256)                    # 1
+    for images, labels in watch.batches(loader):         # 2: was `in loader`
+        ...                                              # the loop as it was
+    print(watch.verdict())                               # 3
+
+Waiting for a batch is told from the rest by what it is: the time in which `loader` is asked for the next one. A clock
+that is started in the body of the loop, after the batch has come, finds nothing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from trainkit.speed import verdict
+from trainkit.speed.clock import BETWEEN, COMPUTE, STEP, Clock
+from trainkit.speed.detective import Detective
+from trainkit.speed.evidence import Drop, Evidence, Reading
+from trainkit.speed.load import Load
+from trainkit.speed.timeline import of
+
+T = TypeVar("T")
+_EVERY_S = 5.0
+"""Seconds between two readings of the machine's load."""
+
+
+class Stopwatch:
+    """Times a foreign loop: what it waited for, how long its steps took, and when its pace changed.
+
+    `batch_size` is the number of samples of a step, over all processes. Whatever the body of the loop does counts as
+    the work of the network, unless it says otherwise: `watch.to("backward")` ends one phase and begins another, and
+    `with watch.phase("eval"):` is for what is done between steps. `device` is where the network lives.
+    """
+
+    def __init__(self, batch_size: int, device: str | torch.device = "cpu"):
+        device = torch.device(device)
+        self._clock, self._batch_size, self._device = Clock(of(device)), batch_size, device.type
+        self._load, self._detective = Load(), Detective()
+        self._readings: list[Reading] = []
+        self._drops: list[Drop] = []
+        self._told = False
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """What the loader gives; a step lasts from asking for a batch to asking for the next one."""
+        waiting = iter(loader)
+        while True:
+            self._clock.to("data")
+            try:
+                batch = next(waiting)
+            except StopIteration:
+                self._clock.to("log")
+                return
+            self._clock.to("forward")
+            yield batch
+            self._clock.step()
+            self._look()
+
+    def to(self, phase: str) -> None:
+        """End the running phase and begin another of `data transfer forward backward optimizer`."""
+        if phase not in STEP:
+            raise ValueError(f"phase {phase!r}; a step has {', '.join(STEP)}")
+        self._told = self._told or phase in COMPUTE
+        self._clock.to(phase)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time something that is no part of a step: `eval checkpoint log setup`."""
+        if name not in BETWEEN:
+            raise ValueError(f"phase {name!r}; between steps there are {', '.join(BETWEEN)}")
+        before = self._clock.phase
+        self._clock.to(name)
+        try:
+            yield
+        finally:
+            self._clock.to(before)
+
+    def metrics(self) -> dict[str, float]:
+        """Speed and time shares since the last call, under trainkit's names; empty before the first step."""
+        return self._clock.window(self._batch_size)
+
+    def evidence(self) -> Evidence:
+        """All that was measured so far."""
+        drops = self._drops if self._told else [_of_the_body(drop) for drop in self._drops]
+        return Evidence(
+            steps=self._clock.recent(),
+            batch_size=self._batch_size,
+            seconds=dict(self._clock.seconds),
+            trained=self._clock.steps,
+            device=self._device,
+            load=self._readings,
+            drops=drops,
+            settings={"cores": self._load.cores(), "threads": torch.get_num_threads()},
+            absent={name: why for name, why in self._load.absent.items() if "gpu" not in name},
+        )
+
+    def verdict(self) -> str:
+        """Where the time went and what slowed the loop down, in words."""
+        self._clock.to("log")
+        if not self._clock.steps:
+            return "no step has ended; is the loop over `watch.batches(loader)`?"
+        e = self.evidence()
+        found = [replace(finding, untested=()) for finding in verdict.judge(e)]  # a ladder needs a recipe
+        return "\n".join(verdict.words(e, found))
+
+    def _look(self) -> None:
+        if self._clock.steps % 25:
+            return
+        self._clock.to("log")
+        drop = self._detective.look(self._clock.recent(25))
+        if drop is not None:
+            self._drops.append(drop)
+        if not self._readings or time.perf_counter() - self._readings[-1].at > _EVERY_S:
+            self._readings.append(self._load.read())
+
+
+def _of_the_body(drop: Drop) -> Drop:
+    """A change in the body of a loop, of which nothing more is known."""
+    return replace(drop, phase="body") if drop.phase in (*COMPUTE, "compute") else drop
