@@ -180,7 +180,7 @@ class Paced:
     ):
         if unknown := set(keep) - set(KEEPS):
             raise ValueError(f"keep {sorted(unknown)}; there are {', '.join(KEEPS)}")
-        self._patience, self._buffer, self._frozen = patience, b"", False
+        self._patience, self._buffer, self._frozen, self._closed = patience, b"", False, False
         self._aside = tempfile.TemporaryDirectory(prefix=PREFIX, dir=within)
         self.folder = Path(self._aside.name)
         self._errors = self.folder / "stderr.txt"
@@ -232,6 +232,9 @@ class Paced:
 
     def close(self) -> None:
         """End the child and its workers. Harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             if self._child.poll() is None:
                 self._freeze(False)
