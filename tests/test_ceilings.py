@@ -86,9 +86,9 @@ def test_a_slow_loader_is_the_loaders_own(toy):
 
 def test_workers_read_side_by_side(toy):
     recipe, data, machine = toy("loader.workers=2", "loader.prefetch=1")
-    slow = replace(data, train=slowed(data.train, 0.05))
-    found = ceilings.measure(recipe, slow, machine, {}, seconds=0.4)
-    assert 8 / 0.05 < found.loader <= 1.1 * 2 * 8 / 0.05
+    slow = replace(data, train=slowed(data.train, 0.1))
+    found = ceilings.measure(recipe, slow, machine, {}, seconds=0.5)
+    assert 1.1 * 8 / 0.1 < found.loader <= 1.1 * 2 * 8 / 0.1
 
 
 def test_a_slow_network_is_the_networks_own(toy, monkeypatch):
@@ -415,10 +415,10 @@ def test_operations_are_counted_of_a_network_that_is_compiled(toy):
 @pytest.mark.slow
 def test_on_two_processes_there_is_one_figure_for_both(store):
     words = [str(TOY), "--plugin", "toy", "train.length=6 steps", "data.test=16"]
-    done = spawn(2, *words, "log.ceilings=measure")
+    done = spawn(2, *words, "log.ceilings=measure", timeout=600)
     assert done.returncode == 0, done.stderr
     (folder,) = Store.locate().runs()
     history = journal.read(folder.journal)
     assert history.metrics["speed/ceiling_model"][0].value > 0
     assert history.metrics["speed/ceiling_loader"][0].value > 0
-    assert done.stdout.count("network alone ") == 1
+    assert done.stdout.count("network alone ") == 1 and "is not known" not in done.stdout
