@@ -30,6 +30,7 @@ NAMED = {
     "faces-callbacks": (4, 5),
     "eyes-amp": (1.5, 2),
     "eyes-amp-memory": (1 / 0.6, 1 / 0.4),
+    "eyes-amp-baseline": (1.5, 2),
     "eyes-baseline": (2, 3),
     "people-sampler": (3, 5),
     "people-logging": (2, None),
@@ -181,6 +182,7 @@ class Counted:
     fails: type[BaseException] | None = None
     gpu: bool = False
     compiles: bool = False
+    recipe: bool = True
     seconds: float = 1.0
 
     def __call__(self, bench, guide):

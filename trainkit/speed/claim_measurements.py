@@ -29,6 +29,8 @@ from trainkit.speed import paced
 from trainkit.speed.paced import Paced, PaceError, Ratio
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+REVISION = 1
+"""Raised when a measurement is made otherwise, so that its figure means something else: all are then measured again."""
 PATIENCE, COMPILING = 240.0, 600.0
 """Seconds without a word after which a training is given up, and one that compiles."""
 
@@ -97,6 +99,7 @@ class Switch:
     """Least cores with which there is something to see."""
     note: str = ""
 
+    recipe = True
     seconds = 25.0
 
     def __call__(self, bench: Bench, guide: str) -> Found:
@@ -126,6 +129,8 @@ class Inside:
     function: str
     gpu: bool = False
     compiles: bool = False
+    recipe: bool = True
+    """Whether the figure is of the guide's recipe."""
     seconds: float = 8.0
 
     def __call__(self, bench: Bench, guide: str) -> Found:
@@ -146,6 +151,7 @@ class Whole:
     """Of the training, as the guide has it."""
 
     gpu = compiles = False
+    recipe = True
     seconds = 15.0
 
     def __call__(self, bench: Bench, guide: str) -> Found:
@@ -184,6 +190,8 @@ class Shown:
 
     function: str
     gpu: bool = False
+    recipe: bool = False
+    """Whether it is computed of the guide's recipe."""
     seconds: float = 2.0
 
     compiles = False
@@ -199,7 +207,7 @@ class Cannot:
 
     why: str
 
-    gpu = compiles = False
+    gpu = compiles = recipe = False
     seconds = 0.0
 
     def __call__(self, bench: Bench, guide: str) -> Found:
@@ -628,7 +636,12 @@ def _workers_that_stay(bench: Bench, guide: str, start: str | None) -> Found:
 
     def epochs(stay: bool) -> list[float]:
         loader = DataLoader(
-            batches, batch_size=None, num_workers=workers, persistent_workers=stay, multiprocessing_context=start
+            batches,
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=stay,
+            multiprocessing_context=start,
+            timeout=PATIENCE,
         )
         took = []
         for _ in range(bench.repeats + 1):
@@ -745,7 +758,8 @@ def two_portions(bench: Bench, guide: str) -> Found:
         return found / weight
 
     def off() -> float:
-        whole, halves = gradient([rows[: 2 * half]]), gradient([rows[:half], rows[half : 2 * half]])
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # whose rounding would be taken for it
+            whole, halves = gradient([rows[: 2 * half]]), gradient([rows[:half], rows[half : 2 * half]])
         return float((whole - halves).norm() / whole.norm())
 
     for module in drops:

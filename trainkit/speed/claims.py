@@ -76,7 +76,7 @@ def measure(claim: Claim, bench: Bench, quick: bool) -> Outcome:
     verdict, text, found, recipe, instead = NEEDS_GPU, "", Found(), "", ""
     if bench.gpu or not claim.way.gpu:
         try:
-            if not isinstance(claim.way, Cannot):
+            if claim.way.recipe:
                 path, instead = bench.chosen(claim.guide)
                 recipe = path.stem
             found = claim.way(bench, claim.guide)
@@ -221,6 +221,7 @@ def _machine(ledger: Ledger) -> str:
         f"{device}{m.get('processor')}, {m.get('cores')} cores, {m.get('threads')} threads; {m.get('system')}, Python "
     )
     text += f"{m.get('python')}, torch {m.get('torch')}, trainkit {m.get('trainkit')}"
+    text += ", with the data of TRAINKIT_DATA" if m.get("data") else ", without TRAINKIT_DATA"
     loads = [outcome.load for outcome in ledger.outcomes.values() if outcome.load is not None]
     dates = sorted({outcome.date for outcome in ledger.outcomes.values()})
     if loads:
