@@ -503,9 +503,7 @@ def test_a_switch_is_measured_by_two_trainings(monkeypatch):
         found = way(bench, "toy")
         again = Switch(before=way.before, after=way.after, of="memory")(bench, "toy")
         assert found.low > 1.5 and 0.5 < again.ratio < 2  # sixteen forwards an update instead of one
-        cost = measurements.callbacks_that_return(bench, "toy")
-        assert 1 <= cost.ratio < 1.1
-        with pytest.raises(Unable, match="a training ended"):
-            Switch(after=("task.nan_at=1",))(bench, "toy")
+        with pytest.raises(Unable, match="a training ended"):  # beside the first of them, which is still there
+            Switch(before=way.before, after=("task.nan_at=1",))(bench, "toy")
     finally:
         bench.close()
