@@ -321,6 +321,7 @@ def test_generators_scaler_and_task_are_as_before(toy):
     assert scaler.get_scale() == 1024.0
 
 
+@pytest.mark.slow
 def test_measuring_changes_no_bit_of_a_run_nor_of_one_that_is_resumed(store):
     words = ("train.length=8 steps", "evaluations.val.every=4 steps", "data.test=16", "checkpoints.every=3 steps")
     plain = run(*words, "log.ceilings=off")

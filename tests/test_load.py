@@ -594,7 +594,7 @@ def test_this_process_and_its_children_as_they_are(source, tmp_path):
     spin(0.1)
     reading = load.read()
     elapsed, spent = time.perf_counter() - began, time.process_time() - spent
-    assert reading.own_cores * elapsed == pytest.approx(spent, abs=0.04)
+    assert reading.own_cores * elapsed == pytest.approx(spent, rel=0.3, abs=0.04)
     assert reading.worker_cores * elapsed == pytest.approx(0.3, abs=0.08)
     assert 0 < reading.host_share <= 1
     alone = psutil.Process().memory_info().rss / 1e9

@@ -10,7 +10,8 @@ from runs import PLUGIN, all_same, run
 
 from trainkit import checkpoint, loop
 from trainkit.speed import observer
-from trainkit.speed.evidence import Reading
+from trainkit.speed.detective import Detective
+from trainkit.speed.evidence import Drop, Reading
 from trainkit.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -77,16 +78,39 @@ def test_a_container_with_too_little_processor_time(monkeypatch):
     assert said.startswith("throttled: ") and "60 % of the time the control group" in said
 
 
-def test_a_loader_that_becomes_slow_is_told_of_at_once_and_with_its_phase(monkeypatch, capsys):
+def test_a_change_of_pace_is_told_at_once_with_its_phase_and_what_was_seen(monkeypatch, capsys):
+    looked = []
+
+    def look(self, steps):
+        looked.append(steps)
+        at = int(steps.number[-1])
+        return Drop(step=61, before_ms=2.0, after_ms=40.0, phase="data", share=0.96) if at == 75 else None
+
+    monkeypatch.setattr(Detective, "look", look)
     fetched = iter(range(10**9))
-    slow = slowed(toy.ToySplit.fetch, 0.05, when=lambda: next(fetched) >= 2 * 240)  # two micro-batches a step
+    slow = slowed(toy.ToySplit.fetch, 0.02, when=lambda: next(fetched) >= 2 * 60)  # two micro-batches a step
     monkeypatch.setattr(toy.ToySplit, "fetch", slow)
-    ran = run("train.length=310 steps", *PLAIN[:3], "log.every=100 steps")
+    ran = run("train.length=80 steps", *PLAIN[:3], "log.every=100 steps")
+    assert [int(steps.number[-1]) for steps in looked] == [25, 50, 75] and all(len(steps) == 25 for steps in looked)
     (drop,) = ran.events("speed_drop")
-    assert drop.step <= 290 and drop.data["phase"] == "data" and abs(drop.data["step"] - 241) <= 3
+    assert drop.step == 75 and (drop.data["step"], drop.data["phase"]) == (61, "data")
+    assert "From step 61 on a step took 40 ms instead of 2 ms; 96 % of what was lost is in waiting for data." in (
+        capsys.readouterr().out
+    )
+    # What is said of that moment is of the slow steps alone.
+    assert any(line.endswith("of the time the step waited for data.") for line in drop.data["said"])
+
+
+@pytest.mark.slow
+def test_a_loader_that_becomes_slow_is_found(monkeypatch):
+    fetched = iter(range(10**9))
+    slow = slowed(toy.ToySplit.fetch, 0.1, when=lambda: next(fetched) >= 440)
+    monkeypatch.setattr(toy.ToySplit, "fetch", slow)
+    monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.005))
+    ran = run("train.length=510 steps", "train.micro_batch=16", *PLAIN[:3], "log.every=100 steps", "log.ceilings=off")
+    (drop,) = ran.events("speed_drop")
+    assert drop.data["phase"] == "data" and abs(drop.data["step"] - 441) <= 3 and drop.step <= 500
     assert drop.data["after_ms"] > 90 and drop.data["share"] > 0.9
-    out = capsys.readouterr().out
-    assert "of what was lost is in waiting for data" in out and told(ran).startswith("data: ")
 
 
 def test_watching_changes_no_bit_and_leaves_a_trace_a_figure_and_a_verdict(store):

@@ -26,7 +26,7 @@ from trainkit.speed.forecast import Forecast, pace
 from trainkit.speed.load import cores
 from trainkit.speed.recompiles import Recompiles, advice
 from trainkit.speed.syncs import Probe
-from trainkit.speed.trace import Trace
+from trainkit.speed.tracing import Trace
 from trainkit.witness import Witness
 
 WARM = 20
