@@ -111,6 +111,7 @@ def test_the_published_recipe_takes_steps_on_other_pictures(pictures):
     assert all(np.isfinite(done.series("train/loss"))) and "val/ema/top1" in done.history.metrics
 
 
+@pytest.mark.slow
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, pictures, store, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [spawn(n, str(CONVNEXT), *words(pictures), "--score", whole.folder.name) for n in (1, 2)]
