@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
-from runs import PLUGIN, all_same, run
+import torch
+import torch._dynamo
+from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
 
 from trainkit import checkpoint, loop
 from trainkit.speed import observer
@@ -40,6 +46,13 @@ def told(ran) -> str:
     from trainkit.store import Store
 
     return MlflowClient(Store.locate().uri).get_run(ran.folder.info().run_id).data.tags["trainkit.verdict"]
+
+
+def verdict_file(ran) -> str:
+    """All of a run's verdict."""
+    return next(
+        p for p in Path(os.environ["TRAINKIT_STORE"]).rglob("verdict.md") if ran.folder.info().run_id in str(p)
+    ).read_text()
 
 
 def test_a_slow_loader(monkeypatch):
@@ -76,6 +89,81 @@ def test_a_container_with_too_little_processor_time(monkeypatch):
     monkeypatch.setattr(Tracker, "readings", lambda self, since=0.0: readings)
     said = told(run("train.length=200 steps", *PLAIN[:3], "log.every=100 steps"))
     assert said.startswith("throttled: ") and "60 % of the time the control group" in said
+
+
+def test_a_network_that_is_compiled_again_in_each_step(monkeypatch):
+    called = itertools.count()
+
+    def forward(self, x, plain=toy.Net.forward):
+        return plain(self, x) * (1 + 0 * self.turn)
+
+    def loss(self, net, *rest, plain=toy.ToyTask.loss):
+        net.turn = next(called)  # read by forward: compiled for this value alone
+        return plain(self, net, *rest)
+
+    monkeypatch.setattr(toy.Net, "forward", forward)
+    monkeypatch.setattr(toy.ToyTask, "loss", loss)
+    compiler = torch.nn.Module.compile  # traced, not translated into C++: that takes seconds each time
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda net, mode: compiler(net, backend="eager", dynamic=False))
+    torch._dynamo.reset()
+    try:
+        with torch._dynamo.config.patch(recompile_limit=1000):
+            ran = run("train.length=60 steps", "train.compile=default", *PLAIN)
+    finally:
+        torch._dynamo.reset()
+    assert told(ran).startswith("recompile: The network was compiled again ") and "turn" in told(ran)
+    assert ran.series("speed/recompiles")[-1] >= 30
+
+
+@pytest.mark.slow
+def test_a_process_that_the_other_waits_for(store):
+    words = ["train.length=40 steps", "task.slow_rank=1", *PLAIN[:3], "log.every=10 steps"]
+    done = spawn(2, str(TOY), "--plugin", "toy", *words)
+    assert done.returncode == 0, done.stderr
+    said = told(Ran(0, newest()))
+    assert said.startswith("slow_rank: Process 1 takes ") and "they wait for it" in said
+
+
+@pytest.mark.slow
+def test_memory_that_grows(monkeypatch):
+    kept = []
+
+    def leaks(self, batch):
+        kept.append(torch.ones(2**19))  # 2 MB
+        time.sleep(2e-5 * len(kept))
+        return batch
+
+    monkeypatch.setattr(toy.ToySplit, "on_device", leaks)
+    words = ["train.length=300 steps", *PLAIN[:3], "log.every=100 steps", "log.system_every=0.2 s"]
+    ran = run(*words)
+    text = verdict_file(ran)
+    assert "Resident memory grew from " in text and "a step took " in text
+
+
+@pytest.mark.slow
+def test_files_that_are_read_from_the_disk_each_time(monkeypatch, tmp_path):
+    file, many = tmp_path / "data", 8 * 2**20
+    file.write_bytes(os.urandom(many))
+    with open(file, "rb") as handle:
+        os.fsync(handle.fileno())
+
+        def cold(self, *rest, plain=toy.ToySplit.fetch, **named):
+            os.posix_fadvise(handle.fileno(), 0, many, os.POSIX_FADV_DONTNEED)
+            os.pread(handle.fileno(), many, 0)
+            return plain(self, *rest, **named)
+
+        before = _read_from_disk()
+        cold(toy.ToySplit("x", 8, 1, 1.0, 0, False), np.arange(4), 0)
+        if _read_from_disk() - before < many / 2:
+            pytest.skip("this file system or kernel does not count what is read from the disk")
+        monkeypatch.setattr(toy.ToySplit, "fetch", cold)
+        words = ["train.length=200 steps", *PLAIN[:3], "log.every=100 steps", "log.system_every=0.2 s"]
+        assert told(run(*words)).startswith("page_cache: ")
+
+
+def _read_from_disk() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines() if Path("/proc/self/io").exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def test_a_change_of_pace_is_told_at_once_with_its_phase_and_what_was_seen(monkeypatch, capsys):

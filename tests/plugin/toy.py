@@ -67,6 +67,8 @@ class ToyTask:
     teacher: str = "none"
     tensor_weight: bool = False
     slow_score: float = 0.0
+    slow_rank: int | None = None
+    """Process that takes 30 ms longer until its backward pass."""
     needs_recipe: str | None = None
     signal_at: int | None = None
     """Step at which the process is told to stop, as a scheduler would."""
@@ -84,6 +86,8 @@ class ToyTask:
         if self.signal_at == at.step and not hasattr(self, "signalled"):
             self.signalled = True  # once, not in every micro-batch: a second signal ends the process
             os.kill(os.getpid(), signal.SIGTERM)
+        if os.environ.get("RANK", "0") == str(self.slow_rank):
+            time.sleep(0.03)
         logits = net(batch["image"])
         if self.teacher == "oracle":
             with torch.no_grad():

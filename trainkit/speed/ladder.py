@@ -191,7 +191,7 @@ class Ladder:
         self._plain: Paced | None = None
         self._start: Start | None = None
         self._reference: Start | None = None
-        self._pace = self._took = 0.0
+        self._pace = self._took = self._begun = 0.0
         self._compare_outputs = True
         self.ready: paced.Ready | None = None
 
@@ -216,6 +216,7 @@ class Ladder:
     def _open(self) -> None:
         began = time.monotonic()
         self._plain = self._child((), ())
+        self._begun = time.monotonic() - began
         self.ready = self._plain.ready
         machine = dict(self.ready.machine)
         if self.state.machine and self.state.machine != machine:
@@ -249,7 +250,7 @@ class Ladder:
             return self._start
         try:
             with self._child(rungs.REFERENCE, ()) as child:
-                return self._begin(child)
+                return self._begin(child, compare=True)
         except PaceError as error:
             self._say(f"float32, eager: {error.reason}; drift is left out")
             return None
@@ -258,10 +259,10 @@ class Ladder:
         order = replace(self._order, overrides=rungs.merge(self._order.overrides, words), resume=None)
         return Paced(order, dict(environment), within=self._within, **more)
 
-    def _begin(self, child: Paced) -> Start:
-        """The first updates of a child that has made one."""
-        outputs = child.outputs() if self._compare_outputs else {}
-        block = child.go(self.state.compared - 1)
+    def _begin(self, child: Paced, compare: bool) -> Start:
+        """The first updates of a child that has made one: as many as are compared, or only those that warm it up."""
+        outputs = child.outputs() if compare and self._compare_outputs else {}
+        block = child.go((self.state.compared if compare else _COMPARED[0]) - 1)
         return Start((*child.first.losses, *block.losses), outputs)
 
     def _outputs(self, child: Paced) -> tuple[dict[str, np.ndarray], float]:
@@ -277,10 +278,16 @@ class Ladder:
         """How many tries there are in these rungs, and about how many seconds what is not measured yet will take."""
         self.open()
         tries = [(rung, one) for rung in self.listed() if rung.name in chosen for one in rung.tries]
-        left = [(rung, one) for rung, one in tries if self.state.found(rung.name, one.title) is None]
-        block = self._updates(self._pace) * self._pace
-        each = self._took + 2 * self._repeats * block
-        return len(tries), each * (sum(not rung.derived for rung, _ in left) + 1)
+        left = [one for rung, one in tries if not rung.derived and self.state.found(rung.name, one.title) is None]
+        return len(tries), sum(map(self._expected, (*left, Try(TOGETHER))))
+
+    def _expected(self, one: Try) -> float:
+        """About how many seconds a try takes, if its samples take as long as those of the recipe as shipped."""
+        sizes = (word.partition("=")[2] for word in one.words if word.startswith("train.batch_size="))
+        update = self._pace * int(next(sizes, self.ready.batch_size)) / self.ready.batch_size
+        before = self._took if one.same_samples else self._begun + _COMPARED[0] * update
+        blocks = self._updates(self._pace) * self._pace, self._updates(update) * update
+        return before + update + self._repeats * sum(blocks)
 
     def listed(self) -> list[Rung]:
         """All rungs, as far as is known now."""
@@ -354,7 +361,7 @@ class Ladder:
         self.open()
         try:
             with self._child(one.words, one.environment) as child:
-                start = self._begin(child)
+                start = self._begin(child, one.same_samples)
                 pairs = self._pairs(child)
         except PaceError as error:
             if error.kind == "memory" and self.ready.machine["device"] == "cuda":
@@ -388,7 +395,7 @@ class Ladder:
         self.close()
         try:
             with self._child(one.words, one.environment) as child:
-                start = self._begin(child)
+                start = self._begin(child, one.same_samples)
                 own = child.go(1)
                 blocks = [child.go(self._updates(own.seconds)) for _ in range(self._repeats)]
         except PaceError as error:

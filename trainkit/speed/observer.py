@@ -169,7 +169,7 @@ class Observer:
         return measured | self._on_device
 
     def close(self, step: int) -> str:
-        """The verdict on the run in words, which goes into its record as well. Called on every process."""
+        """The verdict on the run in words; into its record goes what was not measured, too. Called on every process."""
         if self._clock.steps < WARM + PROBED:
             self._probe.stop()
         if not self._machine.main:
@@ -188,7 +188,7 @@ class Observer:
         e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = verdict.judge(e)
         lines = verdict.words(e, found)
-        tracker.artifact_text("speed/verdict.md", "\n".join(f"{line}  " for line in lines) + "\n")
+        tracker.artifact_text("speed/verdict.md", "".join(f"{line}  \n" for line in [*lines, *verdict.unmeasured(e)]))
         tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}"})
         return "\n".join(lines)
 

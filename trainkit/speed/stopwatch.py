@@ -109,7 +109,7 @@ class Stopwatch:
             return "no step has ended; is the loop over `watch.batches(loader)`?"
         e = self.evidence()
         found = [replace(finding, untested=()) for finding in verdict.judge(e)]  # a ladder needs a recipe
-        return "\n".join(verdict.words(e, found))
+        return "\n".join([*verdict.words(e, found), *verdict.unmeasured(e)])
 
     def _look(self) -> None:
         if self._clock.steps % 25:

@@ -54,9 +54,13 @@ def words(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> l
         if finding.untested:
             options = "; ".join(f"{what} (rung `{rung}`)" for what, rung in finding.untested)
             lines.append(f"  untested: {options}: trainkit ladder {recipe} --only {finding.untested[0][1]}")
-    if e.absent:
-        lines.append("not measured: " + "; ".join(f"{what}: {why}" for what, why in sorted(e.absent.items())))
     return lines
+
+
+def unmeasured(e: Evidence) -> list[str]:
+    """What is not known of a run, and why, as one line; none where all is."""
+    absent = "; ".join(f"{what}: {why}" for what, why in sorted(e.absent.items()))
+    return [f"not measured: {absent}"] if absent else []
 
 
 def dropped(drop: Drop) -> str:

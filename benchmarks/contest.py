@@ -1,0 +1,315 @@
+"""What the contests share: sides that do the same work, each in a process of its own, round after round in turns.
+
+A benchmark states its `Contest` and calls `main`:
+
+    CONTEST = Contest(
+        title="Overhead of a step",
+        unit="us a step",
+        baseline="bare",
+        sides={"bare": bare, "trainkit": ours},     # side(case) -> Sample
+        cases=("tiny",),
+    )
+    if __name__ == "__main__":
+        CONTEST.main(__doc__)
+
+    python benchmarks/step.py                     3 rounds
+    ... --rounds 7 --sides trainkit fabric --cases tiny --json FILE
+
+A round starts a process for each side in an order of its own, so that what else goes on in the machine falls on all of
+them alike. A ratio is the median over rounds of side / baseline within one round, with the range of these. Sides that
+claim to do the same work prove it: their `proof` must be equal, or the contest ends with an error and prints no table.
+A side whose package is not there raises ModuleNotFoundError and stands in the table as absent.
+
+How busy the others keep the machine is measured in a second of silence before each process. Above half a core the table
+is marked as no result: then a ratio says more about the neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+BUSY = 0.5
+"""Cores that others may use while a ratio still counts as a result."""
+ROUNDS = 3
+"""As given; what documents cite takes at least `FULL`."""
+FULL = 7
+_MARK = "contest: "
+_PACKAGES = ("torch", "accelerate", "lightning", "transformers", "timm", "torchvision", "datasets", "mlflow", "monai")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one process measured."""
+
+    value: float
+    """In the unit of the contest; less is better unless the contest says otherwise."""
+    proof: Any = None
+    """What must be equal for all sides of a case: a digest of final weights, a list of numbers. None: nothing to prove.
+    Numbers are compared within the contest's tolerance, all else exactly."""
+    more: Mapping[str, float] = field(default_factory=dict)
+    """Further columns: median over rounds."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is aimed at: the ratio of a side to the baseline, or its own figure, is at most (or at least) this."""
+
+    case: str
+    side: str
+    limit: float
+    of: str = "ratio"
+    """`ratio`, `difference` (side minus baseline, in the unit), `value`, or the name of a further column."""
+    least: bool = False
+    """Whether the figure must reach the limit instead of staying below it."""
+    words: str = ""
+    """In words, for the table."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Sides that do the same work, and in what they are compared."""
+
+    title: str
+    unit: str
+    baseline: str
+    sides: Mapping[str, Callable[[str], Sample]]
+    cases: Sequence[str] = ("",)
+    more_is_better: bool = False
+    tolerance: float = 0.0
+    """By which share numbers of a proof may differ."""
+    targets: Sequence[Target] = ()
+    threads: int = 1
+    """Of each process."""
+    timeout: float = 300.0
+    """Seconds of one process."""
+
+    def main(self, doc: str | None, argv: Sequence[str] | None = None) -> int:
+        """The command line of a benchmark. Returns its exit code: 1 where work was not equal."""
+        parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--rounds", type=int, default=ROUNDS)
+        parser.add_argument("--sides", nargs="+", choices=list(self.sides), default=list(self.sides))
+        parser.add_argument("--cases", nargs="+", choices=list(self.cases), default=list(self.cases))
+        parser.add_argument("--json", type=Path, help="where the figures go as well")
+        parser.add_argument("--one", nargs=2, metavar=("SIDE", "CASE"), help=argparse.SUPPRESS)
+        asked = parser.parse_args(argv)
+        if asked.one:
+            print(_MARK + json.dumps(asdict(self._one(*asked.one))), flush=True)
+            return 0
+        sides = [self.baseline, *(side for side in asked.sides if side != self.baseline)]
+        found = self.run(Path(sys.argv[0]), sides, asked.cases, asked.rounds)
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print("\n".join(self.lines(found)))
+        return 1 if found["unequal"] else 0
+
+    def _one(self, side: str, case: str) -> Sample:
+        import torch
+
+        torch.set_num_threads(self.threads)
+        return self.sides[side](case)
+
+    # ---- running
+
+    def run(self, script: Path, sides: Sequence[str], cases: Sequence[str], rounds: int) -> dict[str, Any]:
+        """All rounds; figures as plain data."""
+        values: dict[str, dict[str, list[dict[str, Any]]]] = {case: {side: [] for side in sides} for case in cases}
+        absent: dict[str, str] = {}
+        busy: list[float] = []
+        for number in range(rounds):
+            turn = number % len(sides)
+            for case in cases:
+                for side in (*sides[turn:], *sides[:turn]):
+                    if side in absent:
+                        continue
+                    busy.append(others())
+                    sample, why = self._process(script, side, case)
+                    if sample is None:
+                        absent[side] = why
+                    else:
+                        values[case][side].append(sample)
+                        print(
+                            f"{number + 1}/{rounds} {case} {side}: {sample['value']:.6g} {self.unit}", file=sys.stderr
+                        )
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "baseline": self.baseline,
+            "rounds": rounds,
+            "cases": values,
+            "absent": absent,
+            "unequal": self._unequal(values),
+            "busy": round(statistics.median(busy), 2) if busy else math.nan,
+            "machine": machine(),
+            "date": time.strftime("%Y-%m-%d"),
+        }
+
+    def _process(self, script: Path, side: str, case: str) -> tuple[dict[str, Any] | None, str]:
+        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
+        env |= {"HF_HUB_OFFLINE": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "TOKENIZERS_PARALLELISM": "false"}
+        root = str(Path(__file__).resolve().parents[1])
+        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+        command = [sys.executable, str(script), "--one", side, case]
+        began = os.times()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.timeout, env=env)
+        except subprocess.TimeoutExpired:
+            return None, f"took more than {self.timeout:g} s"
+        ended = os.times()
+        for line in reversed(done.stdout.splitlines()):
+            if line.startswith(_MARK):
+                sample = json.loads(line[len(_MARK) :])
+                sample["cpu_s"] = (
+                    ended.children_user + ended.children_system - began.children_user - began.children_system
+                )
+                return sample, ""
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        if "ModuleNotFoundError" in last:
+            return None, f"{last.partition(': ')[2]}: pip install 'trainkit[bench]'"
+        raise SystemExit(f"{self.title}: {side} {case} failed: {last}\n{done.stderr[-2000:]}")
+
+    def _unequal(self, values: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> list[str]:
+        found = []
+        for case, sides in values.items():
+            proofs = {side: s["proof"] for side, samples in sides.items() for s in samples if s["proof"] is not None}
+            first = next(iter(proofs.values()), None)
+            for side, proof in proofs.items():
+                if not same(first, proof, self.tolerance):
+                    found.append(f"{case} {side}: {str(proof)[:80]}, not {str(first)[:80]}")
+        return found
+
+    # ---- in words
+
+    def lines(self, found: Mapping[str, Any]) -> list[str]:
+        """The table, and what must be known to read it."""
+        if found["unequal"]:
+            return [f"NO TABLE: the sides did not do the same work: {line}" for line in found["unequal"]]
+        m = found["machine"]
+        head = f"{m['cpu']}, {m['cores']} cores, {self.threads} thread(s) a process; {m['versions']}"
+        lines = [f"### {found['title']}", "", f"{found['date']}; {head}; others used {found['busy']:g} cores."]
+        if found["busy"] > BUSY:
+            lines.append(f"**The machine was busy: more than {BUSY:g} cores of others. These ratios are no result.**")
+        extra = sorted(
+            {key for sides in found["cases"].values() for ss in sides.values() for s in ss for key in s["more"]}
+        )
+        named = any(found["cases"])
+        titles = [
+            *(["case"] if named else []),
+            "side",
+            found["unit"],
+            "least",
+            f"/ {found['baseline']}",
+            "range",
+            *extra,
+        ]
+        lines += ["", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+        for case, sides in found["cases"].items():
+            for side, samples in sides.items():
+                if samples:
+                    cells = self._cells(sides, side, extra)
+                    lines.append(f"| {' | '.join([*([case] if named else []), side, *cells])} |")
+        lines += [f"\n{side} is absent: {why}" for side, why in found["absent"].items()]
+        for target in self.targets:
+            figure = self.figure(found, target)
+            if figure is not None:
+                met = figure >= target.limit if target.least else figure <= target.limit
+                word = "at least" if target.least else "at most"
+                lines.append(
+                    f"\ntarget: {target.words or ' '.join(filter(None, (target.case, target.side, target.of)))} "
+                    f"{word} {target.limit:g}: {figure:.4g}, {'met' if met else 'MISSED'}"
+                )
+        return lines
+
+    def figure(self, found: Mapping[str, Any], target: Target) -> float | None:
+        """What a target speaks of; None where that was not measured."""
+        sides = found["cases"].get(target.case, {})
+        samples = sides.get(target.side, [])
+        if not samples or not sides[found["baseline"]]:
+            return None
+        if target.of == "ratio":
+            return statistics.median(ratios(sides, target.side, found["baseline"]))
+        if target.of == "difference":
+            pairs = zip(samples, sides[found["baseline"]], strict=False)
+            return statistics.median(own["value"] - base["value"] for own, base in pairs)
+        return statistics.median(s["value"] if target.of == "value" else s["more"][target.of] for s in samples)
+
+    def _cells(self, sides: Mapping[str, Sequence[Mapping[str, Any]]], side: str, extra: Sequence[str]) -> list[str]:
+        samples = sides[side]
+        each = [s["value"] for s in samples]
+        best = max(each) if self.more_is_better else min(each)
+        cells = [_number(statistics.median(each)), _number(best)]
+        if side == self.baseline:
+            cells += ["1", ""]
+        else:
+            paired = ratios(sides, side, self.baseline)
+            cells += [f"{statistics.median(paired):.3g}", f"{min(paired):.3g} to {max(paired):.3g}"]
+        for key in extra:
+            known = [s["more"][key] for s in samples if key in s["more"]]
+            cells.append(_number(statistics.median(known)) if known else "")
+        return cells
+
+
+def ratios(sides: Mapping[str, Sequence[Mapping[str, Any]]], side: str, baseline: str) -> list[float]:
+    """Side over baseline, round by round."""
+    return [own["value"] / base["value"] for own, base in zip(sides[side], sides[baseline], strict=False)]
+
+
+def same(a: Any, b: Any, tolerance: float) -> bool:
+    """Whether two proofs say the same."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return a == b or math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+    return a == b
+
+
+def others(seconds: float = 1.0) -> float:
+    """Cores that are busy while this process sleeps."""
+    import psutil
+
+    psutil.cpu_percent()
+    time.sleep(seconds)
+    return psutil.cpu_percent() / 100 * (os.cpu_count() or 1)
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores and versions."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    versions = ", ".join([f"Python {platform.python_version()}", *(f"{name} {v}" for name, v in found.items())])
+    return {"cpu": cpu, "cores": os.cpu_count(), "versions": versions}
+
+
+def digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 of the bits of tensors by name: the proof that two trainings came to the same weights."""
+    import hashlib
+
+    found = hashlib.sha256()
+    for name in sorted(state):
+        found.update(name.encode())
+        found.update(state[name].detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
