@@ -91,6 +91,7 @@ def test_a_container_with_too_little_processor_time(monkeypatch):
     assert said.startswith("throttled: ") and "60 % of the time the control group" in said
 
 
+@pytest.mark.slow
 def test_a_network_that_is_compiled_again_in_each_step(monkeypatch):
     called = itertools.count()
 

@@ -69,8 +69,12 @@ def test_what_is_not_known_is_not_spoken_of():
         ({"deterministic": True}, "cuda", "deterministic is on"),
         ({"cudnn_benchmark": False}, "cuda", "cudnn_benchmark is off"),
         ({"anomaly": True}, "cpu", "anomaly detection"),
-        ({"cores": 8, "threads": 1, "processes": 1}, "cpu", "1 process(es) of 1 thread(s) learn on 8 cores"),
-        ({"cores": 8, "threads": 8, "processes": 4}, "cpu", "32 threads of 4 process(es) share 8 cores"),
+        ({"cores": 8, "threads": 1, "processes": 1}, "cpu", "1 of 8 cores learn: 1 process, 1 thread."),
+        (
+            {"cores": 8, "threads": 8, "processes": 4},
+            "cpu",
+            "32 threads to run: 4 processes, 8 threads each.",
+        ),
         ({"cores": 8, "threads": 8, "processes": 1}, "cpu", None),
     ],
 )

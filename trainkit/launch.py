@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -130,6 +131,7 @@ def _run(
             replayed,
             checkpoint_path,
             order.elastic,
+            source=os.path.relpath(order.path),
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")

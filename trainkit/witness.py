@@ -48,6 +48,8 @@ class Witness:
     """Seconds that each evaluation takes, as far as its first batch tells."""
     clock: Any = None
     """The training's `Clock`, from its start on."""
+    source: str = "RECIPE"
+    """The recipe's file, as a command would name it."""
 
     def __post_init__(self) -> None:
         self._bar = None

@@ -187,7 +187,7 @@ class Observer:
             tracker.log(step, {"speed/forecast_error": expected.total() / took - 1})
         e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = verdict.judge(e)
-        lines = verdict.words(e, found)
+        lines = verdict.words(e, found, self._run.source)
         tracker.artifact_text("speed/verdict.md", "".join(f"{line}  \n" for line in [*lines, *verdict.unmeasured(e)]))
         tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}"})
         return "\n".join(lines)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainkit.errors import number_of
 from trainkit.speed.clock import COMPUTE, STEP
 from trainkit.speed.evidence import Drop, Evidence
 
@@ -251,10 +252,10 @@ def _settings(e: Evidence) -> Iterable[Finding]:
         yield Finding("setting", 0.0, said, (("switched on", "cudnn_benchmark"),))
     cores, threads, processes = s.get("cores") or 1, s.get("threads") or 1, s.get("processes") or 1
     if e.device == "cpu" and threads * processes <= cores / 2:
-        said = f"{processes} process(es) of {threads} thread(s) learn on {cores:g} cores."
+        said = f"{threads * processes} of {cores:g} cores learn: {_threads(processes, threads)}."
         yield Finding("setting", 0.0, said, (("as many threads as cores", "threads"),))
     if threads * processes > 2 * cores:
-        said = f"{processes * threads} threads of {processes} process(es) share {cores:g} cores."
+        said = f"{cores:g} cores have {processes * threads} threads to run: {_threads(processes, threads)}."
         yield Finding("setting", 0.0, said, (("fewer threads", "threads"),))
 
 
@@ -294,8 +295,9 @@ _WORK = {
 
 def _pace(e: Evidence) -> str:
     rate = e.trained * e.batch_size / _training(e) if _training(e) else 0.0
-    p50, p99 = np.percentile(e.steps.seconds, [50, 99]) if len(e.steps) else (0.0, 0.0)
-    said = f"{_rate(rate)} samples/s; a step takes {_ms(1e3 * p50)}, one in a hundred {_ms(1e3 * p99)} or more"
+    p10, p50, p99 = 1e3 * np.percentile(e.steps.seconds, [10, 50, 99]) if len(e.steps) else np.zeros(3)
+    said = f"{_rate(rate)} samples/s; a step takes {_ms(p50)}, one in ten {_ms(p10)} or less, one in a hundred "
+    said += f"{_ms(p99)} or more"
     c = e.ceilings
     if c and c.loader and c.model:
         least, what = min((c.loader, "the loader"), (c.model, "the network"))
@@ -351,6 +353,10 @@ def _still_growing(values: Sequence[float]) -> bool:
 
 def _listed(found: Finding | Iterable[Finding] | None) -> Iterable[Finding]:
     return () if found is None else (found,) if isinstance(found, Finding) else found
+
+
+def _threads(processes: int, threads: int) -> str:
+    return f"{number_of(processes, 'processes', 'process')}, {number_of(threads, 'threads')}{' each' * (processes > 1)}"
 
 
 def _percent(share: float) -> str:
