@@ -206,9 +206,11 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
             world.readings(rss_gb=lambda k: first + more * k / 23 * rng.uniform(0.99, 1.01))
         case "slow_rank":
             slowest = int(rng.integers(4))
+            gathers = rng.random() < 0.5  # in the forward pass, where the others then wait
             for number, rank in enumerate(world.ranks):
-                rank["forward" if number == slowest else "backward"] += mean * world.step_s
-            world.extra["forward" if slowest == 0 else "backward"] += each
+                rank["forward" if gathers or number == slowest else "backward"] += mean * world.step_s
+                rank["met"] = mean * world.step_s * (gathers and number != slowest)
+            world.extra["forward" if gathers or slowest == 0 else "backward"] += each
         case "neighbour":
             for phase in ("forward", "backward", "optimizer"):
                 world.extra[phase] += each * 0.33

@@ -122,7 +122,7 @@ def test_a_process_that_the_other_waits_for(store):
     done = spawn(2, str(TOY), "--plugin", "toy", *words)
     assert done.returncode == 0, done.stderr
     said = told(Ran(0, newest()))
-    assert said.startswith("slow_rank: Process 1 takes ") and "they wait for it" in said
+    assert said.startswith("slow_rank: Process 1 works ") and "they wait for it" in said
 
 
 @pytest.mark.slow

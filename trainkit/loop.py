@@ -99,6 +99,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
     run.say("\n".join((planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes)))
     observer.expects(state.step, costs)
+    gather = observer.meeting(machine.gather)
 
     def hold(names: Iterable[str]) -> None:
         """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far."""
@@ -185,7 +186,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             run.tracker.event(state.step, "stopped_early", {"metric": recipe.stop_when.metric})
             break
         epoch, _ = plan.where(state.step)
-        at = At(state.step, epoch, state.step / plan.steps, machine.gather, machine.accelerator.autocast)
+        at = At(state.step, epoch, state.step / plan.steps, gather, machine.accelerator.autocast)
         leave_out = state.step in state.left_out
         before = nonfinite.snapshot(bare, parts) if recipe.train.nonfinite == "skip" else None
         losses: list[Loss] = []

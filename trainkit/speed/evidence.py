@@ -128,7 +128,8 @@ class Evidence:
     compiled: Compiled | None = None
     waits: Waits | None = None
     ranks: Sequence[Mapping[str, float]] = ()
-    """Mean seconds of a step by phase of `clock.STEP`, of each process; empty for a single one."""
+    """Mean seconds of a step by phase of `clock.STEP`, of each process, and `met`: those of the forward pass in which
+    it exchanged something with the others or waited for them. Empty for a single one."""
     drops: Sequence[Drop] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What bears on speed: `workers`, `prefetch`, `compile`, `precision`, `threads`, `cores`, `deterministic`,

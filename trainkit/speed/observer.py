@@ -7,12 +7,14 @@ and `close` at the end. Whatever is measured here changes no bit of the training
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainkit import plan as planning
 from trainkit.machine import Machine
@@ -58,6 +60,7 @@ class Observer:
         self._trace = Trace(profile, machine.device, clock) if profile else None
         self._on_device: dict[str, float] = {}
         self._ranks: Sequence[Mapping[str, float]] = ()
+        self._met = 0.0
         self._costs: Mapping[str, float] = {}
         self._forecast: tuple[Forecast, float] | None = None
         self._before = self._said = 0
@@ -69,6 +72,19 @@ class Observer:
         self._run.costs = dict(costs)
         if self._trace is not None:
             self._trace.step(step)
+
+    def meeting(self, gather: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`gather` as losses call it; with several processes timed, for whoever comes late is waited for there."""
+        if self._machine.world == 1:
+            return gather
+
+        def timed(*args: Any, **named: Any) -> Tensor:
+            began = time.perf_counter()
+            gathered = gather(*args, **named)
+            self._met += time.perf_counter() - began
+            return gathered
+
+        return timed
 
     def step(self, step: int) -> None:
         """An update has ended."""
@@ -156,7 +172,9 @@ class Observer:
         own = line.window() if isinstance(line, timeline.CudaTimeline) else timeline.of_host(since)
         self._on_device = own | timeline.allreduce(self._net)
         if self._machine.world > 1:
-            self._ranks = self._machine.each(dict(zip(STEP, since.phases.mean(0).tolist(), strict=True)))
+            spent = dict(zip(STEP, since.phases.mean(0).tolist(), strict=True))
+            self._ranks = self._machine.each({**spent, "met": self._met / many})
+            self._met = 0.0
         if (known := self._run.ceilings) is not None:
             rate = measured["speed/samples_per_s"]
             shares = {"ceiling_share": ceilings.share(rate, known), "mfu": ceilings.mfu(rate, known)}

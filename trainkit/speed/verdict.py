@@ -224,14 +224,15 @@ def _slow_rank(e: Evidence) -> Finding | None:
     if len(e.ranks) < 2:
         return None
     # What a process does before it meets the others: in the backward pass it may be waiting for them.
-    own = np.array([sum(rank.get(phase, 0.0) for phase in ("data", "transfer", "forward")) for rank in e.ranks])
+    before = ("data", "transfer", "forward")
+    own = np.array([sum(rank.get(phase, 0.0) for phase in before) - rank.get("met", 0.0) for rank in e.ranks])
     slowest = int(own.argmax())
     behind = float(own[slowest] - np.median(np.delete(own, slowest)))
     lost = behind * e.trained / _total(e)
     if lost < NOTABLE:
         return None
     said = (
-        f"Process {slowest} takes {_ms(1e3 * own[slowest])} until its backward pass, the others "
+        f"Process {slowest} works {_ms(1e3 * own[slowest])} until its backward pass, the others "
         f"{_ms(1e3 * float(np.median(np.delete(own, slowest))))}: they wait for it."
     )
     return Finding("slow_rank", lost, said)
