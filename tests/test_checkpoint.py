@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -104,6 +105,36 @@ def test_views_and_tied_tensors_are_saved_whole(tmp_path):
     tensors = {"model": {"a": table, "tied": table, "turned": table.t(), "slice": table[:, 1]}}
     loaded = checkpoint.read(checkpoint.write(tmp_path, 1, tensors, {}, "")).tensors["model"]
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors["model"].items())
+
+
+@pytest.mark.parametrize(("cut", "joined"), [(8 << 20, 1 << 20), (64, 16), (7, 3), (16, 0)])
+def test_a_file_in_pieces_is_what_the_library_would_write(tmp_path, monkeypatch, cut, joined):
+    """Pieces are cut and joined on their way to the disk; the library reads what it writes itself, bit for bit."""
+    monkeypatch.setattr(checkpoint, "_CHUNK", cut)
+    monkeypatch.setattr(checkpoint, "_JOINED", joined)
+    g = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{str(kind).rpartition('.')[2]}.{size}": torch.randint(0, 256, (size, 3, kind.itemsize), generator=g)
+        .to(torch.uint8).view(kind)
+        for kind in checkpoint._TYPES if kind != torch.bool for size in (0, 1, 5)
+    }  # fmt: skip
+    tensors |= {"flag ü": torch.tensor([True, False, True]), "number": torch.tensor(3), "odd": torch.ones(7).half()}
+    path = checkpoint.write(tmp_path, 1, {"model": tensors, "memory": {}}, {}, "")
+    content = (path / "model.safetensors").read_bytes()
+    library = safetensors.torch.load(safetensors.torch.save(tensors))
+    again = safetensors.torch.load(content)
+    assert again.keys() == library.keys() == tensors.keys() and len(again) == 48
+    assert all(same_bits(again[name], library[name]) for name in tensors)
+    assert safetensors.torch.load((path / "memory.safetensors").read_bytes()) == {}
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    for name, entry in header.items():
+        assert (8 + int.from_bytes(content[:8], "little") + entry["data_offsets"][0]) % tensors[name].itemsize == 0
+
+
+def test_a_type_that_the_format_does_not_know_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"wide is of torch\.complex128, which a safetensors file cannot hold"):
+        checkpoint.write(tmp_path, 1, {"model": {"wide": torch.zeros(1, dtype=torch.complex128)}}, {}, "")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("value", [{1: "a"}, {"a": {2}}, {"a": torch.zeros(1)}, {"a": [b"x"]}, {"step": 8}])
@@ -381,8 +412,8 @@ def test_ten_thousand_flipped_bits_are_all_seen(tmp_path):
 
 def test_without_hashes_flipped_bits_would_go_unseen(tmp_path, monkeypatch):
     path = save(tmp_path / "a", 1)
-    monkeypatch.setattr(checkpoint, "_sha256", lambda content: "0" * 64)
-    monkeypatch.setattr(checkpoint, "_fingerprint", lambda file: (file.stat().st_size, "0" * 64))
+    blind = SimpleNamespace(update=lambda content: None, hexdigest=lambda: "0" * 64)
+    monkeypatch.setattr(checkpoint, "hashlib", SimpleNamespace(sha256=lambda *content: blind))
     path = save(tmp_path / "b", 1)
     assert undetected_flips(path, 1_000) > 300, "the test above would pass without a verifier"
 
