@@ -196,3 +196,48 @@ def test_permutations_of_different_keys_and_streams_are_unrelated():
         assert (whole[0] == other).sum() < 10, place  # as many as positions come to the same place by chance: 1
         assert abs(np.corrcoef(whole[0], other)[0, 1]) < 0.05
     assert seeding.permuted(0, "flip", 3, 20, np.arange(20)).tolist() == PINNED_PERMUTED
+
+
+def test_small_sets_are_shuffled_as_they_always_were():
+    table = seeding.order(3, 2, 1003, 10)
+    assert isinstance(table, np.ndarray) and table.dtype == np.int64 and table.shape == (100, 10)
+    assert (table.ravel() == seeding.permutation(3, 2, 1003)[:1000]).all()
+    assert isinstance(seeding.order(3, 2, seeding.LAZY_FROM, 10), seeding.Shuffled)
+    assert seeding.LAZY_FROM > 5_822_653, "the largest set that a shipped recipe names keeps its order"
+
+
+@pytest.mark.parametrize("size", [1, 10, 8191, 8192, 20_011])
+def test_a_shuffled_order_holds_every_row_once(size):
+    lazy = seeding.Shuffled(0, 1, size, 1)
+    rows = [int(lazy[update, 0:1][0]) for update in range(len(lazy))]
+    assert sorted(rows) == list(range(size))
+
+
+@pytest.mark.parametrize(("size", "batch"), [(50_000, 7), (50_000, 256), (50_000, 9000), (50_000, 50_000)])
+def test_a_shuffled_order_is_indexed_as_a_table_is(size, batch):
+    lazy, updates = seeding.Shuffled(5, 3, size, batch), size // batch
+    table = np.stack([seeding.permuted(5, "order", 3, size, i * batch + np.arange(batch)) for i in range(updates)])
+    assert lazy.shape == table.shape and len(lazy) == updates
+    for update in (0, 1 % updates, updates - 1, updates // 2, 0):  # onwards, back and across blocks
+        assert (lazy[update] == table[update]).all() and lazy[update].dtype == np.int64
+        assert (lazy[update, 2:5] == table[update, 2:5]).all()
+    lazy[0][:] = -1
+    assert (lazy[0] == table[0]).all(), "what is handed out is the caller's"
+    for update in (-1, updates):
+        with pytest.raises(IndexError, match="update"):
+            lazy[update, 0:1]
+    assert (seeding.Shuffled(5, 4, size, batch)[0] != table[0]).any(), "each epoch has its own"
+
+
+def test_a_thousand_million_rows_are_shuffled_without_a_list():
+    import tracemalloc
+
+    tracemalloc.start()
+    lazy = seeding.order(0, 0, 10**9, 512)
+    first, last = lazy[0, 0:512], lazy[len(lazy) - 1, 0:512]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20, "a list would take 8 GB"
+    rows = np.r_[first, last]
+    assert len(set(rows.tolist())) == 1024 and rows.min() >= 0 and rows.max() < 10**9
+    assert abs(rows.mean() / 1e9 - 0.5) < 5 / (12 * 1024) ** 0.5

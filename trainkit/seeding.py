@@ -46,6 +46,50 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=number(seed, "order", epoch))).permutation(size)
 
 
+LAZY_FROM = 1 << 23
+"""Sets from this size on are shuffled without a table: 1.4 times the 5.8 million faces of MS1MV2, the largest set that
+a shipped recipe names. A table of as many rows takes 0.3 s an epoch and 64 MB."""
+
+_AT_ONCE = 1 << 13
+"""Positions that a `Shuffled` computes together: fewer pay for calls, more leave the cache and delay the first."""
+
+
+def order(seed: int, epoch: int, size: int, batch_size: int) -> np.ndarray | Shuffled:
+    """Rows 0 .. size-1 of an epoch in an order of its own, int64 (updates, batch_size), by `order[update, first:last]`.
+
+    What fills no batch is left out. Below `LAZY_FROM` rows an array, from there on a `Shuffled`.
+    """
+    if size >= LAZY_FROM:
+        return Shuffled(seed, epoch, size, batch_size)
+    updates = size // batch_size
+    rows = permutation(seed, epoch, size)[: updates * batch_size]
+    return rows.astype(np.int64, copy=False).reshape(updates, batch_size)
+
+
+class Shuffled:
+    """The order of an epoch, computed where it is asked for: it begins at once and holds no list, at any size."""
+
+    def __init__(self, seed: int, epoch: int, size: int, batch_size: int):
+        """Of 0 .. size-1, at most 2^31 rows."""
+        self.shape = (size // batch_size, batch_size)
+        """Updates, and rows of each."""
+        self._place, self._begin, self._rows = (seed, "order", epoch, size), 0, np.empty((0, batch_size), np.int64)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: tuple[int, slice] | int) -> np.ndarray:
+        update, part = key if isinstance(key, tuple) else (key, slice(None))
+        updates, width = self.shape
+        if not 0 <= update < updates:
+            raise IndexError(f"update {update} of {updates}")
+        if not 0 <= update - self._begin < len(self._rows):
+            many = min(max(1, _AT_ONCE // width), updates - update)
+            positions = np.arange(update * width, (update + many) * width)
+            self._begin, self._rows = update, permuted(*self._place, positions).reshape(many, width)
+        return self._rows[update - self._begin, part].copy()
+
+
 _ROUNDS = (
     0x9E3779B1,
     0x85EBCA77,

@@ -118,16 +118,14 @@ class FaceSplit:
         """How the split is scored; None for training."""
         return self.packed.protocol()
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+    def order(self, epoch: int, batch_size: int) -> np.ndarray | seeding.Shuffled:
         """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
 
         Raises UserError when there are fewer pictures than one batch takes.
         """
         if not 1 <= batch_size <= self.size:
             raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
-        updates = self.size // batch_size
-        rows = seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size]
-        return rows.astype(np.int64).reshape(updates, batch_size)
+        return seeding.order(self.seed, epoch, self.size, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """The pictures at `indices` with those of view 1 mirrored: all in the view asked for, or as the epoch draws it.

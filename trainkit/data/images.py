@@ -363,20 +363,19 @@ class ImageSplit:
         chosen = np.sort(np.lexsort((chance, before))[:most])
         return replace(self, rows=self.rows[chosen], label=self.label[chosen])
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+    def order(self, epoch: int, batch_size: int) -> np.ndarray | seeding.Shuffled:
         """Rows of one epoch, int64 (updates, batch_size): shuffled, or drawn by weight with replacement.
 
         What fills no batch is left for other epochs. Raises UserError when a batch takes more than there are.
         """
         if not 1 <= batch_size <= self.size:
             raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
-        updates = self.size // batch_size
         if self.weights is None:
-            rows = seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size]
-        else:
-            ends = np.cumsum(self.weights)
-            draws = seeding.uniform(self.seed, "sampling", epoch, np.arange(updates * batch_size))
-            rows = np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), self.size - 1)
+            return seeding.order(self.seed, epoch, self.size, batch_size)
+        updates = self.size // batch_size
+        ends = np.cumsum(self.weights)
+        draws = seeding.uniform(self.seed, "sampling", epoch, np.arange(updates * batch_size))
+        rows = np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), self.size - 1)
         return rows.astype(np.int64).reshape(updates, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
