@@ -25,6 +25,8 @@ from trainkit.redact import is_secret_name, without_secrets, without_user_info
 from trainkit.store import RunFolder, Store, run_key
 from trainkit.tracking import Silent, Tracker, flatten, send_rest
 
+pytestmark = pytest.mark.usefixtures("painted")
+
 ROOT = Path(__file__).parents[1]
 
 
