@@ -39,13 +39,13 @@ def slowed(act, seconds, when=lambda: True):
     return slow
 
 
-def told(ran) -> str:
-    """Cause and first sentence of a run's verdict, as its record has them."""
+def told(ran, tag="trainkit.verdict") -> str:
+    """Cause and first sentence of a run's verdict, as its record has them; or another tag."""
     from mlflow.tracking import MlflowClient
 
     from trainkit.store import Store
 
-    return MlflowClient(Store.locate().uri).get_run(ran.folder.info().run_id).data.tags["trainkit.verdict"]
+    return MlflowClient(Store.locate().uri).get_run(ran.folder.info().run_id).data.tags[tag]
 
 
 def verdict_file(ran) -> str:
@@ -208,6 +208,8 @@ def test_watching_changes_no_bit_and_leaves_a_trace_a_figure_and_a_verdict(store
     plain = run(*words, "log.ceilings=off")
     assert all_same(watched, plain)
     names = {path.name for path in store.rglob("*") if watched.folder.info().run_id in str(path)}
+    assert verdict_file(watched) == told(watched, "mlflow.note.content")
+    assert "samples/s; a step takes" in verdict_file(watched)
     assert {"verdict.md", "timeline.png"} <= names and any(name.endswith(".json.gz") for name in names)
     assert 0 < watched.series("speed/ceiling_share")[-1] < 2 and not plain.series("speed/ceiling_share")
     for name in ("device/forward_ms", "device/backward_ms", "device/optimizer_ms"):

@@ -206,8 +206,10 @@ class Observer:
         e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = verdict.judge(e)
         lines = verdict.words(e, found, self._run.source)
-        tracker.artifact_text("speed/verdict.md", "".join(f"{line}  \n" for line in [*lines, *verdict.unmeasured(e)]))
-        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}"})
+        text = "".join(f"{line}  \n" for line in [*lines, *verdict.unmeasured(e)])
+        tracker.artifact_text("speed/verdict.md", text)
+        # The first of them in the table of runs, all at the head of the run's page.
+        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": text})
         return "\n".join(lines)
 
     def _compiled(self) -> Compiled | None:
