@@ -66,6 +66,8 @@ class Machine:
         self.main: bool = self.accelerator.is_main_process
         self._check_processes()
         self._plugin = self._sharding_on_cpu()
+        scaler = self.accelerator.scaler
+        self._scale = scaler.state_dict() if scaler is not None else None
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         beside = self.world > 1 and self.device.type != "cpu"
         self._control = dist.new_group(backend="gloo", timeout=_PATIENCE) if beside else None
@@ -139,6 +141,9 @@ class Machine:
             # Set here and not once: Accelerate puts its own word back whenever it looks at its state.
             self.accelerator.state.distributed_type = DistributedType.FSDP
             self.accelerator.state.fsdp_plugin = self._plugin
+        if self._scale is not None:
+            # A teacher, or a measurement, that was trained before in this process came to another scale of the loss.
+            self.accelerator.scaler.load_state_dict(self._scale)
         return self.accelerator.prepare(net, optimizer)
 
     def place(self, batch: Batch) -> Batch:

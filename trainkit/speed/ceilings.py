@@ -198,7 +198,7 @@ def measure(
 
     With `share`, for at most that share of the time which the training's updates will take. Called on every process.
     `found` holds the weights that the task needs. What cannot be measured is in `absent` with the reason. Afterwards
-    generators, gradient scaler, compiled code and peak memory are as they were, or as if new.
+    generators, compiled code and peak memory are as they were, or as if new.
     """
     say(f"timing network, loader and evaluations, each alone, for {seconds:g} s at most where they are not slow")
     # What a task may note about its training belongs to this one.
@@ -567,19 +567,15 @@ def steady(seconds: np.ndarray) -> float:
 
 @contextlib.contextmanager
 def _unchanged(machine: Machine, recipe: Recipe) -> Iterator[None]:
-    """Put back what a training leaves in the process: generators, scaler, compiled code, memory and its peak."""
+    """Put back what a training leaves in the process: generators, compiled code, memory and its peak."""
     cuda = machine.device.type == "cuda"
-    scaler = machine.accelerator.scaler
     kept = torch.get_rng_state(), torch.cuda.get_rng_state(machine.device) if cuda else None
-    scale = None if scaler is None else scaler.state_dict()
     try:
         yield
     finally:
         torch.set_rng_state(kept[0])
         if cuda:
             torch.cuda.set_rng_state(kept[1], machine.device)
-        if scale is not None:
-            scaler.load_state_dict(scale)
         if recipe.train.compile != "off":
             # Else shapes seen here would make the code of the run another one.
             torch._dynamo.reset()

@@ -1,0 +1,24 @@
+"""What a process keeps from one training to the next."""
+
+from __future__ import annotations
+
+import torch
+from runs import TOY
+
+from trainkit.machine import Machine
+from trainkit.order import Order, load
+
+
+def test_each_training_begins_with_the_loss_scale_of_a_new_process(store):
+    machine = Machine(load(Order(TOY, (), ("toy",))))
+    # As of a GPU in fp16.
+    machine.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    machine._scale = scaler.state_dict()
+    for _ in range(2):
+        net = torch.nn.Linear(2, 2)
+        machine.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        assert scaler.get_scale() == 1024.0
+        scaler.scale(torch.ones(1))
+        scaler.update(new_scale=2.0)
+        assert scaler.get_scale() == 2.0
+    machine.close()
