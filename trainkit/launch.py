@@ -132,6 +132,7 @@ def _run(
             checkpoint_path,
             order.elastic,
             source=os.path.relpath(order.path),
+            outputs=store.home / "outputs",
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint, nonfinite, optim, records, seeding
+from trainkit import checkpoint, nonfinite, optim, records, seeding, tabulated
 from trainkit import plan as planning
 from trainkit.agenda import Agenda, recorded_decisions
 from trainkit.data import loading
-from trainkit.errors import UserError
 from trainkit.machine import Machine, checksum
 from trainkit.plan import Plan
 from trainkit.recipe import Optim, Recipe
@@ -174,18 +173,25 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                     run.say(f"{name}: {first} is too small to tell it from guessing")
         hold(name for name, e in recipe.evaluations.items() if e.at_start)
     clock.to("setup")
-    tables = {key: tabulate(module, data.train, machine) for key, module in parts.tabulated.items()}
+    outputs = tabulated.outputs(parts, data.train, machine, run, recipe.seed)
+    split, checked = outputs.split, None
+    if not outputs.whole:  # told to stop meanwhile; what there is of them is gone on with
+        outcome.status = "KILLED"
 
     # ---- Training
     bare.train()
-    stream = loading.training(data.train, plan, state.step, recipe.loader, pin=device.type == "cuda")
+    stream = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda")
     stop_asked = machine.any(run.stopping())
-    while state.step < plan.steps:
+    while outputs.whole and state.step < plan.steps:
         if recipe.stop_when and state.waited >= recipe.stop_when.patience:
             run.say(f"step {state.step}: {recipe.stop_when.metric} no longer improves; stopping early")
             run.tracker.event(state.step, "stopped_early", {"metric": recipe.stop_when.metric})
             break
         epoch, _ = plan.where(state.step)
+        if epoch != checked:
+            clock.to("eval")
+            outputs.check(epoch)
+            checked = epoch
         at = At(state.step, epoch, state.step / plan.steps, gather, machine.accelerator.autocast)
         leave_out = state.step in state.left_out
         before = nonfinite.snapshot(bare, parts) if recipe.train.nonfinite == "skip" else None
@@ -196,8 +202,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             if leave_out:
                 continue
             clock.to("transfer")
-            batch = data.train.on_device(machine.place(batch))
-            batch |= {key: table[batch["index"], batch["view"]] for key, table in tables.items()}
+            batch = split.on_device(machine.place(batch))
             clock.to("forward")
             seeding.reseed(device, recipe.seed, state.step, micro, machine.rank)
             with machine.no_sync(net, last=micro == plan.accumulation - 1):
@@ -238,7 +243,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 held.clear()
                 saved = {state.step}
                 stop_asked = machine.any(run.stopping())
-                stream = loading.training(data.train, plan, state.step, recipe.loader, pin=device.type == "cuda")
+                stream = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda")
                 continue
 
         # ---- What is due at this step
@@ -303,25 +308,6 @@ def evaluate(task: Task, net: nn.Module, split: Split, batch_size: int, machine:
     scores = machine.lead(lambda: task.score(rows, split))
     scores.samples = len(order)
     return scores
-
-
-@torch.no_grad()
-def tabulate(module: nn.Module, split: Split, machine: Machine, batch_size: int = 64) -> Tensor:
-    """Outputs of a frozen network for every sample and view of a split, (samples, views, ...), on every rank."""
-    if not split.views:
-        raise UserError("task", "outputs cannot be computed once", remedy="the augmentation has no countable views")
-    table = []
-    for view in range(split.views):
-        out = []
-        for rows, _ in loading.every_sample(split, batch_size, machine.world, machine.rank):
-            batch = split.on_device(machine.place(split.fetch(rows, epoch=0, view=view)))
-            with machine.accelerator.autocast():
-                out.append({"index": batch["index"], "value": module(batch["image"]).float()})
-        gathered = {key: machine.gather(value) for key, value in loading.stack(out).items()}
-        values = gathered["value"].new_empty((split.size, *gathered["value"].shape[1:]))
-        values[gathered["index"]] = gathered["value"]
-        table.append(values)
-    return torch.stack(table, 1)
 
 
 @torch.no_grad()

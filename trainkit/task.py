@@ -148,11 +148,13 @@ class Parts:
     """Names in `frozen` that training leans on: one that does not beat chance ends the run."""
     tabulated: dict[str, nn.Module] = field(default_factory=dict)
     """Frozen networks whose output over the training split is computed once, ahead, for every sample and view; each
-    batch then carries the outputs of its samples under the same key."""
+    batch then carries the outputs of its samples under the same key, in float32."""
     remembers: nn.Module | None = None
     """State that moves without gradients (class centres, norm statistics): saved, and equal on all ranks."""
     notes: tuple[str, ...] = ()
     """Sentences about what was built, said with the plan."""
+    stored: bool = False
+    """Keep outputs of `tabulated` in the store, in half precision, however few they are."""
 
 
 @dataclass(frozen=True)

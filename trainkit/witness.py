@@ -40,6 +40,8 @@ class Witness:
     """Where to resume from."""
     elastic: bool = False
     """Whether the number of processes may have changed since."""
+    outputs: Path | None = None
+    """Folder of the outputs of frozen networks that runs share; None: nothing is stored."""
     ceilings: Any = None
     """What the loader and the network could reach alone: `speed.evidence.Ceilings`, where it is known."""
     held: dict[str, list[float]] = field(default_factory=dict)

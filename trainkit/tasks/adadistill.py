@@ -65,8 +65,9 @@ class AdaDistill:
     """Several samples of a class in one micro-batch: the last counts (as published), or one moves it after another."""
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
     geometry: GeometryMargin | None = None
-    cache_teacher: bool = True
-    """Compute the teacher's embeddings once for every picture and mirror image; needs memory for both."""
+    cache_teacher: bool | Literal["disk"] = True
+    """Compute the teacher's embeddings once for every picture and mirror image: up to 1 GiB of them at every start, in
+    memory, in float32; `disk`, and more of them in any case, once for all runs, in the store, in half precision."""
 
     def __post_init__(self) -> None:
         if self.student.embedding != self.teacher.net.embedding:
@@ -93,6 +94,7 @@ class AdaDistill:
             frozen={"pixels": Pixels(), "teacher": teacher},
             trusted=("teacher",),
             tabulated={"teacher": teacher} if self.cache_teacher else {},
+            stored=self.cache_teacher == "disk",
             remembers=None if self.method == "mse" else self._memory(meta, centres, seed),
         )
 

@@ -1,0 +1,339 @@
+"""Outputs of frozen networks: computed once, found again, and refused where they are not what the network says."""
+
+import contextlib
+import json
+import math
+import pickle
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from runs import run
+from torch import nn
+
+from trainkit import config, tabulated
+from trainkit.errors import UserError
+from trainkit.task import Parts
+
+SIDE, WIDE = 4, 6
+
+
+class Teacher(nn.Module):
+    """Counts the pictures that it is shown."""
+
+    def __init__(self, seed=0, turned=1.0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.head = nn.Linear(SIDE * SIDE, WIDE)
+        self.turned, self.seen = turned, 0
+
+    def forward(self, x):
+        self.seen += len(x)
+        return torch.tanh(self.head(x.flatten(1))) * self.turned
+
+
+class Split:
+    """Pictures of noise, mirrored by the parity of sample and epoch."""
+
+    name, protocol, at_once = "train", None, None
+
+    def __init__(self, size=50, views=2, shade=2.0, digest="d", drift=0.0):
+        self.size, self.views, self.digest, self.shade, self.drift = size, views, digest, shade, drift
+        self.pictures = np.random.default_rng(size).integers(0, 256, (size, SIDE, SIDE)).astype(np.uint8)
+
+    def order(self, epoch, batch_size):
+        return np.arange(self.size // batch_size * batch_size).reshape(-1, batch_size)
+
+    def fetch(self, indices, epoch, view=None):
+        indices = np.array(indices)
+        views = (indices + epoch) % self.views if view is None else np.full(len(indices), view)
+        images = self.pictures[indices].copy()
+        images[views == 1] = images[views == 1][:, :, ::-1]
+        images = images + np.uint8(self.drift * epoch)
+        return {name: torch.from_numpy(x) for name, x in (("image", images), ("index", indices), ("view", views))}
+
+    def on_device(self, batch):
+        return {**batch, "image": batch["image"].float() / 255 * self.shade - 1}
+
+
+MACHINE = SimpleNamespace(
+    world=1,
+    rank=0,
+    main=True,
+    precision="no",
+    device=torch.device("cpu"),
+    accelerator=SimpleNamespace(autocast=contextlib.nullcontext),
+    place=lambda batch: batch,
+    gather=lambda x: x,
+    lead=lambda act: act(),
+    each=lambda x: [x],
+    any=lambda flag: lambda: flag,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(tabulated, "BATCH", 4)
+    monkeypatch.setattr(tabulated, "BLOCK", 8)
+
+
+class Home:
+    """A store, what a run said, and how many pictures the network was shown."""
+
+    def __init__(self, path):
+        self.path, self.said = path / "outputs", []
+
+    def open(self, teacher=None, split=None, stopping=lambda: False, stored=True, machine=MACHINE):
+        self.teacher = Teacher() if teacher is None else teacher
+        self.split = Split() if split is None else split
+        self.teacher.eval().requires_grad_(False)
+        self.teacher.seen, self.said = 0, []
+        witness = SimpleNamespace(outputs=self.path, say=self.said.append, stopping=stopping)
+        parts = Parts(nn.Identity(), tabulated={"teacher": self.teacher}, stored=stored)
+        return tabulated.outputs(parts, self.split, machine, witness, seed=3)
+
+    @property
+    def made(self):
+        return sorted(p for p in self.path.iterdir() if not p.name.startswith("."))
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path)
+
+
+PROBED = 1
+"""Pictures that tell the shape of a table."""
+
+
+def expected(home) -> np.ndarray:
+    """(samples, views, WIDE) float64, picture by picture, by the formula."""
+    w, b = home.teacher.head.weight.double().numpy(), home.teacher.head.bias.double().numpy()
+    out = np.empty((home.split.size, home.split.views, WIDE))
+    for i, picture in enumerate(home.split.pictures):
+        for view in range(home.split.views):
+            seen = (picture[:, ::-1] if view else picture) / 255.0 * home.split.shade - 1
+            out[i, view] = np.tanh(w @ seen.reshape(-1) + b) * home.teacher.turned
+    return out
+
+
+def carried(split, rows, epoch=1) -> tuple[np.ndarray, np.ndarray]:
+    """What batches carry, and the views they are in."""
+    batch = split.on_device(split.fetch(np.asarray(rows), epoch))
+    assert batch["teacher"].dtype == torch.float32
+    return batch["teacher"].numpy(), batch["view"].numpy()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_batches_carry_what_the_network_says_of_each_sample_in_its_view(home, stored):
+    outputs = home.open(stored=stored)
+    rows = np.arange(50)[::-3]
+    for epoch in (0, 1):
+        found, view = carried(outputs.split, rows, epoch)
+        assert set(view) == {0, 1}
+        truth = expected(home)[rows, view]
+        np.testing.assert_allclose(found, truth, rtol=2**-11 if stored else 1e-6, atol=1e-6)
+        assert stored == np.array_equal(found, found.astype(np.float16))
+        outputs.check(epoch)
+    assert outputs.split.size == 50 and outputs.split.order(0, 8).shape == (6, 8)
+
+
+def test_a_second_run_finds_what_the_first_computed(home):
+    home.open()
+    assert home.teacher.seen >= 100
+    first = (home.made[0] / "outputs.npy").read_bytes()
+    home.open()
+    assert home.teacher.seen == PROBED + tabulated.LEAST and not home.said
+    assert [(path / "outputs.npy").read_bytes() for path in home.made] == [first]
+    table = np.load(home.made[0] / "outputs.npy", allow_pickle=False)
+    assert table.dtype == np.float16 and table.shape == (100, WIDE)
+
+
+@pytest.mark.parametrize("batches", [0, 1, 5, 9])
+@pytest.mark.parametrize("torn", [b"", b"torn"])
+def test_an_interrupted_computation_goes_on_where_it_was(home, tmp_path, batches, torn):
+    whole = Home(tmp_path / "whole")
+    whole.open()
+    asked = iter(range(100))
+    assert not home.open(stopping=lambda: next(asked) >= batches).whole
+    assert not home.made
+    (partial,) = (p for p in home.path.iterdir() if p.is_dir())
+    with (partial / "outputs.npy").open("ab") as file:
+        file.write(torn)
+    assert home.open().whole
+    assert home.teacher.seen == 2 * (52 - batches // 2 * 8) + PROBED
+    assert (home.made[0] / "outputs.npy").read_bytes() == (whole.made[0] / "outputs.npy").read_bytes()
+    assert [p.name for p in home.made] == [p.name for p in whole.made]
+    assert sorted(p.name for p in home.made[0].iterdir()) == ["manifest.json", "outputs.npy"]
+
+
+def test_what_was_damaged_while_interrupted_is_computed_again(home):
+    asked = iter(range(100))
+    home.open(stopping=lambda: next(asked) >= 9)
+    (partial,) = (p for p in home.path.iterdir() if p.is_dir())
+    data = bytearray((partial / "outputs.npy").read_bytes())
+    data[-3 * 8 * 2 * WIDE * 2] ^= 1  # in the second of four blocks
+    (partial / "outputs.npy").write_bytes(data)
+    home.open()
+    assert home.teacher.seen == 2 * (52 - 8) + PROBED
+
+
+def _flip(folder):
+    data = bytearray((folder / "outputs.npy").read_bytes())
+    data[-7] ^= 16
+    (folder / "outputs.npy").write_bytes(data)
+
+
+def _cut(folder):
+    data = (folder / "outputs.npy").read_bytes()
+    (folder / "outputs.npy").write_bytes(data[:-12])
+
+
+def _other_key(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "weights": "of another"}))
+
+
+def _fewer(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "blocks": manifest["blocks"][:-1]}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _flip,
+        _cut,
+        _other_key,
+        _fewer,
+        lambda folder: (folder / "manifest.json").write_text("{"),
+        lambda folder: (folder / "manifest.json").write_text("[]"),
+        lambda folder: (folder / "manifest.json").write_text('{"blocks": 3}'),
+        lambda folder: (folder / "manifest.json").unlink(),
+        lambda folder: (folder / "outputs.npy").unlink(),
+    ],
+)
+def test_a_damaged_table_is_computed_again(home, damage):
+    home.open()
+    good = (home.made[0] / "outputs.npy").read_bytes()
+    damage(home.made[0])
+    home.open()
+    assert home.teacher.seen > 100 and "there" in home.said[0]
+    assert (home.made[0] / "outputs.npy").read_bytes() == good
+    home.open()
+    assert home.teacher.seen == PROBED + tabulated.LEAST
+
+
+def test_a_table_that_is_whole_and_of_another_network_is_computed_again(home):
+    """Weights and structure are the same, what is done in forward is not: seen by computing a few again."""
+    home.open(Teacher(turned=-1.0))
+    outputs = home.open(Teacher(turned=1.0))
+    assert len(home.made) == 1 and "is off by 2 " in home.said[0]
+    found, view = carried(outputs.split, np.arange(50))
+    np.testing.assert_allclose(found, expected(home)[np.arange(50), view], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "split", "machine"),
+    [
+        (Teacher(seed=1), Split(), {}),
+        (nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, WIDE)), Split(), {}),
+        (Teacher(), Split(digest="e"), {}),
+        (Teacher(), Split(views=1), {}),
+        (Teacher(), Split(shade=2.1), {}),
+        (Teacher(), Split(), {"precision": "bf16"}),
+    ],
+)
+def test_outputs_of_something_else_are_another_table(home, teacher, split, machine):
+    home.open()
+    teacher.head = getattr(teacher, "head", None)
+    home.open(teacher, split, machine=SimpleNamespace(**{**vars(MACHINE), **machine}))
+    assert len(home.made) == 2
+
+
+def test_an_augmentation_that_changes_more_than_it_counts_ends_the_training(home):
+    outputs = home.open(split=Split(drift=3.0))
+    outputs.check(0)
+    with pytest.raises(UserError, match=r"the output of teacher for sample \d+ in view [01] is off by .*0.002 at most"):
+        outputs.check(1)
+
+
+def test_a_thousandth_is_computed_again_in_every_epoch_and_others_in_the_next(home, monkeypatch):
+    monkeypatch.setattr(tabulated, "BATCH", 500)
+    monkeypatch.setattr(tabulated, "BLOCK", 5000)
+    outputs = home.open(split=Split(size=20_000, views=1))
+    shown = []
+    fetch = home.split.fetch
+    home.split.fetch = lambda rows, epoch, view=None: shown.append(rows) or fetch(rows, epoch, view)
+    seen = home.teacher.seen
+    for epoch in range(3):
+        outputs.check(epoch)
+    rows = np.concatenate(shown)
+    assert home.teacher.seen - seen == len(rows) == 3 * 20 and len(set(rows)) > 55
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_a_table_that_changes_while_it_is_used_is_noticed(home, epoch):
+    outputs = home.open(split=Split(size=8))
+    table = np.load(home.made[0] / "outputs.npy", mmap_mode="r+")
+    table[:] = -table
+    with pytest.raises(UserError, match="is off by 2 of its length"):
+        outputs.check(epoch)
+
+
+def test_without_countable_views_nothing_is_computed(home):
+    with pytest.raises(UserError, match=r"teacher cannot be computed once.*no countable views: mirror only"):
+        home.open(split=Split(views=0))
+
+
+@pytest.mark.parametrize("turned", [1e5, 1e-7, math.nan])
+def test_outputs_that_half_precision_does_not_hold_are_refused(home, turned):
+    with pytest.raises(UserError, match=r"output for sample 0 in view [01] does not fit in half precision"):
+        home.open(Teacher(turned=turned))
+    assert not home.made
+    home.open(Teacher(turned=0.0))
+
+
+def test_a_full_disk_is_named_before_anything_is_computed(home, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    with pytest.raises(UserError, match=r"1e-07 GB free; expected 1.2e-06 GB; make room"):
+        home.open()
+    assert home.teacher.seen == PROBED
+
+
+def test_large_tables_go_to_disk_by_themselves(home, monkeypatch):
+    home.open(stored=False)
+    assert not home.path.exists()
+    monkeypatch.setattr(tabulated, "IN_MEMORY", 4 * 100 * WIDE)
+    home.open(stored=False)
+    assert not home.path.exists()
+    monkeypatch.setattr(tabulated, "IN_MEMORY", 4 * 100 * WIDE - 1)
+    home.open(stored=False)
+    assert len(home.made) == 1
+
+
+def test_a_split_with_outputs_goes_to_spawned_workers(home):
+    outputs = home.open()
+    sent = pickle.dumps(outputs.split)
+    assert len(sent) < 4000  # the pictures are in it, the table is not
+    rows = np.arange(10)
+    assert torch.equal(pickle.loads(sent).fetch(rows, 0)["teacher"], outputs.split.fetch(rows, 0)["teacher"])
+
+
+def test_the_word_in_a_recipe():
+    base = "recipes/adadistill.yaml"
+    root = tabulated.Path(__file__).resolve().parents[1]
+    for word, value in (("disk", "disk"), ("true", True), ("false", False)):
+        assert config.load(root / base, [f"task.cache_teacher={word}"]).task.cache_teacher == value
+    with pytest.raises(UserError, match="cache_teacher"):
+        config.load(root / base, ["task.cache_teacher=disc"])
+
+
+def test_a_training_with_stored_outputs_is_that_with_outputs_in_memory(store):
+    """The task of the toy compares each batch with a fresh forward."""
+    ran = run("task.teacher=oracle", "task.stored=true", "data.noise=0.3")
+    assert ran.code == 0
+    (folder,) = (p for p in (store / "outputs").iterdir() if p.is_dir())
+    assert np.load(folder / "outputs.npy").shape == (128, 4)
