@@ -4,8 +4,8 @@
     python benchmarks/shuffle.py --rounds 7 --json FILE
 
 An epoch of 10 million rows, in batches of 512: until the first batch is there (ms), then ns of CPU time an index over a
-million rows, and MB that the process has grown by. Our side is also asked for 1,000 million rows, where a list of torch's takes
-8 GB and its sampler five times that. The proof: a million rows, no two of them equal, all within the set.
+million rows, and MB that the process has grown by. Our side is also asked for 1,000 million rows, where a list of
+torch's takes 8 GB and its sampler five times that. The proof: a million rows, no two of them equal, all within the set.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import hashed, importing, packed, pictures
+from trainkit.data import hashed, importing, packed, pictures, threads
 from trainkit.data.packed import Packed, Writer
 from trainkit.errors import UserError
 
@@ -448,3 +448,123 @@ def test_a_bomb_is_refused_from_its_header(side):
         pictures.decode(bomb, "bomb")
     assert tracemalloc.get_traced_memory()[1] < 20 << 20
     tracemalloc.stop()
+
+
+def photograph(seed: int, size: tuple[int, int] = (40, 56)) -> Image.Image:
+    small = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((size[1], size[0]), Image.Resampling.BICUBIC)
+
+
+def jpeg(picture: Image.Image, **options) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    return exif
+
+
+PLAIN = {
+    "4:4:4": lambda: jpeg(photograph(0), quality=92, subsampling=0),
+    "4:2:2": lambda: jpeg(photograph(1), quality=85, subsampling=1),
+    "4:2:0": lambda: jpeg(photograph(2), quality=75, subsampling=2),
+    "coarse": lambda: jpeg(photograph(3), quality=5),
+    "progressive": lambda: jpeg(photograph(4), quality=90, progressive=True),
+    "optimised": lambda: jpeg(photograph(5), optimize=True, comment=b"Exif"),
+    "restarts": lambda: jpeg(photograph(6), restart_marker_blocks=3),
+    "profile": lambda: jpeg(photograph(7), icc_profile=b"x" * 70_000),
+    "noise": lambda: jpeg(Image.fromarray(np.random.default_rng(8).integers(0, 256, (40, 56, 3), dtype=np.uint8))),
+}
+OTHERS = {
+    "upside down": lambda: jpeg(photograph(0), exif=turned()),
+    "grey": lambda: jpeg(photograph(1).convert("L")),
+    "CMYK": lambda: jpeg(photograph(2).convert("CMYK")),
+    "RGB": lambda: jpeg(photograph(3), keep_rgb=True),
+    "PNG": lambda: pictures.encode(np.asarray(photograph(4))),
+}
+
+
+def packed_bytes(folder: Path, encoded: list[bytes]) -> Packed:
+    with Writer(folder, size=(40, 56), store="encoded") as writer:
+        for data in encoded:
+            writer.add(np.ascontiguousarray(pictures.decode(data, "").transpose(2, 0, 1)), data)
+        labels = np.zeros(len(encoded), np.int64)
+        return writer.finish(labels=labels, class_names=["one"], ids=[str(i) for i in range(len(encoded))])
+
+
+def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path):
+    data = packed_bytes(tmp_path / "set", [make() for make in (PLAIN | OTHERS).values()])
+    images = data.fetch(np.arange(len(data)))
+    for row, (name, make) in enumerate((PLAIN | OTHERS).items()):
+        pixels = pictures.decode(make(), "")
+        assert (images[row].transpose(1, 2, 0) == pixels).all(), name
+        assert (data.picture(row) == pixels).all() and data.picture(row).flags.c_contiguous
+        assert pictures.plain_jpeg(make()) == ((40, 56) if name in PLAIN else None), name
+    assert data._known.tolist() == [packed._PLAIN] * len(PLAIN) + [packed._CHECKED] * len(OTHERS)
+    assert data._proved >= len(PLAIN), "torchvision has decoded them"
+
+
+def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog):
+    data = packed_bytes(tmp_path / "set", [make() for make in PLAIN.values()])
+    asked = []
+
+    def off_by_one(encoded) -> np.ndarray:
+        asked.append(encoded)
+        return pictures.decode(bytes(encoded), "") ^ 1
+
+    monkeypatch.setattr(pictures, "plain_decoder", lambda: off_by_one)
+    with threads.alone():
+        images = data.fetch(np.arange(len(data)))
+    for row, make in enumerate(PLAIN.values()):
+        assert (images[row].transpose(1, 2, 0) == pictures.decode(make(), "")).all()
+    assert len(asked) == 1 and "otherwise than it was imported" in caplog.text and "row 0" in caplog.text
+
+
+@pytest.mark.parametrize("proved", [0, packed._PROOFS])
+def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved):
+    data = packed_bytes(tmp_path / "set", [PLAIN["4:2:0"]()])
+    data._proved = proved
+
+    def broken(encoded) -> np.ndarray:
+        raise RuntimeError("no")
+
+    for decoder in (broken, None):
+        monkeypatch.setattr(pictures, "plain_decoder", lambda decoder=decoder: decoder)
+        vars(data).pop("_decoder", None)
+        assert (data.picture(0) == pictures.decode(PLAIN["4:2:0"](), "")).all()
+
+
+def test_threads_read_what_one_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(threads, "count", lambda: 3)
+    monkeypatch.setattr(packed, "_COPIED", 1)
+    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
+    for store in ("decoded", "encoded"):
+        importing.import_pictures(people(tmp_path / store), tmp_path / f"{store}.set", size=(8, 8), store=store)
+        data = Packed(tmp_path / f"{store}.set")
+        rows = np.random.default_rng(0).integers(0, 12, 50)
+        for pixels, row in zip(data.fetch(rows), rows, strict=True):
+            assert (pixels.transpose(1, 2, 0) == picture(10 * (row // 4) + row % 4)).all()
+        content = bytearray(images(data.path).read_bytes())
+        for row in (7, 10):
+            content[128 + row * 192 + 20 if store == "decoded" else int(data._offsets[row]) + 20] ^= 4
+        images(data.path).write_bytes(content)
+        with pytest.raises(UserError, match="row 7 "):
+            Packed(data.path).fetch(np.arange(12))
+
+
+def test_headers_that_are_cut_or_made_up_are_no_plain_jpegs():
+    whole = PLAIN["4:2:0"]()
+    start = whole.index(b"\xff\xda")
+    assert pictures.plain_jpeg(whole) == (40, 56)
+    assert all(pictures.plain_jpeg(whole[:cut]) is None for cut in range(start + 4))
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        content = bytearray(whole[: start + 20])
+        content[rng.integers(len(content))] = rng.integers(256)
+        found = pictures.plain_jpeg(bytes(content))
+        assert found is None or (len(found) == 2 and min(found) >= 1)
+    large = whole.replace((40).to_bytes(2, "big") + (56).to_bytes(2, "big"), b"\xff\xff\xff\xff")
+    assert pictures.plain_jpeg(large) is None, "beyond the cap"

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+from trainkit.data import threads
+
 KINDS = ("read", "decode", "augment", "collate", "other")
 
 _PYTHON: tuple[tuple[str, str], ...] = (
@@ -50,7 +52,8 @@ def shares(calls: Iterable[Callable[[], Any]], seconds: float) -> dict[str, floa
         profile = cProfile.Profile()
         profile.enable()
         try:
-            call()
+            with threads.alone():
+                call()
         finally:
             profile.disable()
         spent.append(_by_kind(profile.getstats(), cost))

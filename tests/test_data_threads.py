@@ -1,0 +1,81 @@
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainkit.data import threads
+
+
+@pytest.fixture
+def four(monkeypatch):
+    monkeypatch.setattr(threads, "count", lambda: 4)
+
+
+@pytest.mark.parametrize(("many", "least", "parts"), [(0, 1, 1), (1, 1, 1), (3, 2, 1), (4, 2, 2), (7, 1, 4), (9, 5, 1)])
+def test_parts_cover_everything_once(four, many, least, parts):
+    seen, slices = np.zeros(many, int), []
+
+    def work(part: slice) -> None:
+        slices.append(part)
+        seen[part] += 1
+
+    threads.in_parts(work, many, least)
+    assert (seen == 1).all() and len(slices) == parts
+    assert parts == 1 or min(s.stop - s.start for s in slices) >= least
+
+
+def test_parts_are_worked_on_at_the_same_time(four):
+    meet = threading.Barrier(4, timeout=10)  # one after another, they would wait for each other in vain
+    threads.in_parts(lambda part: meet.wait(), 4, 1)
+
+
+def test_alone_the_calling_thread_does_it(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    names = []
+    with threads.alone(), threads.alone():
+        assert threads.count() == 1
+        threads.in_parts(lambda part: names.append(threading.current_thread().name), 8, 1)
+    assert names == [threading.current_thread().name] and threads.count() == 8
+
+
+@pytest.mark.parametrize(("cores", "processes", "expected"), [(8, 1, 8), (8, 3, 2), (2, 4, 1), (200, 1, threads.MOST)])
+def test_processes_share_the_cores(monkeypatch, cores, processes, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert threads.count() == expected
+
+
+def test_the_first_error_is_raised(four):
+    def work(part: slice) -> None:
+        if part.start >= 2:
+            raise ValueError(f"part {part.start}")
+
+    with pytest.raises(ValueError, match="part 2"):
+        threads.in_parts(work, 4, 1)
+
+
+class _Counts(Dataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        assert threads.count() == 1, "a worker leaves the other cores to the others"
+        found = threads.count
+        threads.count = lambda: 4
+        try:
+            names = set()
+            threads.in_parts(lambda part: names.add(threading.current_thread().name), 4, 1)
+        finally:
+            threads.count = found
+        return torch.tensor(len(names))
+
+
+def test_a_fork_does_not_wait_for_threads_that_it_has_not(four, monkeypatch):
+    threads.in_parts(lambda part: None, 4, 1)
+    monkeypatch.undo()
+    loader = DataLoader(_Counts(), num_workers=1, multiprocessing_context="fork", timeout=30, batch_size=None)
+    assert all(int(names) >= 1 for names in loader)

@@ -1,0 +1,65 @@
+"""Threads that read a batch together. Decoders and copies let go of the interpreter, so no processes are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+MOST = 16
+"""Threads of one process, however many cores there are."""
+
+_pool: ThreadPoolExecutor | None = None
+_alone = False
+
+
+def count() -> int:
+    """How many threads of this process read: its share of the cores, at most `MOST`; 1 in a DataLoader's worker."""
+    if _alone:
+        return 1
+    loading = sys.modules.get("torch.utils.data")  # importing it takes seconds, and not every command does
+    if loading is not None and loading.get_worker_info() is not None:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+
+
+def in_parts(work: Callable[[slice], None], many: int, least: int) -> None:
+    """Call `work` on slices that cover range(many) once, on several threads where each then gets `least` or more.
+
+    Raises what `work` raises; of several errors, that of the first slice.
+    """
+    global _pool
+    parts = min(count(), many // least)
+    if parts < 2:
+        work(slice(0, many))
+        return
+    if _pool is None:
+        _pool = ThreadPoolExecutor(MOST, "trainkit-read")
+    ends = [many * part // parts for part in range(parts + 1)]
+    for done in [_pool.submit(work, slice(*pair)) for pair in itertools.pairwise(ends)]:
+        done.result()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within it the calling thread reads all itself, so that a profiler sees what it does."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+def _forget() -> None:
+    # A fork has none of its parent's threads, and would wait for them.
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
