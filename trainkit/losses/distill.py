@@ -5,13 +5,15 @@ Boutros, Štruc, Damer, "AdaDistill", ECCV 2024, arXiv 2407.01332. B samples, C 
 
 from __future__ import annotations
 
+import weakref
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainkit.losses.margin import at_least_float32, cosines
+from trainkit.losses.margin import at_least_float32, cosines, rivals_of
+from trainkit.losses.online_softmax import Rivals, large
 
 SMALLEST = 1e-6
 """Lower end of alpha and of the hardness, as published."""
@@ -48,10 +50,36 @@ class Centres(nn.Module):
     def __init__(self, classes: int, embedding: int, generator: torch.Generator | None = None):
         super().__init__()
         self.register_buffer("weight", torch.empty(classes, embedding).normal_(0.0, 0.01, generator=generator))
+        self._unit: Tensor | None = None
+        self._unit_of: tuple[weakref.ref[Tensor], int] | None = None
 
     def cosines(self, student_BD: Tensor) -> Tensor:
         """Cosines (B, C) of embeddings with every centre; the gradient goes to the embeddings alone."""
         return cosines(student_BD, self.weight)
+
+    def scores(self, student_BD: Tensor, label_B: Tensor, scale: float) -> Tensor | Rivals:
+        """`cosines`, or where they are many their `Rivals` at this scale: for `margin_loss`."""
+        if large(student_BD, self.weight):
+            return rivals_of(student_BD, self.unit(), label_B, scale, unit=True)
+        return self.cosines(student_BD)
+
+    @torch.no_grad()
+    def unit(self) -> Tensor:
+        """The centres at length 1 (C, D). Kept, beside the weight and in no checkpoint, from the first call on.
+
+        `update` keeps up the rows that it moves; after any other change of the weight all are computed again.
+        """
+        if not self._unit_is_current():
+            self._unit = F.normalize(self.weight)
+            self._unit_of = weakref.ref(self.weight), self.weight._version
+        return self._unit
+
+    def _unit_is_current(self) -> bool:
+        # Torch counts the changes of a tensor, whoever makes them: a checkpoint that is read, an update undone.
+        if self._unit_of is None:
+            return False
+        weight, version = self._unit_of
+        return weight() is self.weight and version == self.weight._version
 
     @torch.no_grad()
     def hardness(self, label_B: Tensor, teacher_BD: Tensor) -> Tensor:
@@ -78,6 +106,14 @@ class Centres(nn.Module):
             raise ValueError(f"alpha is {alpha!r}; plain or hard is needed")
         if duplicates not in ("last", "sequential"):
             raise ValueError(f"duplicates is {duplicates!r}; last or sequential is needed")
+        current = self._unit_is_current()
+        alpha_B = self._move(label_B, student_BD, teacher_BD, alpha, duplicates)
+        if current:
+            self._unit[label_B] = F.normalize(self.weight[label_B])
+            self._unit_of = self._unit_of[0], self.weight._version
+        return alpha_B
+
+    def _move(self, label_B: Tensor, student_BD: Tensor, teacher_BD: Tensor, alpha: str, duplicates: str) -> Tensor:
         teacher_BD = F.normalize(teacher_BD.to(self.weight.dtype))
         cosine_B = agreement(student_BD, teacher_BD).to(self.weight.dtype)
         sorted_B, order_B = label_B.sort(stable=True)

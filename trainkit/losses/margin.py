@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from trainkit.losses.online_softmax import Rivals, large, rivals
+
 NORM_EPS = 1e-3
 """AdaFace: what is added to the spread of the norms, and how far its angles stay from 0 and pi."""
 NORM_RANGE = (1e-3, 100.0)
@@ -185,17 +187,20 @@ def margin_logits(
     if isinstance(margin, NoMargin):
         return score_BC
     target_B1 = label_B[:, None]
-    cos_B = score_BC.gather(1, target_B1)[:, 0]
+    with_margin_B = with_margin(score_BC.gather(1, target_B1)[:, 0], margin, quality_B, ramp)
+    return margin.scale * score_BC.scatter(1, target_B1, with_margin_B[:, None])
+
+
+def with_margin(cos_B: Tensor, margin: AnyMargin, quality_B: Tensor | None = None, ramp: float = 1.0) -> Tensor:
+    """Cosines with the centres of the samples' own classes, lowered; the last two as for `margin_logits`."""
     m = margin.m * ramp
     if isinstance(margin, ArcFace):
-        with_margin_B = arcface(cos_B, m)
-    elif isinstance(margin, CosFace):
-        with_margin_B = cosface(cos_B, m)
-    elif quality_B is None:
+        return arcface(cos_B, m)
+    if isinstance(margin, CosFace):
+        return cosface(cos_B, m)
+    if quality_B is None:
         raise ValueError("AdaFace needs quality_B")
-    else:
-        with_margin_B = adaface(cos_B, quality_B, m)
-    return margin.scale * score_BC.scatter(1, target_B1, with_margin_B[:, None])
+    return adaface(cos_B, quality_B, m)
 
 
 def class_logits(score_BC: Tensor, margin: AnyMargin | NoMargin) -> Tensor:
@@ -229,9 +234,29 @@ def class_loss(
     return total, len(label_B) if weight_C is None else weight_C[label_B].sum()
 
 
+def margin_loss(
+    score: Tensor | Rivals,
+    label_B: Tensor,
+    margin: AnyMargin | NoMargin,
+    quality_B: Tensor | None = None,
+    ramp: float = 1.0,
+    weight_C: Tensor | None = None,
+) -> tuple[Tensor, Tensor | int]:
+    """`class_loss` of the `margin_logits` of what a head gives: scores (B, C), or of many classes their `Rivals`."""
+    if not isinstance(score, Rivals):
+        return class_loss(margin_logits(score, label_B, margin, quality_B, ramp), label_B, margin, weight_C)
+    lead_B = with_margin(score.target.clamp(-1, 1), margin, quality_B, ramp) - score.nearest
+    loss_B = -F.logsigmoid(margin.scale * lead_B - score.others)
+    if weight_C is None:
+        return loss_B.sum(), len(label_B)
+    return (loss_B * weight_C[label_B]).sum(), weight_C[label_B].sum()
+
+
 def class_head(margin: AnyMargin | NoMargin, classes: int, embedding: int) -> MarginHead | LinearHead:
-    """The trained layer between embeddings and what `margin_logits` takes."""
-    return LinearHead(classes, embedding) if isinstance(margin, NoMargin) else MarginHead(classes, embedding)
+    """The trained layer between embeddings and what `margin_loss` takes."""
+    if isinstance(margin, NoMargin):
+        return LinearHead(classes, embedding)
+    return MarginHead(classes, embedding, margin.scale)
 
 
 class LinearHead(nn.Module):
@@ -243,8 +268,8 @@ class LinearHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(classes))
         nn.init.normal_(self.weight, 0.0, 0.01)
 
-    def forward(self, x_BD: Tensor) -> Tensor:
-        """Embeddings to class scores (B, C), float32 whatever the precision of the run."""
+    def forward(self, x_BD: Tensor, label_B: Tensor | None = None) -> Tensor:
+        """Embeddings to class scores (B, C), float32 whatever the precision of the run. Labels change nothing."""
         with torch.autocast(x_BD.device.type, enabled=False):
             x_BD = at_least_float32(x_BD)
             return F.linear(x_BD, self.weight.to(x_BD.dtype), self.bias.to(x_BD.dtype))
@@ -253,13 +278,19 @@ class LinearHead(nn.Module):
 class MarginHead(nn.Module):
     """Class centres that are trained: `weight` (C, D), the orientation of InsightFace."""
 
-    def __init__(self, classes: int, embedding: int):
+    def __init__(self, classes: int, embedding: int, scale: float = 64.0):
         super().__init__()
+        self.scale = scale
         self.weight = nn.Parameter(torch.empty(classes, embedding))
         nn.init.normal_(self.weight, 0.0, 0.01)
 
-    def forward(self, x_BD: Tensor) -> Tensor:
-        """Embeddings of any norm to cosines with every centre, (B, C), float32 whatever the precision of the run."""
+    def forward(self, x_BD: Tensor, label_B: Tensor | None = None) -> Tensor | Rivals:
+        """Embeddings of any norm to cosines with every centre, (B, C), float32 whatever the precision of the run.
+
+        Where labels are given and cosines are many, their `Rivals` at the head's `scale` instead: for `margin_loss`.
+        """
+        if label_B is not None and large(x_BD, self.weight):
+            return rivals_of(x_BD, self.weight, label_B, self.scale)
         return cosines(x_BD, self.weight)
 
 
@@ -268,6 +299,12 @@ def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
     # At scale 64 the eight bits of bfloat16 would move a logit by a quarter.
     with torch.autocast(x_BD.device.type, enabled=False):
         return F.linear(F.normalize(at_least_float32(x_BD)), F.normalize(at_least_float32(centre_CD))).clamp(-1, 1)
+
+
+def rivals_of(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
+    """`rivals` of embeddings of any length, in float32 or wider, also under autocast."""
+    with torch.autocast(x_BD.device.type, enabled=False):
+        return rivals(F.normalize(at_least_float32(x_BD)), at_least_float32(centre_CD), label_B, scale, unit)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainkit import metrics, models, seeding, weights
 from trainkit.errors import UserError
 from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
-from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_logits, margin_ramp
+from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 from trainkit.tasks.embed import Pixels, embed_both_views, hits
 
@@ -136,11 +135,10 @@ class AdaDistill:
                 at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
             )
             logs["alpha"] = alpha.mean()
-        cosines = memory.centres.cosines(student)
+        scores = memory.centres.scores(student, label, self.margin.scale)
         quality = self._quality(student, teacher, cosine, memory, label, at)
-        logits = margin_logits(cosines, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
-        loss = F.cross_entropy(logits, label, reduction="sum")
-        return Loss(loss, len(label), logs | {"accuracy": hits(cosines, label)})
+        total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
+        return Loss(total, divisor, logs | {"accuracy": hits(scores, label)})
 
     def _quality(
         self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: At

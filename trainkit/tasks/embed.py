@@ -22,10 +22,10 @@ from trainkit.losses.margin import (
     NormStatistics,
     class_head,
     class_logits,
-    class_loss,
-    margin_logits,
+    margin_loss,
     margin_ramp,
 )
+from trainkit.losses.online_softmax import Rivals
 from trainkit.losses.weighting import class_weights
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 
@@ -60,11 +60,11 @@ class Embed:
     def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
         """Cross-entropy over the scores of the trained centres, with the margin on the true class."""
         label = batch["label"]
-        embedding, scores = net(batch["image"], with_scores=True)
+        embedding, scores = net(batch["image"], with_scores=True, label=label)
         quality = embedding_quality(embedding, self.margin, parts.remembers, at)
-        logits = margin_logits(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
         weights = None if self._weights is None else self._weights.to(label.device)
-        total, divisor = class_loss(logits, label, self.margin, weights)
+        ramp = margin_ramp(self.margin, at.epoch)
+        total, divisor = margin_loss(scores, label, self.margin, quality, ramp, weights)
         return Loss(total, divisor, {"accuracy": hits(scores, label)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
@@ -90,10 +90,15 @@ class WithHead(nn.Module):
         super().__init__()
         self.net, self.head = net, head
 
-    def forward(self, image: Tensor, with_scores: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Embeddings (B, D), and on request what the head makes of them (B, C): cosines with every centre."""
+    def forward(
+        self, image: Tensor, with_scores: bool = False, label: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor | Rivals]:
+        """Embeddings (B, D), and on request what the head makes of them: cosines with every centre (B, C).
+
+        Given the labels, it makes of many classes only what the loss needs: their `Rivals`.
+        """
         embedding = self.net(image)
-        return (embedding, self.head(embedding)) if with_scores else embedding
+        return (embedding, self.head(embedding, label)) if with_scores else embedding
 
 
 class Pixels(nn.Module):
@@ -117,6 +122,13 @@ def embed_view(net: nn.Module, image: Tensor) -> Rows:
     return {"embedding": embedding, "norm": embedding.norm(dim=1)}
 
 
+def hits(scores: Tensor | Rivals, label: Tensor) -> Tensor:
+    """Share of samples whose class has the highest score."""
+    if isinstance(scores, Rivals):
+        return (scores.target.detach() >= scores.nearest).float().mean()
+    return (scores.detach().argmax(1) == label).float().mean()
+
+
 def embedding_quality(embedding: Tensor, margin: AnyMargin, statistics: nn.Module | None, at: At) -> Tensor | None:
     """AdaFace's quality of each sample; the statistics take in the norms of all ranks in global order."""
     if not isinstance(margin, AdaFace):
@@ -124,8 +136,3 @@ def embedding_quality(embedding: Tensor, margin: AnyMargin, statistics: nn.Modul
     norm = embedding.detach().float().norm(dim=1)
     statistics.update(at.gather(norm), margin.t_alpha)
     return statistics.quality(norm, margin.h)
-
-
-def hits(scores: Tensor, label: Tensor) -> Tensor:
-    """Share of samples whose class has the highest score."""
-    return (scores.detach().argmax(1) == label).float().mean()

@@ -1,0 +1,131 @@
+"""The softmax over many classes in one pass, without a matrix of batch x classes. B batch, C classes, D embedding.
+
+A margin changes the logit of the target alone. Of all other classes the loss needs one number a sample, the logarithm
+of the sum of their exponentials, and its gradient, which is their mean centre under the softmax: what attention
+computes with centres for keys and values. Like attention (Milakov and Gimelshein 2018, arXiv 1805.02867; Rabe and
+Staats 2021, arXiv 2112.05682) it is summed over portions of the classes, relative to the greatest logit so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LARGE = 2**20
+"""Cosines (batch x classes) from which on a head takes this way: 4 MB of float32. Smaller ones keep the plain chain."""
+PORTION = {"cpu": 2**20, "cuda": 2**24}
+"""Cosines that are in memory at a time, by kind of device. A processor's fit its cache."""
+_SHORTEST = 1e-12
+"""Rows that are shorter are divided by this, as `F.normalize` does."""
+
+
+class Rivals(NamedTuple):
+    """What a margin softmax needs of the cosines (B, C) with every centre; each (B,)."""
+
+    target: Tensor
+    """Cosine with the centre of the sample's class. Rounding may carry it past 1."""
+    nearest: Tensor
+    """The greatest cosine with another centre. No gradient: that of the softmax over the others is all in `others`."""
+    others: Tensor
+    """ln of the sum, over all other classes, of exp(scale x (cosine - nearest))."""
+
+
+def large(x_BD: Tensor, centre_CD: Tensor) -> bool:
+    """Whether a batch and its centres are so many that their cosines are not kept."""
+    return len(x_BD) * len(centre_CD) >= LARGE
+
+
+@torch.compiler.disable
+def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
+    """What a margin softmax needs of embeddings of length 1 and centres of any length; two classes or more.
+
+    Memory beyond the result: two portions, and once the embeddings. Gradients go to both, of centres by computing the
+    logits again, portion by portion. `unit` says that centres have length 1 already. One precision, float32 or float64.
+    """
+    return Rivals(*_Rivals.apply(x_BD, centre_CD, label_B, scale, unit))
+
+
+class _Rivals(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inverse_C1 = None if unit else _lengths(centre_CD).reciprocal_()
+        target_BD = centre_CD[label_B]
+        if inverse_C1 is not None:
+            target_BD.mul_(inverse_C1[label_B])
+        x_BD = x_BD * scale
+        most_B = torch.full_like(x_BD[:, 0], torch.finfo(x_BD.dtype).min)
+        sum_B = torch.zeros_like(most_B)
+        mean_BD = torch.zeros_like(x_BD) if ctx.needs_input_grad[0] else None
+        for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1):
+            _put(logit_Bc, label_B - start, -torch.inf)
+            more_B = torch.maximum(most_B, logit_Bc.amax(1))
+            fade_B = (most_B - more_B).exp_()
+            most_B = more_B
+            p_Bc = logit_Bc.sub_(most_B[:, None]).exp_()
+            sum_B.mul_(fade_B).add_(p_Bc.sum(1))
+            if mean_BD is not None:
+                mean_BD.mul_(fade_B[:, None]).addmm_(p_Bc, centre_cD)
+        others_B = sum_B.log()
+        if mean_BD is not None:
+            mean_BD.mul_(scale / sum_B[:, None])
+        ctx.scale = scale
+        cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
+        trained = ctx.needs_input_grad[1]
+        ctx.save_for_backward(
+            mean_BD, target_BD, *((x_BD, centre_CD, inverse_C1, label_B, most_B + others_B) if trained else ())
+        )
+        nearest_B = most_B / scale
+        ctx.mark_non_differentiable(nearest_B)
+        return cosine_B, nearest_B, others_B
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cosine_B: Tensor, _: Tensor, others_B: Tensor) -> tuple[Tensor | None, ...]:
+        mean_BD, target_BD, *trained = ctx.saved_tensors
+        x_grad = centre_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = (mean_BD * others_B[:, None]).addcmul_(target_BD, cosine_B[:, None])
+        if ctx.needs_input_grad[1]:
+            x_BD, centre_CD, inverse_C1, label_B, total_B = trained
+            centre_grad = torch.empty_like(centre_CD)
+            with torch.autocast(x_BD.device.type, enabled=False):  # backward may be called under it
+                for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1):
+                    weight_Bc = logit_Bc.sub_(total_B[:, None]).exp_().mul_(others_B[:, None])
+                    _put(weight_Bc, label_B - start, cosine_B[:, None] / ctx.scale)
+                    rows = slice(start, start + len(centre_cD))
+                    grad_cD = torch.mm(weight_Bc.T, x_BD, out=centre_grad[rows])
+                    if inverse_C1 is not None:
+                        # Along the centre itself nothing changes: only its direction counts.
+                        grad_cD.addcmul_(centre_cD, torch.linalg.vecdot(grad_cD, centre_cD)[:, None], value=-1)
+                        grad_cD.mul_(inverse_C1[rows])
+        return x_grad, centre_grad, None, None, None
+
+
+def _lengths(centre_CD: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(centre_CD, dim=1, keepdim=True).clamp_(min=_SHORTEST)
+
+
+def _portions(x_BD: Tensor, centre_CD: Tensor, inverse_C1: Tensor | None) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """First class, centres of length 1 and their products with `x`, in memory that the next ones use again."""
+    classes, each = len(centre_CD), max(1, PORTION.get(x_BD.device.type, 2**20) // len(x_BD))
+    logits = x_BD.new_empty(len(x_BD) * min(each, classes))
+    centres = None if inverse_C1 is None else x_BD.new_empty(min(each, classes), x_BD.shape[1])
+    for start in range(0, classes, each):
+        centre_cD = centre_CD[start : start + each]
+        if inverse_C1 is not None:
+            centre_cD = torch.mul(centre_cD, inverse_C1[start : start + each], out=centres[: len(centre_cD)])
+        logit_Bc = logits[: len(x_BD) * len(centre_cD)].view(len(x_BD), len(centre_cD))
+        yield start, centre_cD, torch.mm(x_BD, centre_cD.T, out=logit_Bc)
+
+
+def _put(table_Bc: Tensor, column_B: Tensor, value: Tensor | float) -> None:
+    """Set one column of each row; columns outside the table are left out, without asking the device which those are."""
+    column_B1 = column_B.clamp(0, table_Bc.shape[1] - 1)[:, None]
+    inside_B1 = column_B1 == column_B[:, None]
+    table_Bc.scatter_(1, column_B1, torch.where(inside_B1, value, table_Bc.gather(1, column_B1)))
