@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from trainkit.data import evaluations, hub, importing, packed, sources
-from trainkit.data.faces import Faces
+from trainkit.data.faces import Faces, _mirrored
 from trainkit.data.packed import Packed
 from trainkit.data.packing import cache_root
 from trainkit.errors import UserError
@@ -75,12 +75,28 @@ def test_training_pictures_are_the_files_and_mirrored_where_view_says_so(faces):
     seeds = [0, 1, 2, 100, 101, 102, 103, 200, 201, 202, 203, 204]
     assert batch["index"].tolist() == list(range(11, -1, -1))
     assert set(batch["view"].tolist()) == {0, 1}
-    for image, label, index, view in zip(*(batch[key] for key in ("image", "label", "index", "view")), strict=True):
+    finished = train.on_device(batch)
+    for image, label, index, view in zip(*(finished[key] for key in ("image", "label", "index", "view")), strict=True):
         expected = picture(seeds[int(index)])
         if view:
             expected = expected[:, ::-1]
-        assert (image.permute(1, 2, 0).numpy() == expected).all()
+        assert (((image + 1) * 127.5).round().permute(1, 2, 0).numpy() == expected).all()
         assert int(label) == seeds[int(index)] // 100
+    again = train.on_device(batch)["image"]
+    assert torch.equal(again, finished["image"]), "the batch that was given is left as it was"
+
+
+@pytest.mark.parametrize("width", [1, 5, 8, 24])
+def test_pictures_are_mirrored_without_waiting_for_a_device(width):
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, 3, 4, width), dtype=np.uint8))
+    views = torch.tensor([0, 1, 1, 0, 0, 1])
+    before = images.clone()
+    for image, mirrored, view in zip(images, _mirrored(images, views), views.tolist(), strict=True):
+        assert (mirrored.numpy() == (image.numpy()[..., ::-1] if view else image.numpy())).all()
+    assert torch.equal(images, before)
+    assert torch.equal(_mirrored(images, torch.zeros(6, dtype=torch.int64)), images)
+    # Tensors without values: whatever waits for one is an error.
+    assert _mirrored(images.to("meta"), views.to("meta")).shape == images.shape
 
 
 def test_mirroring_depends_on_seed_epoch_and_sample_alone(faces):
@@ -124,6 +140,7 @@ def test_a_batch_larger_than_the_set_is_refused(faces):
 
 
 def test_pixels_are_scaled_as_the_field_does(faces):
+    faces.flip = False
     train = faces.open(seed=0).train
     batch = train.fetch(np.arange(3), 0)
     image = train.on_device(batch)["image"]

