@@ -6,7 +6,8 @@ where they are sharded: what is saved on eight processes loads on one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,18 +22,67 @@ _OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable",
 """Options of an optimizer that say how it computes on this machine, not what: never taken from a file."""
 
 
+Copy = Callable[[Tensor, bool], Tensor]
+"""What takes a tensor out of a training: `whole`, or the `promise` of some `Copies`."""
+
+
+class Copies:
+    """Tensors by file and name that become copies on the CPU: some when they are put in, the promised ones by `make`.
+
+    A promised tensor must not change before `make` has returned, in whatever thread that is called.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, Tensor]] = {}
+        self._promised: dict[int, tuple[Tensor, int]] = {}
+
+    def promise(self, tensor: Tensor, keep: bool = True) -> Tensor:
+        """The tensor itself, to be put into `files` and copied later. A sharded one is gathered and copied at once."""
+        if hasattr(tensor, "full_tensor"):
+            return whole(tensor, keep)
+        tensor = tensor.detach()
+        self._promised[id(tensor)] = tensor, tensor._version
+        return tensor
+
+    def make(self) -> dict[str, dict[str, Tensor]]:
+        """Make the copies that were promised; returns all files. Raises RuntimeError for what has changed since.
+
+        What the training gave its GPU to do before the promises must have been waited for.
+        """
+        device = next((tensor.device for tensor, _ in self._promised.values() if tensor.is_cuda), None)
+        # On a stream of their own: on the training's they would stand in line behind its kernels, and hold up others.
+        with torch.cuda.stream(torch.cuda.Stream(device)) if device is not None else contextlib.nullcontext():
+            copied = {key: whole(tensor) for key, (tensor, _) in self._promised.items()}
+        for file, members in self.files.items():
+            for name, tensor in members.items():
+                members[name] = copied.get(id(tensor), tensor)
+                if id(tensor) in copied and tensor._version != self._promised[id(tensor)][1]:
+                    raise RuntimeError(
+                        f"{name} ({file}) changed while it was copied for a checkpoint: trained parameters may be "
+                        "changed by the optimizer alone; what a forward changes belongs into a buffer"
+                    )
+        self._promised.clear()
+        return self.files
+
+
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by the names they have in files, whatever DDP and torch.compile have wrapped around."""
     return {_plain_name(name): parameter for name, parameter in _unwrapped(module).named_parameters()}
 
 
-def module_tensors(module: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+def module_tensors(module: nn.Module, keep: bool = True, copy: Copy | None = None) -> dict[str, Tensor]:
     """Copies of a module's parameters and persistent buffers on the CPU, whole even where they are sharded.
 
     With sharded parameters (FSDP2) this is a collective: every process calls it, and those that write nothing pass
-    `keep=False` and get an empty dict, which spares their memory.
+    `keep=False` and get an empty dict, which spares their memory. `copy` takes the parameters that are trained, where
+    it is given; all else is copied now.
     """
-    tensors = {name: whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
+    named = _unwrapped(module).named_parameters(remove_duplicate=False)
+    trained = {_plain_name(name) for name, parameter in named if parameter.requires_grad}
+    later = copy or whole
+    tensors = {
+        name: (later if name in trained else whole)(tensor, keep) for name, tensor in _live_tensors(module).items()
+    }
     return tensors if keep else {}
 
 
@@ -58,21 +108,25 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]], keep: bool = True
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+    keep: bool = True,
+    copy: Copy | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State of an optimizer as (tensors by `<parameter name>/<state key>`, JSON data), by names and not positions.
 
     The JSON data holds each group's options, all state that is not a tensor, and where each tensor belongs. As with
-    `module_tensors`, sharded state is gathered: every process calls it, `keep=False` where nothing is written.
+    `module_tensors`, sharded state is gathered: every process calls it, `keep=False` where nothing is written. `copy`
+    takes the tensors, `whole` as given.
     """
     kind, optimizer = _bare_optimizer(optimizer)
-    names = _names_by_parameter(parameters)
+    names, copy = _names_by_parameter(parameters), copy or whole
     tensors: dict[str, Tensor] = {}
     groups, state = [], {}
     for position, group in enumerate(optimizer.param_groups):
         members = [_name_of(parameter, names) for parameter in group["params"]]
         options = {
-            key: _pack(value, f"group {position}/{key}", tensors, keep)
+            key: _pack(value, f"group {position}/{key}", tensors, keep, copy)
             for key, value in group.items()
             if key != "params" and key not in _OF_THE_MACHINE and not isinstance(value, torch.dtype | torch.device)
         }
@@ -82,12 +136,14 @@ def optimizer_tensors(
             entries = optimizer.state.get(parameter) or {}
             for key in sorted(entries):
                 _refuse_shards(name, key, entries[key], parameter)
-                state.setdefault(name, {})[key] = _pack(entries[key], f"{name}/{key}", tensors, keep)
+                state.setdefault(name, {})[key] = _pack(entries[key], f"{name}/{key}", tensors, keep, copy)
     own = optimizer.state_dict()
     if sum(map(len, state.values())) < sum(map(len, own["state"].values())):
         raise ValueError(f"{kind} keeps state elsewhere than in its `state`; it cannot be saved")
     # A few optimizers draw random numbers, and hold a generator of their own.
-    extra = {key: _pack(own[key], f"extra/{key}", tensors, keep) for key in own.keys() - {"state", "param_groups"}}
+    extra = {
+        key: _pack(own[key], f"extra/{key}", tensors, keep, copy) for key in own.keys() - {"state", "param_groups"}
+    }
     scalars = {"class": kind, "groups": groups, "state": state, "extra": extra}
     return tensors if keep else {}, scalars
 
@@ -212,16 +268,16 @@ def _refuse_shards(name: str, key: str, value: Any, parameter: Tensor) -> None:
         raise ValueError(f"state {key} of {name} is not sharded as its parameter is; it cannot be saved")
 
 
-def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool) -> Any:
+def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool, copy: Copy) -> Any:
     """JSON data for a state value; tensors in it, at any depth, go to `tensors` under their path."""
     if isinstance(value, Tensor):
-        tensors[path] = whole(value, keep)
+        tensors[path] = copy(value, keep)
         return {"tensor": path}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_pack(member, f"{path}/{i}", tensors, keep) for i, member in enumerate(value)]}
+        return {kind: [_pack(member, f"{path}/{i}", tensors, keep, copy) for i, member in enumerate(value)]}
     if isinstance(value, dict):
-        return {"dict": {key: _pack(member, f"{path}/{key}", tensors, keep) for key, member in value.items()}}
+        return {"dict": {key: _pack(member, f"{path}/{key}", tensors, keep, copy) for key, member in value.items()}}
     refuse_unfaithful(value, path)
     return value
 

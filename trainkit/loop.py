@@ -108,6 +108,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             began, size = time.perf_counter(), recipe.evaluations[name].batch_size
             scored = {name: evaluate(task, bare, splits[name], size, machine)}
             if average:
+                run.copied("eval")
                 average.swap(bare)
                 scored[f"{name}/ema"] = evaluate(task, bare, splits[name], size, machine)
                 average.swap(bare)
@@ -127,17 +128,24 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             saved.discard(state.step)
             save()
 
+    def settle() -> None:
+        """Wait until the checkpoint that is being written, if one is, lies on the disk."""
+        clock.to("checkpoint")
+        machine.lead(run.settle)
+
     def save() -> None:
-        """Commit a checkpoint. Called only where the last update is known to be finite."""
+        """Begin to write a checkpoint. Called only where the last update is known to be finite."""
         clock.to("checkpoint")
         if state.step in saved:
             return
+        settle()
+        machine.synchronize()
         machine.check_equal("the state of batch norm or of class centres", nonfinite.replicated(bare, parts))
-        tensors, scalars = state.freeze(keep=machine.main)
+        copies, scalars = state.freeze(keep=machine.main)
         tallies, elapsed = machine.each(tally.state()), machine.share(state.elapsed + clock.elapsed())
         kept = {**scalars, "tallies": tallies, "elapsed": elapsed, "machine": machine.describe()}
         kept["trained"] = machine.share(state.trained + clock.training - began)
-        machine.lead(lambda: run.commit(state.step, tensors, kept, [record["step"] for record in state.best]))
+        machine.lead(lambda: run.commit(state.step, copies, kept, [record["step"] for record in state.best]))
         saved.add(state.step)
 
     def log() -> None:
@@ -179,6 +187,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         outcome.status = "KILLED"
 
     # ---- Training
+    settle()  # worker processes are not forked while a thread writes
     bare.train()
     stream = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda")
     stop_asked = machine.any(run.stopping())
@@ -218,6 +227,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             if before is not None and not bool(finite):
                 nonfinite.leave_out(state, bare, parts, before, run)
             else:
+                run.copied("optimizer")
                 optim.set_lr(inner, plan.lr(recipe, state.step))
                 optimizer.step()
                 machine.average_buffers(bare)
@@ -238,6 +248,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 bad = watch.look()
             nonfinite.stop_if(bad, recipe)
             if bad is not None:
+                settle()
                 watch.clear()
                 nonfinite.roll_back(state, bad, run, machine)
                 held.clear()
@@ -273,6 +284,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step)
         if recipe.checkpoints.at_end:
             save()
+    settle()
+    if outcome.status == "FINISHED":
         run.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})
     clock.to("log")
     outcome.step, outcome.best, outcome.final = state.step, state.best, state.final

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainkit import __version__, checkpoint, live
 from trainkit.agenda import Agenda
@@ -49,21 +50,26 @@ class State:
 
     _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final")
 
-    def freeze(self, keep: bool) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    def freeze(self, keep: bool) -> tuple[live.Copies, dict[str, Any]]:
         """Tensors by file, and the rest as plain data.
 
-        Every rank calls this, since sharded parameters are gathered; the one that writes keeps the tensors.
+        What a forward changes is copied here: buffers, and what the task remembers. What an update changes is promised
+        to `Copies.make`, and must not change before. Every rank calls this, since sharded parameters are gathered; the
+        one that writes keeps the tensors.
         """
-        moving, scalars = live.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep)
-        files = {"model": live.module_tensors(self.net, keep), "optimizer": moving}
+        copies = live.Copies()
+        named = self.net.named_parameters()
+        moving, scalars = live.optimizer_tensors(self.optimizer, named, keep, copies.promise)
+        files = copies.files
+        files |= {"model": live.module_tensors(self.net, keep, copies.promise), "optimizer": moving}
         if self.memory is not None:
             files["memory"] = live.module_tensors(self.memory, keep)
         if self.average is not None:
-            averaged = {name: live.whole(t, keep) for name, t in self.average.tensors.items()}
+            averaged = {name: copies.promise(t, keep) for name, t in self.average.tensors.items()}
             # Complete, counters of batch norm included: what is handed on may be the average.
             files["ema"] = {**files["model"], **averaged} if keep else {}
-        return files, {
-            **{name: getattr(self, name) for name in self._COUNTERS},
+        return copies, {
+            **copy.deepcopy({name: getattr(self, name) for name in self._COUNTERS}),
             "optimizer": scalars,
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
             "gates": self.agenda.state(),

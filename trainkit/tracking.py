@@ -173,8 +173,12 @@ class Tracker:
         """Fields of these readings that cannot be had on this machine, and why."""
         return self._sampler.absent() if self._sampler else {}
 
+    def position(self) -> int:
+        """Where the journal ends now, which belongs in a checkpoint; `commit` before that is on the disk."""
+        return self._journal.position
+
     def commit(self) -> int:
-        """Put the journal on the disk for good and return its position, which belongs in the checkpoint.
+        """Put the journal on the disk for good and return its position.
 
         Raises OSError when the disk refuses.
         """
@@ -338,6 +342,10 @@ class Silent:
     def unreadable(self) -> dict[str, str]:
         """Return nothing."""
         return {}
+
+    def position(self) -> int:
+        """Return 0."""
+        return 0
 
     def commit(self) -> int:
         """Return 0."""

@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from trainkit import checkpoint, journal
+from trainkit.committing import Commit
+from trainkit.live import Copies
 from trainkit.recipe import Recipe
 from trainkit.store import RunFolder
 from trainkit.task import Scores
@@ -31,7 +33,7 @@ class Witness:
     """A `Tracker` on rank 0, `Silent` elsewhere."""
     main: bool
     stopping: Callable[[], bool]
-    """Whether a signal has asked this process to stop."""
+    """Whether this process is to stop: a signal has asked it to, or a checkpoint could not be written."""
     found: Mapping[str, Path] = field(default_factory=dict)
     """Weights that the task needs, by name."""
     replayed: list[Any] = field(default_factory=list)
@@ -56,6 +58,8 @@ class Witness:
     def __post_init__(self) -> None:
         self._bar = None
         self._due = 0
+        self._commit: Commit | None = None
+        self._signalled, self.stopping = self.stopping, self._asked_to_stop
 
     def say(self, text: str) -> None:
         """Print lines, above the progress bar where there is one."""
@@ -128,17 +132,52 @@ class Witness:
             best = self.recipe.best.metric if self.recipe.best else None
             draw(self.tracker, journal.read(self.folder.journal), best, curves)
 
-    def commit(
+    def commit(self, step: int, copies: Copies, state: Mapping[str, Any], best: list[int]) -> None:
+        """Begin to write a checkpoint, and then to prune, beside the training. Called on rank 0, after `settle`.
+
+        Before the next update, and before anything else changes what was promised to `copies`, call `copied`.
+        """
+        # What is logged from here on is computed again by a run that is resumed from this.
+        state = {**state, "journal": self.tracker.position()}
+        self._commit = Commit(copies, lambda tensors: self._write(step, tensors, state, best))
+        self._commit.start()
+
+    def _write(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], best: list[int]
     ) -> None:
-        """Write a checkpoint, then prune. Called on rank 0. Raises UserError; older checkpoints are intact then."""
-        position = self.tracker.commit()
-        checkpoint.write(self.folder.checkpoints, step, tensors, {**state, "journal": position}, self.recipe_text)
+        self.tracker.commit()
+        checkpoint.write(self.folder.checkpoints, step, tensors, state, self.recipe_text)
         # After a resume from an older checkpoint, or a rollback, later ones belong to a future that was given up.
         checkpoint.drop_after(self.folder.checkpoints, step)
         keep = self.recipe.checkpoints
         checkpoint.prune(self.folder.checkpoints, keep.keep_last, best[: keep.keep_best])
         self.folder.update(last_step=step)
+
+    def copied(self, then: str) -> None:
+        """Wait until a checkpoint that is being written needs nothing any more of what an update changes.
+
+        The clock counts the wait as that of a checkpoint and goes on with the phase `then`.
+        """
+        if self._commit is not None and self._commit.copying:
+            self.clock.to("checkpoint")
+            self._commit.copied()
+            self.clock.to(then)
+
+    def settle(self) -> None:
+        """Wait until the checkpoint that is being written lies on the disk, and what it supersedes is gone.
+
+        Raises what became of it otherwise, a UserError where the disk is full or fails; older checkpoints are intact.
+        """
+        if self._commit is None:
+            return
+        self._commit.join()
+        commit, self._commit = self._commit, None
+        if commit.failure is not None:
+            raise commit.failure
+
+    def _asked_to_stop(self) -> bool:
+        # The save with which a run ends settles, and so raises on every rank why the one before could not be written.
+        return self._signalled() or (self._commit is not None and self._commit.failure is not None)
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint that verifies."""
@@ -148,7 +187,14 @@ class Witness:
         return path
 
     def close(self) -> None:
-        """Take the progress bar down."""
+        """Wait for a checkpoint that is being written, and take the progress bar down.
+
+        Where the training ended with an error, that is what ended it: one of the checkpoint is said and not raised.
+        """
+        try:
+            self.settle()
+        except Exception as error:
+            self.say(f"the last checkpoint: {error}")
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -499,6 +499,9 @@ def _journalled(folder: Any) -> Any:
         def event(self, step: int, name: str, data: Any = None) -> None:
             self._journal.event(step, name, data)
 
+        def position(self) -> int:
+            return self._journal.position
+
         def commit(self) -> int:
             return self._journal.commit()
 

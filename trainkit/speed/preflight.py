@@ -189,10 +189,10 @@ class _Trial(Witness):
         """Keep how long an evaluation took."""
         self.held[name], self.counted[name] = [seconds], scored[name].samples
 
-    def commit(self, step: int, tensors: Any, state: Any, best: Any) -> None:
+    def commit(self, step: int, copies: Any, state: Any, best: Any) -> None:
         """Write a checkpoint, verified by reading it back."""
         began = time.perf_counter()
-        checkpoint.write(self.folder.checkpoints, step, tensors, {**state, "journal": 0}, self.recipe_text)
+        checkpoint.write(self.folder.checkpoints, step, copies.make(), {**state, "journal": 0}, self.recipe_text)
         path, problems = checkpoint.newest_valid(self.folder.checkpoints)
         if path is None:
             raise UserError(str(self.folder.checkpoints), "; ".join(problems), "a checkpoint that can be read back")

@@ -1,0 +1,273 @@
+"""Checkpoints written beside the training: it goes on, and they hold what was there when it asked for them."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from runs import PLUGIN, ROOT, TOY, Ran, newest, run
+from test_loop import same
+from torch import nn
+
+from trainkit import checkpoint, journal, live, loop
+from trainkit.checkpoint import CheckpointError
+from trainkit.data import loading
+from trainkit.live import Copies
+from trainkit.machine import Machine
+from trainkit.order import Order, load
+from trainkit.state import State
+from trainkit.store import RunFolder
+from trainkit.tracking import Silent
+from trainkit.witness import Witness
+
+QUIET = ("evaluations={}", "best=null", "log.every=100 steps", "train.length=12 steps")
+
+
+class Folder(RunFolder):
+    """A folder without a record of its run."""
+
+    def update(self, **changes):
+        pass
+
+
+def trained(folder: Path, *words: str, at: Path | None = None) -> Witness:
+    """The toy recipe, trained without a store: its witness."""
+    if str(PLUGIN) not in sys.path:
+        sys.path.insert(0, str(PLUGIN))
+    given = {word.partition("=")[0]: word for word in (*QUIET, *words)}
+    recipe = load(Order(TOY, list(given.values()), ("toy",)))
+    witness = Witness(recipe, "", "", Folder(folder), Silent(), True, lambda: False, checkpoint=at)
+    try:
+        loop.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), witness)
+    finally:
+        witness.close()
+    return witness
+
+
+def steps(witness: Witness) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in witness.folder.checkpoints.glob("step-*"))
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Copies that are made 30 ms after they were promised: many updates of the toy network later."""
+
+    def make(self, plain=Copies.make):
+        time.sleep(0.03)
+        return plain(self)
+
+    monkeypatch.setattr(Copies, "make", make)
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """By step, what a checkpoint must hold, copied while the training stands still."""
+    kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
+
+    def freeze(self, keep, plain=State.freeze):
+        copies, scalars = plain(self, keep)
+        kept[self.step] = {
+            file: {name: tensor.clone() for name, tensor in members.items()} for file, members in copies.files.items()
+        }
+        return copies, scalars
+
+    monkeypatch.setattr(State, "freeze", freeze)
+    return kept
+
+
+def test_a_checkpoint_holds_what_was_there_when_it_was_asked_for(tmp_path, frozen, late):
+    ran = trained(tmp_path, "checkpoints={every: 1 steps, keep_last: 50}", "optim={name: adamw, lr: 0.01}")
+    assert steps(ran) == list(range(1, 13)) == sorted(frozen)
+    for step, kept in frozen.items():
+        held = checkpoint.read(tmp_path / "checkpoints" / f"step-{step:09d}").tensors
+        assert held.keys() == kept.keys() == {"model", "optimizer", "memory", "ema"}
+        assert all(same(held[group], kept[group]) for group in kept)
+    for group in ("model", "optimizer", "ema", "memory"):
+        assert not same(frozen[4][group], frozen[5][group]), "a copy made too late would not be noticed"
+
+
+def test_without_the_wait_the_update_is_noticed(tmp_path, monkeypatch):
+    updated = threading.Event()
+
+    def make(self, plain=Copies.make):
+        assert updated.wait(30)
+        return plain(self)
+
+    monkeypatch.setattr(Copies, "make", make)
+    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: step > 4 and updated.set())
+    monkeypatch.setattr(Witness, "copied", lambda self, then: None)
+    with pytest.raises(RuntimeError, match=r"changed while it was copied for a checkpoint"):
+        trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
+    assert not list(tmp_path.glob("checkpoints/step-*"))
+
+
+def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    reached = [0]
+    seen: list[tuple[int, int]] = []
+
+    def progress(self, step, steps):
+        reached[0] = step
+
+    def write(folder, step, *rest, plain=checkpoint.write):
+        deadline = time.monotonic() + 30
+        while reached[0] < step + 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        seen.append((step, reached[0]))
+        return plain(folder, step, *rest)
+
+    monkeypatch.setattr(Witness, "progress", progress)
+    monkeypatch.setattr(checkpoint, "write", write)
+    trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50, at_end: false}", "train.length=11 steps")
+    assert [step for step, _ in seen] == [4, 8] and all(later >= step + 2 for step, later in seen)
+
+
+def test_one_is_written_at_a_time_and_in_order(tmp_path, monkeypatch):
+    said: list[tuple[str, int]] = []
+
+    def write(folder, step, *rest, plain=checkpoint.write):
+        said.append(("begins", step))
+        time.sleep(0.02)
+        path = plain(folder, step, *rest)
+        said.append(("ends", step))
+        return path
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    ran = trained(tmp_path, "checkpoints={every: 2 steps, keep_last: 2}")
+    assert said == [(word, step) for step in range(2, 13, 2) for word in ("begins", "ends")]
+    assert steps(ran) == [10, 12], "the end of the training waits for the last of them, and for pruning"
+
+
+def test_a_full_disk_ends_the_training_a_few_steps_later_with_the_same_words(tmp_path, monkeypatch):
+    reached = []
+
+    def write(folder, step, *rest, plain=checkpoint.write):
+        if step == 8:
+            raise CheckpointError(str(folder), "1.0 MB free", remedy="free some space")
+        return plain(folder, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.append(step), time.sleep(0.01)))
+    with pytest.raises(CheckpointError, match=r"1\.0 MB free; free some space"):
+        trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}", "train.length=1000 steps")
+    assert 8 <= reached[-1] < 40
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004"]
+
+
+def test_a_checkpoint_that_fails_at_the_very_end_is_no_finished_run(tmp_path, monkeypatch):
+    def write(*what):
+        raise CheckpointError("disk", "full")
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    with pytest.raises(CheckpointError, match="disk: full"):
+        trained(tmp_path, "checkpoints={every: null}")
+
+
+def test_what_ends_a_training_waits_for_the_checkpoint_under_way(tmp_path, monkeypatch):
+    def write(*what, plain=checkpoint.write):
+        time.sleep(0.2)
+        return plain(*what)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: 1 / (5 - step))
+    with pytest.raises(ZeroDivisionError):
+        trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
+    assert checkpoint.newest_valid(tmp_path / "checkpoints")[0].name == "step-000000004"
+
+
+def test_no_worker_is_forked_while_a_thread_writes(tmp_path, monkeypatch):
+    alive = []
+
+    def write(*what, plain=checkpoint.write):
+        time.sleep(0.1)
+        return plain(*what)
+
+    def training(*what, plain=loading.training, **more):
+        alive.append([thread.name for thread in threading.enumerate() if thread.name == "trainkit-checkpoint"])
+        return plain(*what, **more)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(loading, "training", training)
+    first = "evaluations={val: {at_start: true, batch_size: 8}}"
+    words = ["train.nonfinite=rollback", "task.nan_at=6", "checkpoints={every: 5 steps, keep_last: 50}"]
+    ran = trained(tmp_path, first, "best={metric: val/accuracy}", *words)
+    assert alive == [[], []] and steps(ran)[0] == 0, (
+        "one was being written before the first stream, one before the next"
+    )
+
+
+def test_a_resumed_training_cuts_the_journal_where_the_checkpoint_was_asked_for(tmp_path):
+    """What is logged while a checkpoint is being written is behind its position: it will be computed again."""
+    kept = journal.Journal(tmp_path / "journal.jsonl")
+
+    class Written(Silent):
+        def position(self):
+            return kept.position
+
+        def commit(self):
+            kept.append(5, {"train/loss": 2.0})
+            return kept.commit()
+
+    kept.append(4, {"train/loss": 1.0})
+    before = kept.position
+    recipe = load(Order(TOY, QUIET, ("toy",)))
+    witness = Witness(recipe, "", "", Folder(tmp_path), Written(), True, lambda: False)
+    witness.commit(4, Copies(), {}, [])
+    witness.settle()
+    assert checkpoint.read(tmp_path / "checkpoints" / "step-000000004").state["journal"] == before < kept.position
+
+
+def test_promised_tensors_are_copied_once_each_and_whatever_else_is_left_alone():
+    a, b = nn.Parameter(torch.ones(3)), torch.zeros(2)
+    copies = Copies()
+    promised = copies.promise(a)
+    copies.files |= {"model": {"a": promised, "b": b}, "ema": {"a": promised}}
+    assert promised.data_ptr() == a.data_ptr()
+    made = copies.make()
+    assert made["model"]["a"] is made["ema"]["a"] and made["model"]["b"] is b
+    with torch.no_grad():
+        a += 1
+    assert made["model"]["a"].tolist() == [1, 1, 1] and not made["model"]["a"].requires_grad
+
+
+def test_buffers_and_untrained_parameters_are_never_promised():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    net[0].bias.requires_grad_(False)
+    copies = Copies()
+    taken = live.module_tensors(net, copy=copies.promise)
+    shared = {name for name, tensor in net.state_dict().items() if taken[name].data_ptr() == tensor.data_ptr()}
+    assert shared == {"0.weight", "1.weight", "1.bias"} and taken.keys() == net.state_dict().keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_anywhere_and_resumed_a_run_ends_with_the_bits_of_an_uninterrupted_one(store, seed, monkeypatch):
+    """SIGKILL 5 times at moments of a seed, most of them within a save: each update begins one."""
+    words = ["train.length=60 steps", "checkpoints={every: 1 steps, keep_last: 2}", "log.every=1 steps"]
+    whole = run(*words)
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    rng, began = random.Random(seed), ""
+    command = [sys.executable, str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy", *words, "seed=0"]
+    for _ in range(5):
+        job = subprocess.Popen([*command, *(["--resume", began] if began else [])], stdout=subprocess.PIPE, text=True)
+        for line in job.stdout:
+            if line.startswith("step "):
+                break
+        began = newest().name
+        time.sleep(rng.uniform(0, 0.3))
+        job.send_signal(signal.SIGKILL)
+        job.communicate()
+        assert checkpoint.newest_valid(newest().checkpoints)[1] == []
+        if newest().info().status == "FINISHED":
+            break
+    ran = Ran(0, newest())
+    if ran.folder.info().status != "FINISHED":
+        ran = run(*words, resume=began)
+    assert all(same(ran.last.tensors[group], whole.last.tensors[group]) for group in whole.last.tensors)
+    assert ran.repeatable == whole.repeatable and not ran.events("nondeterminism")
