@@ -6,7 +6,8 @@
 4,096 drawn pictures of 112 px (JPEG, about 5 KB each), in the page cache; shuffled batches of 256, uint8, labels with
 them. The first epoch is not timed; it gives the proof, the same for all sides to the last bit: each picture's pixels
 and label, once. The loaders of others have two worker processes, ours none: it reads in this process, with as many
-threads as there are cores. `encoded` keeps the JPEG files end to end, `cached` the pixels.
+threads as there are cores. `encoded` keeps the JPEG files end to end, for torchvision or simplejpeg to decode;
+`cached` keeps the pixels.
 
 `us of CPU` counts all processes of a side: it says less of the neighbours than samples a second do.
 """
@@ -103,6 +104,18 @@ def timm_loader(case: str) -> Sample:
 
 
 def encoded(case: str) -> Sample:
+    """JPEG files end to end, decoded by torchvision, as without the extra `fast`."""
+    from trainkit.data import pictures
+
+    pictures.plain_decoder = pictures._torchvision
+    return ours("encoded")
+
+
+def simplejpeg(case: str) -> Sample:
+    """The same with the extra `fast`."""
+    from trainkit.data import pictures
+
+    pictures.plain_decoder = pictures._simplejpeg
     return ours("encoded")
 
 
@@ -169,11 +182,13 @@ CONTEST = Contest(
         "datasets_2w": arrow,
         "timm_2w": timm_loader,
         "trainkit_encoded": encoded,
+        "trainkit_simplejpeg": simplejpeg,
         "trainkit_cached": cached,
     },
     more_is_better=True,
     targets=(
         Target("", "trainkit_encoded", 3, least=True, words="encoded, / ImageFolder with two workers,"),
+        Target("", "trainkit_simplejpeg", 3, least=True, words="encoded with simplejpeg, / ImageFolder,"),
         Target("", "trainkit_cached", 50, least=True, words="cached, / ImageFolder with two workers,"),
     ),
 )

@@ -495,7 +495,11 @@ def packed_bytes(folder: Path, encoded: list[bytes]) -> Packed:
         return writer.finish(labels=labels, class_names=["one"], ids=[str(i) for i in range(len(encoded))])
 
 
-def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path):
+@pytest.mark.parametrize("decoder", ["_simplejpeg", "_torchvision"])
+def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder):
+    if decoder == "_simplejpeg":
+        pytest.importorskip("simplejpeg")
+    monkeypatch.setattr(pictures, "plain_decoder", getattr(pictures, decoder))
     data = packed_bytes(tmp_path / "set", [make() for make in (PLAIN | OTHERS).values()])
     images = data.fetch(np.arange(len(data)))
     for row, (name, make) in enumerate((PLAIN | OTHERS).items()):
@@ -504,16 +508,16 @@ def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path):
         assert (data.picture(row) == pixels).all() and data.picture(row).flags.c_contiguous
         assert pictures.plain_jpeg(make()) == ((40, 56) if name in PLAIN else None), name
     assert data._known.tolist() == [packed._PLAIN] * len(PLAIN) + [packed._CHECKED] * len(OTHERS)
-    assert data._proved >= len(PLAIN), "torchvision has decoded them"
+    assert data._proved >= len(PLAIN), "Pillow has not decoded them"
 
 
 def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog):
     data = packed_bytes(tmp_path / "set", [make() for make in PLAIN.values()])
     asked = []
 
-    def off_by_one(encoded) -> np.ndarray:
+    def off_by_one(encoded, out) -> np.ndarray:
         asked.append(encoded)
-        return pictures.decode(bytes(encoded), "") ^ 1
+        return pictures.decode(encoded.tobytes(), "") ^ 1
 
     monkeypatch.setattr(pictures, "plain_decoder", lambda: off_by_one)
     with threads.alone():
@@ -528,8 +532,8 @@ def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved)
     data = packed_bytes(tmp_path / "set", [PLAIN["4:2:0"]()])
     data._proved = proved
 
-    def broken(encoded) -> np.ndarray:
-        raise RuntimeError("no")
+    def broken(encoded, out) -> np.ndarray:
+        raise ValueError("no")
 
     for decoder in (broken, None):
         monkeypatch.setattr(pictures, "plain_decoder", lambda decoder=decoder: decoder)

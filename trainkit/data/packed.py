@@ -29,7 +29,7 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -49,9 +49,9 @@ Store = Literal["decoded", "encoded"]
 
 _log = logging.getLogger(__name__)
 _NEW, _CHECKED, _PLAIN = 0, 1, 2
-"""Of a row: not read yet by this process, or is what was written; a JPEG that torchvision decodes as Pillow does."""
+"""Of a row: not read yet by this process, or is what was written; a JPEG that other decoders read as Pillow does."""
 _PROOFS = 16
-"""Pictures whose pixels are compared with those imported before torchvision's decoder is believed."""
+"""Pictures whose pixels are compared with those imported before a faster decoder than Pillow's is believed."""
 _COPIED, _DECODED = 1 << 20, 1 << 16
 """Bytes of pixels from which a thread of their own copies, or decodes, faster: each takes 0.1 ms or more."""
 
@@ -180,18 +180,19 @@ class Packed(hashed.Hashed):
             self._check_row(int(rows[position]), images[position])
 
     def _decode_all(self, rows: np.ndarray, images: np.ndarray) -> None:
+        pixels = np.empty((*self.size, 3), np.uint8)
         for position, row in enumerate(rows.tolist()):
-            images[position] = self._decode(row).transpose(2, 0, 1)
+            images[position] = self._decode(row, pixels).transpose(2, 0, 1)
 
-    def _decode(self, row: int) -> np.ndarray:
-        """Pixels of an encoded row, (height, width, 3)."""
+    def _decode(self, row: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Pixels of an encoded row, (height, width, 3); in `out` or elsewhere."""
         if self._known[row] == _NEW:
             self._check_row(row, self.encoded(row))
         if self._known[row] == _PLAIN and self._decoder is not None:
             try:
                 begin, end = self._offsets[row : row + 2].tolist()
-                pixels = self._decoder(self._tensor[begin:end])
-            except RuntimeError:
+                pixels = self._decoder(self._images[begin:end], out)
+            except (RuntimeError, ValueError):
                 pixels = None
             if pixels is not None and (self._proved >= _PROOFS or self._proves(row, pixels)):
                 return pixels
@@ -207,7 +208,7 @@ class Packed(hashed.Hashed):
         if content(pixels.transpose(2, 0, 1)) == int(self._contents[row]):
             self._proved += 1
             return True
-        _log.warning("%s: torchvision decodes it otherwise than it was imported; read with Pillow", self.where(row))
+        _log.warning("%s: the fast decoder reads it otherwise than it was imported; Pillow takes over", self.where(row))
         self._decoder = None
         return False
 
@@ -224,11 +225,9 @@ class Packed(hashed.Hashed):
             self._images = hashed.mapped(self.path / "images.npy").view(np.ndarray)
         else:
             empty = self.manifest["files"]["images.bin"]["bytes"] == 0
-            self._images = (
-                np.empty(0, np.uint8)
-                if empty
-                else np.memmap(self.path / "images.bin", dtype=np.uint8, mode="r").view(np.ndarray)
-            )
+            # Copy on write (c): decoders refuse, or warn of, memory that cannot be written to.
+            mapped = None if empty else np.memmap(self.path / "images.bin", dtype=np.uint8, mode="c")
+            self._images = np.empty(0, np.uint8) if empty else mapped.view(np.ndarray)
             self._offsets = hashed.mapped(self.path / "offsets.npy").view(np.ndarray)
         self.labels = hashed.mapped(self.path / "labels.npy")
         self.groups: np.ndarray | None = (
@@ -239,15 +238,8 @@ class Packed(hashed.Hashed):
         self._proved = 0
 
     @functools.cached_property
-    def _decoder(self) -> Callable[[Any], np.ndarray] | None:
+    def _decoder(self) -> pictures.Decoder | None:
         return pictures.plain_decoder()
-
-    @functools.cached_property
-    def _tensor(self) -> Any:
-        import torch
-
-        # Of its own: a tensor over memory that cannot be written to would be warned of.
-        return torch.from_file(str(self.path / "images.bin"), shared=False, size=self._images.size, dtype=torch.uint8)
 
     @functools.cached_property
     def _contents(self) -> np.ndarray:

@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -129,21 +129,38 @@ def plain_jpeg(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+Decoder = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+"""Takes encoded bytes as uint8, in memory that may be written to, and where the pixels may go or None; gives RGB, uint8
+(height, width, 3). Raises ValueError or RuntimeError where it cannot."""
+
+
 @functools.cache
-def plain_decoder() -> Callable[[Any], np.ndarray] | None:
-    """torchvision's JPEG decoder, which takes half the time of Pillow's, and the interpreter only to be called.
+def plain_decoder() -> Decoder | None:
+    """A faster decoder of `plain_jpeg`s than Pillow's, of the same arithmetic; it lets go of the interpreter.
 
-    Takes encoded bytes as a uint8 tensor and gives RGB, uint8 (height, width, 3); raises RuntimeError where it cannot.
-    Its arithmetic is that of Pillow's, so `plain_jpeg`s come out alike. None where torchvision was built without it.
+    simplejpeg's where it is installed, else torchvision's: 0.46 and 0.55 of Pillow's time at 112 px. None where
+    torchvision was built without it.
     """
-    try:
-        import torch
-        import torchvision.io  # noqa: F401  (registers the operator)
+    for made in (_simplejpeg, _torchvision):
+        try:
+            return made()
+        except (ImportError, AttributeError, RuntimeError):
+            continue
+    return None
 
-        decode_jpeg, rgb = torch.ops.image.decode_jpeg.default, 3
-    except (ImportError, AttributeError, RuntimeError):
-        return None
-    return lambda data: decode_jpeg(data, rgb, False).numpy().transpose(1, 2, 0)
+
+def _simplejpeg() -> Decoder:
+    import simplejpeg
+
+    return lambda data, out: simplejpeg.decode_jpeg(data, "RGB", buffer=out)
+
+
+def _torchvision() -> Decoder:
+    import torch
+    import torchvision.io  # noqa: F401  (registers the operator)
+
+    decode_jpeg, rgb = torch.ops.image.decode_jpeg.default, 3
+    return lambda data, out: decode_jpeg(torch.from_numpy(data), rgb, False).numpy().transpose(1, 2, 0)
 
 
 def _rgb(picture: Image.Image, where: str) -> np.ndarray:
