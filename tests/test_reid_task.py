@@ -478,7 +478,7 @@ def test_norms_are_logged_at_their_own_steps_and_computed_at_no_other(monkeypatc
 
 
 def machine():
-    return SimpleNamespace(device=torch.device("cpu"), world=1, sum=lambda x: x)
+    return SimpleNamespace(device=torch.device("cpu"), world=1, at_once=True, sum=lambda x: x)
 
 
 def tallied(tally, *logs):

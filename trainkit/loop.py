@@ -76,7 +76,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         parts.learns.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
     net, optimizer = machine.prepare(parts.learns, optim.build(parts.learns, recipe.optim, machine.sharded))
     bare, inner = machine.bare(net), getattr(optimizer, "optimizer", optimizer)
-    params = {name: p for name, p in bare.named_parameters() if p.requires_grad}
+    params, update = {name: p for name, p in bare.named_parameters() if p.requires_grad}, machine.stepper(optimizer)
     average = optim.Average(bare, recipe.train.ema) if recipe.train.ema else None
 
     # ---- The plan, and where it stands
@@ -218,7 +218,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 loss = task.loss(net, parts, batch, at)
                 clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
-                machine.accelerator.backward(loss.sum * (machine.world / plan.batch_size))
+                machine.backward(loss.sum, machine.world / plan.batch_size)
             losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
         clock.to("optimizer")
         if not leave_out:
@@ -229,12 +229,13 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             else:
                 run.copied("optimizer")
                 optim.set_lr(inner, plan.lr(recipe, state.step))
-                optimizer.step()
+                update()
                 machine.average_buffers(bare)
                 if average:
                     average.update(bare, state.step)
                 tally.add(losses, nonfinite.local(norm))
-            optimizer.zero_grad()
+            for p in params.values():
+                p.grad = None
         state.step += 1
         clock.step()
         run.progress(state.step, plan.steps)
@@ -349,8 +350,9 @@ def _finish_gradients(
     """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device."""
     if machine.accelerator.scaler is not None:
         machine.accelerator.unscale_gradients()
-    optim.refuse_idle(params)
-    grads = [p.grad for p in params.values()]
+    grads = [grad for p in params.values() if (grad := p.grad) is not None]
+    if len(grads) < len(params):
+        optim.refuse_idle(params)
     weight = sum(loss.weight for loss in losses)
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
         torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))

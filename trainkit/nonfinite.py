@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -23,14 +24,17 @@ class Watch:
     """Whether an update was finite, read one step late so that nobody waits for the device."""
 
     def __init__(self) -> None:
-        self._flag: Tensor | None = None
+        self._flag: Tensor | bool | None = None
         self._arrived: torch.cuda.Event | None = None
         self._step = 0
 
-    def turn(self, finite: Tensor, step: int) -> int | None:
+    def turn(self, finite: Tensor | bool, step: int) -> int | None:
         """Hand in the flag of `step`; returns the step before it if that one was not finite."""
         bad = self.look()
         self._step = step
+        if isinstance(finite, bool):
+            self._flag = finite
+            return bad
         cuda = finite.device.type == "cuda"
         self._flag = torch.empty((), dtype=torch.bool, pin_memory=cuda).copy_(finite, non_blocking=True)
         if cuda:
@@ -51,15 +55,18 @@ class Watch:
         self._flag = self._arrived = None
 
 
-def finite(norm: Tensor, losses: list[Loss], machine: Machine) -> Tensor:
-    """Whether the loss and the gradients of an update are finite, alike on all ranks, on the device.
+def finite(norm: Tensor, losses: list[Loss], machine: Machine) -> Tensor | bool:
+    """Whether the loss and the gradients of an update are finite, alike on all ranks: a flag on the device, or known.
 
     The norm of averaged gradients is the same everywhere; losses are not. Under fp16 the loss scaler meets infinite
     gradients on purpose and deals with them, so there the losses decide alone.
     """
+    scaled = machine.accelerator.scaler is not None
+    if machine.at_once and machine.world == 1:
+        return all(math.isfinite(loss.sum) for loss in losses) and (scaled or math.isfinite(norm))
     bad = ~torch.isfinite(torch.stack([loss.sum for loss in losses])).all()
     fine = machine.sum(bad.float()) == 0
-    return fine if machine.accelerator.scaler is not None else fine & torch.isfinite(local(norm))
+    return fine if scaled else fine & torch.isfinite(local(norm))
 
 
 def local(x: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import zlib
 import numpy as np
 import torch
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_WORD, _GOLDEN_INT = 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
+_GOLDEN = np.uint64(_GOLDEN_INT)
 
 
 def _scramble(x: np.ndarray) -> np.ndarray:
@@ -38,7 +39,14 @@ def uniform(seed: int, stream: str, *parts: int | np.ndarray) -> np.ndarray:
 
 def number(seed: int, stream: str, *parts: int) -> int:
     """One hashed integer in [0, 2^63)."""
-    return int(words(seed, stream, *parts)[0] >> np.uint64(1))
+    # As `words`, which takes 40 us for one word.
+    state = seed & _WORD
+    for part in (zlib.crc32(stream.encode()), *parts):
+        state = (state + _GOLDEN_INT * (int(part) + 1)) & _WORD
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+        state ^= state >> 31
+    return state >> 1
 
 
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:

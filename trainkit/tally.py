@@ -16,24 +16,27 @@ class Tally:
 
     def __init__(self, machine: Machine):
         self._machine = machine
-        self._zero = torch.zeros((), dtype=torch.float64, device=machine.device)
+        # Sums of doubles have the same bits on the host, and take a tenth of the time.
+        self._at_once = machine.at_once
+        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=torch.float64, device=machine.device)
         self.clear()
 
     def clear(self) -> None:
         """Begin a new line."""
-        self.loss, self.weight = self._zero.clone(), self._zero.clone()
-        self.logs: dict[str, Tensor] = {}
+        self.loss = self.weight = self._zero
+        self.logs: dict[str, Any] = {}
         self.times: dict[str, int] = {}  # how many batches had each of them
         self.batches = 0
         self.norm: Tensor | None = None
 
     def add(self, losses: list[Loss], norm: Tensor) -> None:
         """Take in the micro-batches of an update that was made; waits for nothing."""
+        number = float if self._at_once else Tensor.detach
         for loss in losses:
-            self.loss += loss.sum
-            self.weight += loss.weight
+            self.loss = self.loss + number(loss.sum)
+            self.weight = self.weight + (number(loss.weight) if isinstance(loss.weight, Tensor) else loss.weight)
             for key, value in loss.logs.items():
-                self.logs[key] = self.logs.get(key, self._zero) + value.detach()
+                self.logs[key] = self.logs.get(key, self._zero) + number(value.detach())
                 self.times[key] = self.times.get(key, 0) + 1
         self.batches += len(losses)
         self.norm = norm
@@ -43,8 +46,9 @@ class Tally:
 
         What only some batches logged, such as norms every 200 steps, is a mean over those.
         """
-        own = torch.stack([self.loss, self.weight, *(value / self.times[key] for key, value in self.logs.items())])
-        loss, weight, *logs = self._machine.sum(own).tolist()
+        own = [self.loss, self.weight, *(value / self.times[key] for key, value in self.logs.items())]
+        summed = torch.tensor(own, dtype=torch.float64) if self._at_once else torch.stack(own)
+        loss, weight, *logs = self._machine.sum(summed).tolist()
         metrics = {"train/loss": loss / weight}
         metrics |= {f"train/{key}": value / self._machine.world for key, value in zip(self.logs, logs, strict=True)}
         if self.norm is not None:

@@ -111,7 +111,7 @@ class Log:
                 if frame.f_code.co_name == "_trial":
                     phase = "trial"
                 elif frame.f_code.co_name == "train":
-                    phase = phase or frame.f_locals["clock"]._phase
+                    phase = phase or frame.f_locals["clock"].phase
                     break
             frame = frame.f_back
         if user is None:
@@ -315,6 +315,7 @@ def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: b
     found = {name: need.file for name, need in gather(order, recipe, machine, Store.locate(), None).items()}
     data = recipe.data.open(recipe.seed)
     log = Log(_roots(order.plugins))
+    machine.at_once = False
     with tempfile.TemporaryDirectory(prefix="trainkit-syncs-") as folder:
         witness = _Watched(recipe, Path(folder), found, log, total)
         if cuda:

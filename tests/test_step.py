@@ -1,0 +1,109 @@
+"""What the loop does in every update: the short ways come to the same bits as the long ones."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit import nonfinite, seeding
+from trainkit.machine import Machine
+from trainkit.tally import Tally
+from trainkit.task import Loss
+
+
+def machine(at_once=True, scaler=None, **more):
+    """A machine of one process on a CPU, without its launch."""
+    found = object.__new__(Machine)
+    found.world, found.device, found.at_once, found._factors = 1, torch.device("cpu"), at_once, {}
+    found.accelerator = SimpleNamespace(scaler=scaler, **more)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("factor", [1 / 64, 2 / 3, 1 / 80])
+def test_a_backward_pass_that_begins_with_the_factor_has_the_bits_of_one_through_the_product(dtype, factor):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 5, generator=generator).to(dtype)
+    grads = []
+    for way in ("product", "ours", "ours"):
+        net = torch.nn.Linear(5, 3).to(dtype)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_(torch.linspace(-1, 1, p.numel()).view_as(p))
+        loss = net(x).tanh().square().sum()
+        if way == "product":
+            (loss * factor / 1).backward()
+        else:
+            machine().backward(loss, factor)
+        grads.append([p.grad for p in net.parameters()])
+    for mine in grads[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(grads[0], mine, strict=True))
+
+
+def test_where_losses_are_scaled_accelerate_goes_first():
+    seen = []
+    scaled = machine(scaler=object(), backward=lambda loss: seen.append(float(loss.detach())))
+    scaled.backward(torch.tensor(8.0, requires_grad=True), 0.25)
+    assert seen == [2.0]
+    inner = SimpleNamespace(step=lambda: "inner")
+    wrapper = SimpleNamespace(step=lambda: "wrapper", optimizer=inner)
+    assert scaled.stepper(wrapper)() == "wrapper"
+    assert machine().stepper(wrapper)() == "inner" and machine().stepper(inner)() == "inner"
+
+
+@given(st.integers(-(2**70), 2**70), st.text(max_size=8), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_one_hashed_number_is_the_first_of_many(seed, stream, parts):
+    assert seeding.number(seed, stream, *parts) == int(seeding.words(seed, stream, *parts)[0] >> np.uint64(1))
+    assert seeding.number(seed, stream, *map(np.int64, parts)) == seeding.number(seed, stream, *parts)
+
+
+def losses(count, seed, tensor_weight):
+    rng = np.random.default_rng(seed)
+    for n in range(count):
+        logs = {"a": torch.tensor(rng.normal(), dtype=torch.float32)}
+        if n % 3 == 0:
+            logs |= {"rare": torch.tensor(rng.normal(), dtype=torch.bfloat16), "whole": torch.tensor(n)}
+        weight = torch.tensor(float(rng.integers(1, 9))) if tensor_weight else int(rng.integers(1, 9))
+        yield Loss(torch.tensor(rng.normal() * 10, dtype=torch.float32), weight, logs)
+
+
+@pytest.mark.parametrize("tensor_weight", [False, True])
+def test_sums_on_the_host_have_the_bits_of_those_on_the_device(tensor_weight):
+    here, there = Tally(machine(at_once=True)), Tally(machine(at_once=False))
+    given_ = list(losses(200, 1, tensor_weight))
+    for number in range(0, 200, 2):
+        for tally in (here, there):
+            tally.add(given_[number : number + 2], torch.tensor(float(number)))
+    assert isinstance(here.loss, float) and isinstance(there.loss, torch.Tensor)
+    assert here.state() == there.state() and here.read() == there.read()
+    by_hand = math.fsum(float(loss.sum) for loss in given_) / math.fsum(float(loss.weight) for loss in given_)
+    assert here.read()["train/loss"] == pytest.approx(by_hand, rel=1e-12)
+    for first, second in ((here, there), (there, here)):
+        first.load(second.state())
+        assert first.state() == second.state()
+    here.clear()
+    assert here.state() == Tally(machine(at_once=False)).state()
+
+
+BAD = [math.nan, math.inf, -math.inf]
+CASES = [([1.0, 2.0], 3.0, True), ([1e38, 3e38], 3e38, True), ([math.inf, -math.inf], 1.0, False)]
+CASES += [([1.0, bad], 3.0, False) for bad in BAD] + [([1.0], bad, False) for bad in BAD]
+
+
+@pytest.mark.parametrize(("sums", "norm", "fine"), CASES)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_is_not_finite_is_seen_on_the_host_as_on_the_device(sums, norm, fine, scaled):
+    given_ = [Loss(torch.tensor(value), 1) for value in sums]
+    wanted = all(map(math.isfinite, sums)) if scaled else fine  # infinite gradients are the scaler's own affair
+    for at_once in (True, False):
+        found = nonfinite.finite(torch.tensor(norm), given_, machine(at_once, scaler=object() if scaled else None))
+        assert isinstance(found, bool) == at_once and bool(found) == wanted
+        watch = nonfinite.Watch()
+        assert watch.turn(found, 7) is None  # read one step late
+        assert watch.look() == (None if wanted else 7)
+        assert watch.turn(True, 8) == (None if wanted else 7) and watch.look() is None
