@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit import nonfinite, seeding
+from trainkit import nonfinite, optim, seeding
 from trainkit.machine import Machine
+from trainkit.recipe import Optim
 from trainkit.tally import Tally
 from trainkit.task import Loss
 
@@ -107,3 +108,31 @@ def test_what_is_not_finite_is_seen_on_the_host_as_on_the_device(sums, norm, fin
         assert watch.turn(found, 7) is None  # read one step late
         assert watch.look() == (None if wanted else 7)
         assert watch.turn(True, 8) == (None if wanted else 7) and watch.look() is None
+
+
+@pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float64], [torch.bfloat16], [torch.float32, torch.float64]])
+@pytest.mark.parametrize("most", [1e-3, 1e3])
+def test_gradients_are_measured_and_clipped_to_the_bits_that_torch_comes_to(dtypes, most):
+    generator = torch.Generator().manual_seed(1)
+    ours, theirs = {}, {}
+    for number, shape in enumerate([(3, 4), (5,), (), (2, 3, 4, 5)]):
+        grad = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtypes[number % len(dtypes)])
+        for params in (ours, theirs):
+            params[str(number)] = torch.nn.Parameter(torch.zeros_like(grad))
+            params[str(number)].grad = grad.clone()
+    wanted = torch.nn.utils.clip_grad_norm_(theirs.values(), most)
+    norm = optim.total_norm([p.grad for p in ours.values()])
+    assert torch.equal(norm, wanted) and norm.dtype == wanted.dtype and not norm.requires_grad
+    squares = sum(float(p.grad.double().square().sum()) for p in ours.values())
+    assert float(norm) == pytest.approx(math.sqrt(squares), rel=1e-2 if torch.bfloat16 in dtypes else 1e-6)
+    optim.clip(ours, norm, Optim(lr=1.0, clip_norm=most))
+    for mine, other in zip(ours.values(), theirs.values(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
+def test_a_batch_that_is_handed_on_is_not_the_one_that_was_read():
+    batch = {"image": torch.zeros(2)}
+    for at_once in (True, False):
+        placed = machine(at_once).place(batch)
+        placed["teacher"] = torch.ones(2)
+        assert list(batch) == ["image"] and placed["image"] is batch["image"]

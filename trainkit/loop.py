@@ -358,6 +358,6 @@ def _finish_gradients(
         torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
     elif weight != plan.batch_size / plan.world:
         raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
-    norm = torch.nn.utils.get_total_norm(grads)
+    norm = optim.total_norm(grads)
     optim.clip(params, norm, settings)
     return norm

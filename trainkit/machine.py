@@ -151,6 +151,8 @@ class Machine:
 
     def place(self, batch: Batch) -> Batch:
         """Move a batch to the device, without waiting where the host memory is pinned."""
+        if self.at_once:
+            return dict(batch)
         return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
 
     def layout(self, net: nn.Module) -> nn.Module:
