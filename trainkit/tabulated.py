@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import mmap
 import os
 import shutil
 import time
@@ -172,6 +173,8 @@ class _Source:
     machine: Machine
     about: dict[str, Any] = field(init=False)
     """All that an output hangs on."""
+    first: np.ndarray = field(init=False)
+    """Output for the first sample, float32 (1, ...)."""
     shape: tuple[int, ...] = field(init=False)
     """(samples x views, ...) of the table."""
 
@@ -179,7 +182,8 @@ class _Source:
         split, machine = self.split, self.machine
         rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
         seen = [self._pictures(rows, view=view) for view in range(split.views)]
-        self.shape = (split.size * split.views, *self._forward(seen[0][:1]).shape[1:])
+        self.first = self._forward(seen[0][:1]).cpu().numpy()
+        self.shape = (split.size * split.views, *self.first.shape[1:])
         self.tf32 = machine.device.type == "cuda" and torch.backends.cudnn.allow_tf32
         state = self.module.state_dict()
         self.about = {
@@ -224,10 +228,11 @@ class _Source:
         split, machine = self.split, self.machine
         last = min(first + BLOCK, split.size)
         out: list[Batch] = []
-        for begin in range(first, last, BATCH * machine.world):
+        size = min(BATCH, split.at_once or BATCH, split.size)
+        for begin in range(first, last, size * machine.world):
             if not going():
                 return None
-            rows = np.minimum(np.arange(BATCH) + begin + BATCH * machine.rank, last - 1)
+            rows = np.minimum(np.arange(size) + begin + size * machine.rank, last - 1)
             for view in range(split.views):
                 batch = split.on_device(machine.place(split.fetch(rows, epoch=0, view=view)))
                 place = (batch["index"] - first) * split.views + view
@@ -295,12 +300,13 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
 def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
     """Compute a table block by block and give it its name; False: the run was told to stop."""
     machine, split = source.machine, source.split
+    _halved(source.first, 0, source)  # before hours are spent
     aside = _Aside(folder, source.about)
     done = machine.lead(aside.open)
     begun = "" if not done else f"; continued from sample {done * BLOCK:,}"
     run.say(
         f"{source.name}: outputs for {split.size:,} samples in {split.views} views are computed once, into {folder} "
-        f"({source.bytes / 2e9:.2g} GB; {reason}{begun})"
+        f"({source.bytes / 2e6:,.1f} MB; {reason}{begun})"
     )
 
     def going() -> bool:
@@ -365,7 +371,10 @@ class Stored:
 
     def __init__(self, path: Path, views: int):
         self.path, self.views = path, views
-        self._table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped._mmap.madvise(mmap.MADV_RANDOM)  # what is not in memory is read row by row, without what follows
+        self._table = np.asarray(mapped)
 
     def __getstate__(self) -> tuple[Path, int]:
         return self.path, self.views
@@ -451,7 +460,7 @@ class _Aside:
             kept = min(len(header) + done * size, whole)
             if (free := shutil.disk_usage(self.aside).free) < whole - kept:
                 remedy = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
-                raise UserError(str(self.folder), f"{free / 1e9:.3g} GB free", f"{(whole - kept) / 1e9:.3g} GB", remedy)
+                raise UserError(str(self.folder), f"{free / 1e6:,.1f} MB free", f"{(whole - kept) / 1e6:,.1f} MB", remedy)
             self._file = data.open("r+b" if done else "wb")
             if done:
                 self._file.truncate(kept)

@@ -1,0 +1,193 @@
+"""AdaDistill with the teacher in every step, and with its outputs from the store.
+
+    python benchmarks/teacher.py
+
+Both sides train a MobileFaceNet from an iResNet-50, both at full width, on 112 px pictures (drawn noise, mirrored at
+random), by the loop, with random weights for a teacher. Equal work is proved by the losses of all steps, which may
+differ by 2e-4 of themselves: those of the first step by 1e-6, and then two trainings drift apart.
+
+    ms a step     median of single steps, the first left out; the teacher's outputs were computed before
+    parts         a step over its parts, each timed by itself in the same process: the student's share (loss, backward
+                  pass, update) and, on the side `online`, the teacher's forward. 1.1: at most a tenth goes elsewhere
+    ratio         what the side `online` should take, teacher and student over student
+    flops         the same ratio of operations (`trainkit.speed.flops`: in torch's own counter the gradient of a
+                  depthwise convolution has as many times too many as it has channels)
+    gather        looking up 512 samples in a table of 0.5 GB that is in memory, in us
+    gather_share  looking up a batch, over the step
+    build         seconds that computing the table took
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from contest import Contest, Sample, Target
+
+SAMPLES, BATCH, STEPS, CLASSES = 12, 4, 5, 4
+ROWS = 1 << 18
+"""Samples of the table from which rows are looked up."""
+RECIPE = """
+name: teacher
+task:
+  name: adadistill
+  student: {{name: mobilefacenet, embedding: 512}}
+  teacher: {{net: {{name: iresnet50, embedding: 512}}, weights: {home}/teacher.safetensors}}
+  margin: {{name: arcface, m: 0.45, scale: 64}}
+  cache_teacher: {word}
+data: {{name: faces, train: {home}/faces, image_size: 112, flip: true}}
+optim: {{name: sgd, lr: 1e-3, momentum: 0.9, weight_decay: 5e-4, clip_norm: 5}}
+train: {{length: {steps} steps, batch_size: {batch}, precision: "no"}}
+checkpoints: {{every: null, at_end: false}}
+log: {{every: 1 steps, system_every: null, ceilings: off}}
+"""
+
+
+def _prepare(home: Path, word: str) -> Path:
+    """A packed set of pictures, weights of a teacher, and the recipe."""
+    import safetensors.torch
+    import torch
+
+    from trainkit import config
+    from trainkit.data.packed import Packed, Writer
+
+    rng = np.random.default_rng(0)
+    with Writer(home / "faces", size=(112, 112), store="decoded") as out:
+        for _ in range(SAMPLES):
+            out.add(np.kron(rng.integers(0, 256, (3, 14, 14), np.uint8), np.ones((1, 8, 8), np.uint8)))
+        names = [f"p{i}" for i in range(CLASSES)]
+        labels = np.arange(SAMPLES) % CLASSES
+        out.finish(labels=labels, class_names=names, ids=[str(i) for i in range(SAMPLES)])
+    path = home / "teacher.yaml"
+    path.write_text(RECIPE.format(home=home, word=word, steps=STEPS, batch=BATCH), encoding="utf-8")
+    torch.manual_seed(0)
+    from trainkit import models
+
+    net = models.build(config.load(path).task.teacher.net, (3, 112, 112))
+    for module in net.modules():  # without statistics of its own, 50 layers of random weights leave all bounds
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.momentum = None
+    with torch.no_grad():
+        net.to(memory_format=torch.channels_last)(
+            torch.from_numpy(Packed(home / "faces").fetch(np.arange(SAMPLES))) / 127.5 - 1
+        )
+    net.to(memory_format=torch.contiguous_format)
+    safetensors.torch.save_file(net.state_dict(), home / "teacher.safetensors")
+    return path
+
+
+def _timed(act: Callable[[], object], times: int) -> float:
+    """Median seconds of an act, after one that does not count."""
+    act()
+    spent = []
+    for _ in range(times):
+        began = time.perf_counter()
+        act()
+        spent.append(time.perf_counter() - began)
+    return float(np.median(spent))
+
+
+def side(word: str) -> Sample:
+    """One training, and its parts by themselves."""
+    import os
+
+    import torch
+
+    from trainkit import journal, order, tabulated
+    from trainkit.launch import launch
+    from trainkit.speed.flops import Counter
+    from trainkit.store import Store
+    from trainkit.task import At
+
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        os.environ["TRAINKIT_STORE"] = str(home / "store")
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        path = _prepare(home, word)
+        began = time.perf_counter()
+        if launch(order.Order(path), lambda: False):
+            raise RuntimeError("the training did not finish")
+        whole = time.perf_counter() - began
+        history = journal.read(Store.locate().runs()[-1].journal)
+        losses = [point.value for point in history.metrics["train/loss"]]
+        steps = [point.value for point in history.metrics["speed/step_ms_p50"]][1:]
+        step = float(np.median(steps))
+
+        recipe = order.load(order.Order(path))
+        data = recipe.data.open(0)
+        parts = recipe.task.build(data.meta, {"teacher": home / "teacher.safetensors"}, 0)
+        net, teacher = (m.to(memory_format=torch.channels_last) for m in (parts.learns, parts.frozen["teacher"]))
+        teacher.eval().requires_grad_(False)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3, 0.9, weight_decay=5e-4, fused=True)
+        batch = data.train.on_device(data.train.fetch(np.arange(BATCH), 0))
+
+        def asked() -> None:
+            with torch.no_grad():
+                batch["teacher"] = teacher(batch["image"])
+
+        at = At(0, 0, 0.0, lambda x: x, torch.no_grad)
+        recipe.task.cache_teacher = True  # what the batch holds is taken
+
+        def learns() -> None:
+            recipe.task.loss(net, parts, batch, at).sum.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        asked()
+        teaching, learning = 1e3 * _timed(asked, 3), 1e3 * _timed(learns, 3)
+        counted = []
+        for act in (asked, learns):
+            with Counter() as counter:
+                act()
+            counted.append(counter.total)
+        more = {
+            "parts": step / (learning + (teaching if word == "false" else 0.0)),
+            "ratio": (teaching + learning) / learning,
+            "flops": sum(counted) / counted[1],
+        }
+        if word == "disk":
+            more["build"] = whole - 1e-3 * step * STEPS
+            (table,) = (home / "store" / "outputs").glob("[!.]*/outputs.npy")
+            stored, index, view = tabulated.Stored(table, 2), batch["index"], batch["view"]
+            more["gather_share"] = 1e3 * _timed(lambda: stored.rows(index, view), 100) / step
+            more["gather"] = 1e6 * _gather(home)
+    return Sample(step, losses, more)
+
+
+def _gather(home: Path) -> float:
+    """Seconds for the rows of 512 samples at random from a large table."""
+    import torch
+
+    from trainkit.tabulated import Stored
+
+    path = home / "large.npy"
+    np.save(path, np.ones((2 * ROWS, 512), np.float16))
+    table, rng = Stored(path, 2), np.random.default_rng(0)
+
+    def gather() -> None:
+        table.rows(torch.from_numpy(rng.integers(0, ROWS, 512)), torch.from_numpy(rng.integers(0, 2, 512)))
+
+    return _timed(gather, 100)
+
+
+CONTEST = Contest(
+    title="A teacher's outputs from the store",
+    unit="ms a step",
+    baseline="stored",
+    sides={"stored": lambda case: side("disk"), "online": lambda case: side("false")},
+    tolerance=2e-4,
+    timeout=900.0,
+    targets=(
+        Target("", "stored", 8, "flops", least=True, words="operations, teacher and student over student"),
+        Target("", "stored", 1.1, "parts", words="a step with stored outputs over the student alone"),
+        Target("", "online", 1.1, "parts", words="a step with the teacher over teacher and student"),
+        Target("", "stored", 0.01, "gather_share", words="looking up rows, as a share of the step"),
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(CONTEST.main(__doc__))
