@@ -21,7 +21,7 @@ import contest
 from contest import Contest
 
 HERE = Path(__file__).resolve().parent
-SUBJECTS = ("step", "shuffle", "inputs")
+SUBJECTS = ("step", "shuffle", "inputs", "teacher")
 """Modules of this folder with a `CONTEST`, in the order of the document."""
 HEAD = """# Performance
 

@@ -460,7 +460,9 @@ class _Aside:
             kept = min(len(header) + done * size, whole)
             if (free := shutil.disk_usage(self.aside).free) < whole - kept:
                 remedy = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
-                raise UserError(str(self.folder), f"{free / 1e6:,.1f} MB free", f"{(whole - kept) / 1e6:,.1f} MB", remedy)
+                raise UserError(
+                    str(self.folder), f"{free / 1e6:,.1f} MB free", f"{(whole - kept) / 1e6:,.1f} MB", remedy
+                )
             self._file = data.open("r+b" if done else "wb")
             if done:
                 self._file.truncate(kept)
