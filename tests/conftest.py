@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -33,34 +32,13 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path_factory.mktemp("store")))
 
 
-def _blank(out: Any, **_: Any) -> None:
-    """In place of a figure's `savefig`: a picture of one colour."""
-    from PIL import Image
-
-    Image.new("RGB", (8, 8)).save(out, "png")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _unpainted() -> Iterator[pytest.MonkeyPatch]:
-    """Figures of runs are made and kept but not painted, which took three quarters of a small run's time.
-
-    Tests of the figures themselves paint them, and so do those of runs that ask for `painted`.
-    """
-    from trainkit.tracking import Tracker
-
-    figure, image = Tracker.figure, Tracker.image
-
-    def kept(self: Tracker, path: str, fig: Any) -> None:
-        fig.savefig = _blank
-        figure(self, path, fig)
-
-    def shown(self: Tracker, key: str, step: int, fig: Any) -> None:
-        fig.savefig = _blank
-        image(self, key, step, fig)
+    """Figures of runs are not painted, but for tests that ask for `painted`; those of the figures themselves are."""
+    from painting import leave_unpainted
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(Tracker, "figure", kept)
-    patch.setattr(Tracker, "image", shown)
+    leave_unpainted(patch.setattr)
     yield patch
     patch.undo()
 
@@ -68,13 +46,11 @@ def _unpainted() -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture
 def painted(_unpainted: pytest.MonkeyPatch) -> Iterator[None]:
     """Figures of runs are painted after all."""
-    from trainkit.tracking import Tracker
+    from painting import leave_unpainted
 
-    replaced = {name: getattr(Tracker, name) for name in ("figure", "image")}
     _unpainted.undo()
     yield
-    for name, act in replaced.items():
-        _unpainted.setattr(Tracker, name, act)
+    leave_unpainted(_unpainted.setattr)
 
 
 @pytest.fixture(scope="module", autouse=True)

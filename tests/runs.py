@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nursery import Nursery
 from PIL import Image
 
 from trainkit import checkpoint, journal
@@ -111,13 +114,31 @@ def newest() -> RunFolder:
 
 
 def spawn(processes: int, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run trainkit/run.py in so many processes of its own, over gloo."""
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(_port())]
-    command += [str(ROOT / "trainkit" / "run.py"), *words]
+    """Run trainkit/run.py in so many processes of its own, over gloo, and wait for them.
+
+    They are forks with their imports done. As of `torch.distributed.run` the exit code of several is 0 or 1.
+    """
     env = {**os.environ, "PYTHONPATH": str(PLUGIN), "ACCELERATE_USE_CPU": "true", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT.parent)
+    if processes > 1:
+        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
+        env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), **at}
+    with tempfile.TemporaryDirectory() as home:
+        said = [Path(home) / name for name in ("stdout", "stderr")]
+        codes = _nursery().start(
+            processes=processes,
+            words=words,
+            environment=env,
+            folder=str(ROOT.parent),
+            files=[str(file) for file in said],
+            timeout=timeout,
+        )
+        code = codes[0] if processes == 1 else int(any(codes))
+        return subprocess.CompletedProcess(list(words), code, *(file.read_text() for file in said))
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    return Nursery()
 
 
 def _port() -> int:

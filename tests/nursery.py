@@ -1,0 +1,138 @@
+"""A process that has imported what a training imports, and is forked for each process that `runs.spawn` starts.
+
+Importing took a process 6 to 8 s of processor time, training the toy half a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from painting import leave_unpainted
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = ROOT / "trainkit" / "run.py"
+IMPORTED = (
+    "torch._dynamo",  # by torch's optimizers
+    "accelerate",
+    "timm",
+    "mlflow.tracking",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "matplotlib.backends.backend_agg",
+    "trainkit.launch",
+    "trainkit.loop",
+    "trainkit.report.timeline",
+)
+GRACE = 15.0
+"""Seconds that the others have to end by themselves once a process has failed; `torch.distributed.run` gives none."""
+
+
+class Nursery:
+    """Such a process, seen from the one that runs tests."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, **order: Any) -> list[int]:
+        """Have processes started, and wait for them: their exit codes."""
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def _serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        order = json.loads(line)
+        children = [_fork(order, rank, answers.fileno()) for rank in range(order["processes"])]
+        answers.write(json.dumps(_wait(children, order["timeout"])) + "\n")
+        answers.flush()
+
+
+def _fork(order: Mapping[str, Any], rank: int, answers: int) -> int:
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.close(answers)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, file in enumerate(order["files"], start=1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        code = _train(order, rank)
+    finally:
+        os._exit(code)
+
+
+def _train(order: Mapping[str, Any], rank: int) -> int:
+    """What `python trainkit/run.py` does, and its exit code."""
+    import numpy as np
+
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    if order["processes"] > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.chdir(order["folder"])
+    random.seed()
+    np.random.seed()
+    sys.argv = [str(RUN), *order["words"]]
+    code = 0
+    try:
+        runpy.run_path(str(RUN), run_name="__main__")
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _wait(children: list[int], timeout: float) -> list[int]:
+    """Exit codes of all, each as long as none has failed and the time is not over."""
+    codes: dict[int, int] = {}
+    end = time.monotonic() + timeout
+    while len(codes) < len(children):
+        for child in set(children) - set(codes):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                codes[child] = os.waitstatus_to_exitcode(status)
+                if codes[child]:
+                    end = min(end, time.monotonic() + GRACE)
+            elif time.monotonic() > end:
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[child] for child in children]
+
+
+def _import() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    leave_unpainted()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    _import()
+    _serve()
