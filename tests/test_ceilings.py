@@ -130,7 +130,7 @@ def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeyp
     frozen = ceilings._Frozen(data.train, alone.plan, machine)
     seconds, counted = alone._model(frozen)
     assert seconds > 0 and counted > 0
-    assert sum(read) == 16 + 2 * 16  # the batch, and its samples in both views
+    assert sum(read) == 16 + 1 + 2 * 16  # the batch, one for the shape of the table, and its samples in both views
 
 
 def test_a_batch_that_is_changed_in_place_is_whole_the_next_time(toy):

@@ -132,6 +132,7 @@ def carried(split, rows, epoch=1) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("stored", [True, False])
 def test_batches_carry_what_the_network_says_of_each_sample_in_its_view(home, stored):
     outputs = home.open(stored=stored)
+    assert home.teacher.seen >= 2 * 50
     rows = np.arange(50)[::-3]
     for epoch in (0, 1):
         found, view = carried(outputs.split, rows, epoch)
@@ -315,6 +316,16 @@ def test_large_tables_go_to_disk_by_themselves(home, monkeypatch):
     monkeypatch.setattr(tabulated, "IN_MEMORY", 4 * 100 * WIDE - 1)
     home.open(stored=False)
     assert len(home.made) == 1
+
+
+def test_where_only_speeds_are_measured_one_output_stands_for_many(home, monkeypatch):
+    home.path = None
+    assert home.open().split.on_device(home.split.fetch(np.arange(2), 0))["teacher"].unique().numel() > WIDE
+    monkeypatch.setattr(tabulated, "IN_MEMORY", 4 * 100 * WIDE - 1)
+    outputs = home.open()
+    found, _ = carried(outputs.split, np.arange(50))
+    np.testing.assert_allclose(found, expected(home)[:1, 0].repeat(50, 0), rtol=1e-5)
+    assert home.teacher.seen == PROBED and "stands for all 50" in home.said[0]
 
 
 def test_a_split_with_outputs_goes_to_spawned_workers(home):

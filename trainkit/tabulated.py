@@ -18,6 +18,7 @@ that epoch draws them; where it does not agree the training ends.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -89,9 +90,12 @@ def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: in
             found = f"the outputs of {name} cannot be computed once"
             remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
             raise UserError("task", found, remedy=remedy)
-        source = None if run.outputs is None else _Source(name, module, split, machine)
-        if source is None or not (parts.stored or source.bytes > IN_MEMORY):
+        source = _Source(name, module, split, machine)
+        if source.bytes <= IN_MEMORY and not (parts.stored and run.outputs):
             tables[name] = tabulate(module, split, machine)
+        elif run.outputs is None:  # where only speeds are measured, nobody waits hours for a table
+            run.say(f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here")
+            tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
         elif (table := _stored(source, run)) is None:
             return Outputs(split, whole=False)
         else:
@@ -171,22 +175,23 @@ class _Source:
     module: nn.Module
     split: Split
     machine: Machine
-    about: dict[str, Any] = field(init=False)
-    """All that an output hangs on."""
-    first: np.ndarray = field(init=False)
-    """Output for the first sample, float32 (1, ...)."""
+    first: Tensor = field(init=False)
+    """Output for the first sample, float32 (1, ...), on the device."""
     shape: tuple[int, ...] = field(init=False)
     """(samples x views, ...) of the table."""
 
     def __post_init__(self) -> None:
-        split, machine = self.split, self.machine
+        self.first = self._forward(self._fetched(np.zeros(1, np.int64), view=0)["image"])
+        self.shape = (self.split.size * self.split.views, *self.first.shape[1:])
+        self.tf32 = self.machine.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """All that an output hangs on."""
+        split, machine, state = self.split, self.machine, self.module.state_dict()
         rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
-        seen = [self._pictures(rows, view=view) for view in range(split.views)]
-        self.first = self._forward(seen[0][:1]).cpu().numpy()
-        self.shape = (split.size * split.views, *self.first.shape[1:])
-        self.tf32 = machine.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-        state = self.module.state_dict()
-        self.about = {
+        seen = [self._fetched(rows, view=view)["image"] for view in range(split.views)]
+        return {
             "format": _FORMAT,
             "version": _VERSION,
             "data": split.digest,
@@ -215,8 +220,11 @@ class _Source:
         """Largest difference between two outputs of a picture, as a share of their length."""
         return LOOSE if self.tf32 else TOLERANCE.get(self.machine.precision, LOOSE)
 
-    def _pictures(self, rows: np.ndarray, view: int | None = None, epoch: int = 0) -> Tensor:
-        return self.split.on_device(self.machine.place(self.split.fetch(rows, epoch, view)))["image"]
+    def _fetched(self, rows: np.ndarray, view: int | None = None, epoch: int = 0) -> Batch:
+        batch = self.split.fetch(rows, epoch, view)
+        if self.machine.device.type == "cuda":  # the next is read while the device works on this one
+            batch = {key: value.pin_memory() for key, value in batch.items()}
+        return self.split.on_device(self.machine.place(batch))
 
     @torch.no_grad()
     def _forward(self, pictures: Tensor) -> Tensor:
@@ -234,7 +242,7 @@ class _Source:
                 return None
             rows = np.minimum(np.arange(size) + begin + size * machine.rank, last - 1)
             for view in range(split.views):
-                batch = split.on_device(machine.place(split.fetch(rows, epoch=0, view=view)))
+                batch = self._fetched(rows, view)
                 place = (batch["index"] - first) * split.views + view
                 out.append({"place": place, "value": self._forward(batch["image"])})
         gathered = {key: machine.gather(value).cpu().numpy() for key, value in loading.stack(out).items()}
@@ -250,9 +258,9 @@ class _Source:
         worst = (0.0, 0, 0)
         mine = rows[self.machine.rank :: self.machine.world]
         for begin in range(0, len(mine), BATCH):
-            batch = self.split.fetch(mine[begin : begin + BATCH], epoch)
-            kept = table.rows(batch["index"], batch["view"]).float().numpy()
-            values = self._forward(self.split.on_device(self.machine.place(batch))["image"]).cpu().numpy()
+            batch = self._fetched(mine[begin : begin + BATCH], epoch=epoch)
+            kept = table.rows(batch["index"].cpu(), batch["view"].cpu()).float().numpy()
+            values = self._forward(batch["image"]).cpu().numpy()
             off, length = _lengths(values - kept), _lengths(values)
             share = np.nan_to_num(off / np.maximum(length, np.finfo(np.float32).tiny), nan=np.inf)
             at = int(share.argmax())
@@ -300,7 +308,7 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
 def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
     """Compute a table block by block and give it its name; False: the run was told to stop."""
     machine, split = source.machine, source.split
-    _halved(source.first, 0, source)  # before hours are spent
+    _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
     aside = _Aside(folder, source.about)
     done = machine.lead(aside.open)
     begun = "" if not done else f"; continued from sample {done * BLOCK:,}"

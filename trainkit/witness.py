@@ -43,7 +43,8 @@ class Witness:
     elastic: bool = False
     """Whether the number of processes may have changed since."""
     outputs: Path | None = None
-    """Folder of the outputs of frozen networks that runs share; None: nothing is stored."""
+    """Folder of the outputs of frozen networks that runs share. None: nothing is stored, and where there are too many
+    for the memory one stands for all, since only speeds are measured."""
     ceilings: Any = None
     """What the loader and the network could reach alone: `speed.evidence.Ceilings`, where it is known."""
     held: dict[str, list[float]] = field(default_factory=dict)
