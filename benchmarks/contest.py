@@ -87,6 +87,8 @@ class Contest:
     baseline: str
     sides: Mapping[str, Callable[[str], Sample]]
     cases: Sequence[str] = ("",)
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The sides of a case that not all of them can do."""
     more_is_better: bool = False
     tolerance: float = 0.0
     """By which share numbers of a proof may differ."""
@@ -132,7 +134,7 @@ class Contest:
             turn = number % len(sides)
             for case in cases:
                 for side in (*sides[turn:], *sides[:turn]):
-                    if side in absent:
+                    if side in absent or side not in self.only.get(case, sides):
                         continue
                     busy.append(others())
                     sample, why = self._process(script, side, case)
@@ -236,7 +238,7 @@ class Contest:
         """What a target speaks of; None where that was not measured."""
         sides = found["cases"].get(target.case, {})
         samples = sides.get(target.side, [])
-        if not samples or not sides[found["baseline"]]:
+        if not samples or (target.of in ("ratio", "difference") and not sides[found["baseline"]]):
             return None
         if target.of == "ratio":
             return statistics.median(ratios(sides, target.side, found["baseline"]))
@@ -250,8 +252,8 @@ class Contest:
         each = [s["value"] for s in samples]
         best = max(each) if self.more_is_better else min(each)
         cells = [_number(statistics.median(each)), _number(best)]
-        if side == self.baseline:
-            cells += ["1", ""]
+        if side == self.baseline or not sides[self.baseline]:
+            cells += ["1" if side == self.baseline else "", ""]
         else:
             paired = ratios(sides, side, self.baseline)
             cells += [f"{statistics.median(paired):.3g}", f"{min(paired):.3g} to {max(paired):.3g}"]
