@@ -100,6 +100,9 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
     for row, name in enumerate(data.ids()):
         assert (data.picture(row) == np.asarray(Image.open(root / name))).all()
         assert data.encoded(row) == (root / name).read_bytes()
+    several = data.pictures(np.asarray([3, 0, 2, 2, 1]))
+    assert [pixels.shape[:2] for pixels in several] == [data.picture(row).shape[:2] for row in (3, 0, 2, 2, 1)]
+    assert all((pixels == data.picture(row)).all() for pixels, row in zip(several, (3, 0, 2, 2, 1), strict=True))
     with pytest.raises(ValueError, match="one by one"):
         data.fetch(np.asarray([0]))
     for row in (-1, 4):
@@ -555,8 +558,9 @@ def test_threads_read_what_one_reads(tmp_path, monkeypatch):
         for row in (7, 10):
             content[128 + row * 192 + 20 if store == "decoded" else int(data._offsets[row]) + 20] ^= 4
         images(data.path).write_bytes(content)
-        with pytest.raises(UserError, match="row 7 "):
-            Packed(data.path).fetch(np.arange(12))
+        for read in (Packed(data.path).fetch, Packed(data.path).pictures):
+            with pytest.raises(UserError, match="row 7 "):
+                read(np.arange(12))
 
 
 def test_headers_that_are_cut_or_made_up_are_no_plain_jpegs():

@@ -190,6 +190,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     settle()  # worker processes are not forked while a thread writes
     bare.train()
     stream = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda")
+    stream = loading.copied(stream, machine.place, device)
     stop_asked = machine.any(run.stopping())
     while outputs.whole and state.step < plan.steps:
         if recipe.stop_when and state.waited >= recipe.stop_when.patience:
@@ -256,6 +257,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 saved = {state.step}
                 stop_asked = machine.any(run.stopping())
                 stream = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda")
+                stream = loading.copied(stream, machine.place, device)
                 continue
 
         # ---- What is due at this step

@@ -168,11 +168,11 @@ class Loader:
     """How batches are read."""
 
     workers: int = 0
-    """Worker processes per training process; 0 reads in the process itself, best for memory-mapped data."""
+    """Worker processes per training process; 0 reads in the process itself, by threads: best for what is packed."""
     start: Literal["fork", "spawn", "forkserver"] | None = None
     """How workers are started. None: the platform's way."""
     prefetch: int = 2
-    """Batches each worker reads ahead."""
+    """Batches each worker reads ahead; without workers, beside a GPU, a thread of the process."""
     pin: bool = True
     """Page-locked memory for batches on their way to a GPU, so that copies need not be waited for; of no use on a
     CPU."""

@@ -100,6 +100,11 @@ class FaceSplit:
         return None
 
     @property
+    def any_thread(self) -> bool:
+        """Whether `fetch` may run beside the training: no generator of the process is drawn from."""
+        return True
+
+    @property
     def size(self) -> int:
         """Number of pictures."""
         return len(self.packed)

@@ -311,6 +311,11 @@ class ImageSplit:
         return None
 
     @property
+    def any_thread(self) -> bool:
+        """Whether `fetch` may run beside the training: timm's augmentation sets the generators of the process."""
+        return not isinstance(self.augment, Timm)
+
+    @property
     def size(self) -> int:
         """Number of pictures."""
         return len(self.rows)
@@ -388,7 +393,7 @@ class ImageSplit:
         batch = {"label": torch.from_numpy(self.label[indices]), "index": torch.from_numpy(indices)}
         training = self.kind is None
         if isinstance(self.augment, Timm):
-            pictures = [self.packed.picture(row) for row in rows.tolist()]
+            pictures = self.packed.pictures(rows)
             if training:
                 batch["image"] = augment.per_picture(pictures, self._cut, self.seed, epoch, indices)
             else:

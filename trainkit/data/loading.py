@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -41,13 +43,16 @@ def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> 
     """Micro-batches of this rank from `step` to the end of training, as host tensors.
 
     One stream for the whole run: no epoch boundary restarts the workers. `pin` says whether the device is one for which
-    memory can be page-locked; the recipe may do without.
+    memory can be page-locked; the recipe may do without. Such a device computes while this process reads: without
+    workers a thread then reads `loader.prefetch` batches ahead, where the split may be read by any (`any_thread`).
     """
+    beside = pin and getattr(split, "any_thread", False)
     pin = pin and loader.pin
     if loader.workers == 0:
-        for epoch, rows in plan.keys(split, step):
-            batch = split.fetch(rows, epoch)
-            yield {key: value.pin_memory() for key, value in batch.items()} if pin else batch
+        batches = (split.fetch(rows, epoch) for epoch, rows in plan.keys(split, step))
+        if pin:
+            batches = ({key: value.pin_memory() for key, value in batch.items()} for batch in batches)
+        yield from _ahead(batches, loader.prefetch) if beside else batches
         return
     try:
         for batch in DataLoader(
@@ -71,6 +76,54 @@ def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> 
                 remedy="lower loader.workers, or look at memory and /dev/shm; --resume continues the run",
             ) from None
         raise
+
+
+def _ahead(batches: Iterator[Batch], many: int) -> Iterator[Batch]:
+    """The same batches, of which a thread makes up to `many` before they are asked for.
+
+    On a processor that computes there is nothing to win by it, and whoever reads should be seen to.
+    """
+    # A thread begins with the first GPU as its own, and page-locked memory would be asked of that.
+    own = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else (None, ())
+    pool = ThreadPoolExecutor(1, "trainkit-ahead", *own)
+    try:
+        waiting = deque(pool.submit(next, batches, None) for _ in range(many))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, batches, None))
+            yield batch
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def copied(batches: Iterator[Batch], place: Callable[[Batch], Batch], device: torch.device) -> Iterator[Batch]:
+    """For a GPU the batches as `place` puts them there, each copied while the one before it is trained on.
+
+    For other devices the batches as they are: whoever takes them places them.
+    """
+    return _one_ahead(batches, place, device) if device.type == "cuda" else batches
+
+
+def _one_ahead(batches: Iterator[Batch], place: Callable[[Batch], Batch], device: torch.device) -> Iterator[Batch]:
+    copying = torch.cuda.Stream(device)
+    before: tuple[Batch, torch.cuda.Event] | None = None
+    for batch in batches:
+        with torch.cuda.stream(copying):
+            moved = place(batch)
+        done = copying.record_event()
+        if before is not None:
+            yield _arrived(*before)
+        before = moved, done
+    if before is not None:
+        yield _arrived(*before)
+
+
+def _arrived(batch: Batch, done: torch.cuda.Event) -> Batch:
+    # The host waits for nothing: the device is told to, and for how long the memory is in use by what it does next.
+    current = torch.cuda.current_stream()
+    current.wait_event(done)
+    for value in batch.values():
+        value.record_stream(current)
+    return batch
 
 
 def every_sample(split: Split, batch_size: int, world: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
