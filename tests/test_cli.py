@@ -68,6 +68,18 @@ def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
     assert min(seconds) < 0.3
 
 
+def test_checking_any_recipe_imports_torch_and_nothing_that_is_slow():
+    slow = "torch._dynamo torch._inductor sympy mlflow accelerate matplotlib timm torchvision datasets sklearn scipy"
+    code = (
+        "import sys; from pathlib import Path; from trainkit import config\n"
+        "for recipe in Path('recipes').glob('*.yaml'): config.load(recipe)\n"
+        "print(*sys.modules)"
+    )
+    loaded = set(command("-c", code, cwd=ROOT).stdout.split())
+    assert "torch" in loaded and "trainkit.tasks.segment3d" in loaded
+    assert not loaded & {*slow.split(), "monai", "nibabel", "pandas", "pyarrow", "transformers"}
+
+
 def test_help_names_every_verb_and_every_verb_has_help():
     text = ask("--help")
     for verb in ("check", "cp", "data", "fetch", "ls", "run", "show", "ui"):

@@ -39,7 +39,7 @@ def large(x_BD: Tensor, centre_CD: Tensor) -> bool:
     return len(x_BD) * len(centre_CD) >= LARGE
 
 
-@torch.compiler.disable
+@torch._disable_dynamo  # `torch.compiler.disable`, which imports the compiler here: 2 s of processor time
 def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
     """What a margin softmax needs of embeddings of length 1 and centres of any length; two classes or more.
 
