@@ -70,7 +70,7 @@ class _Rivals(torch.autograd.Function):
             p_Bc = logit_Bc.sub_(most_B[:, None]).exp_()
             sum_B.mul_(fade_B).add_(p_Bc.sum(1))
             if mean_BD is not None:
-                mean_BD.mul_(fade_B[:, None]).addmm_(p_Bc, centre_cD)
+                torch.addmm(mean_BD.mul_(fade_B[:, None]), p_Bc, centre_cD, out=mean_BD)
         others_B = sum_B.log()
         if mean_BD is not None:
             mean_BD.mul_(scale / sum_B[:, None])
