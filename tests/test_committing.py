@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import subprocess
@@ -223,26 +224,52 @@ def test_a_resumed_training_cuts_the_journal_where_the_checkpoint_was_asked_for(
     assert checkpoint.read(tmp_path / "checkpoints" / "step-000000004").state["journal"] == before < kept.position
 
 
-def test_promised_tensors_are_copied_once_each_and_whatever_else_is_left_alone():
-    a, b = nn.Parameter(torch.ones(3)), torch.zeros(2)
+def test_tensors_are_copied_when_it_was_said_and_whatever_else_is_left_alone():
+    a, b, c = nn.Parameter(torch.ones(3)), torch.zeros(2), torch.zeros(1)
     copies = Copies()
     promised = copies.promise(a)
-    copies.files |= {"model": {"a": promised, "b": b}, "ema": {"a": promised}}
-    assert promised.data_ptr() == a.data_ptr()
+    copies.files |= {"model": {"a": promised, "b": copies.take(b), "c": c}, "ema": {"a": promised}}
+    copies.begin()
+    b += 1
+    assert copies.files["model"]["b"].tolist() == [0, 0] and copies.files["model"]["a"].data_ptr() == a.data_ptr()
     made = copies.make()
-    assert made["model"]["a"] is made["ema"]["a"] and made["model"]["b"] is b
     with torch.no_grad():
         a += 1
+    assert made["model"]["a"] is made["ema"]["a"] and made["model"]["c"] is c
     assert made["model"]["a"].tolist() == [1, 1, 1] and not made["model"]["a"].requires_grad
 
 
-def test_buffers_and_untrained_parameters_are_never_promised():
+def test_copies_of_every_kind_share_a_room_and_the_next_use_it_again():
+    g = torch.Generator().manual_seed(0)
+    some = [
+        torch.randn(3, 5, generator=g), torch.tensor(7), torch.zeros(0, 2), torch.tensor([True, False, True]),
+        torch.randn(5, generator=g).bfloat16(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(6, 4).t(), torch.randn(9)[::2], torch.randn(1).double(), torch.randn(3, dtype=torch.complex64),
+    ]  # fmt: skip
+    room = live.Room()
+    made = room.copies(some)
+    assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(made, some, strict=True))
+    assert all(copy.is_contiguous() for copy in made)
+    spans = sorted((copy.data_ptr(), copy.data_ptr() + copy.nbytes) for copy in made)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans)), "none lies over another"
+    again = room.copies(some[:4])
+    assert [copy.data_ptr() for copy in again] == [copy.data_ptr() for copy in made[:4]]
+    larger = room.copies([torch.ones(10_000), *some])
+    assert all(torch.equal(one, other) for one, other in zip(larger[1:], some, strict=True))
+
+
+def test_buffers_and_untrained_parameters_are_taken_and_not_promised():
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     net[0].bias.requires_grad_(False)
-    copies = Copies()
-    taken = live.module_tensors(net, copy=copies.promise)
-    shared = {name for name, tensor in net.state_dict().items() if taken[name].data_ptr() == tensor.data_ptr()}
-    assert shared == {"0.weight", "1.weight", "1.bias"} and taken.keys() == net.state_dict().keys()
+
+    def shared(learns: bool) -> set[str]:
+        copies = Copies()
+        taken = copies.files["model"] = live.module_tensors(net, copies=copies, learns=learns)
+        copies.begin()
+        assert taken.keys() == net.state_dict().keys()
+        return {name for name, tensor in net.state_dict().items() if taken[name].data_ptr() == tensor.data_ptr()}
+
+    assert shared(True) == {"0.weight", "1.weight", "1.bias"} and shared(False) == set()
 
 
 @pytest.mark.slow

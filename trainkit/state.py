@@ -47,6 +47,8 @@ class State:
     """Seconds in the phases of steps before this process began."""
     final: dict[str, float] = field(default_factory=dict)
     """The last score of every metric, by full name."""
+    rooms: tuple[live.Room, live.Room] = field(default_factory=lambda: (live.Room(), live.Room()))
+    """Memory for the tensors of a checkpoint, kept for the next."""
 
     _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final")
 
@@ -55,19 +57,19 @@ class State:
 
         What a forward changes is copied here: buffers, and what the task remembers. What an update changes is promised
         to `Copies.make`, and must not change before. Every rank calls this, since sharded parameters are gathered; the
-        one that writes keeps the tensors.
+        one that writes keeps the tensors. What came of the call before is no longer valid.
         """
-        copies = live.Copies()
-        named = self.net.named_parameters()
-        moving, scalars = live.optimizer_tensors(self.optimizer, named, keep, copies.promise)
+        copies = live.Copies(self.rooms)
+        moving, scalars = live.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep, copies)
         files = copies.files
-        files |= {"model": live.module_tensors(self.net, keep, copies.promise), "optimizer": moving}
+        files |= {"model": live.module_tensors(self.net, keep, copies), "optimizer": moving}
         if self.memory is not None:
-            files["memory"] = live.module_tensors(self.memory, keep)
+            files["memory"] = live.module_tensors(self.memory, keep, copies, learns=False)
         if self.average is not None:
             averaged = {name: copies.promise(t, keep) for name, t in self.average.tensors.items()}
             # Complete, counters of batch norm included: what is handed on may be the average.
             files["ema"] = {**files["model"], **averaged} if keep else {}
+        copies.begin()
         return copies, {
             **copy.deepcopy({name: getattr(self, name) for name in self._COUNTERS}),
             "optimizer": scalars,
