@@ -1,0 +1,218 @@
+"""How long a training stands still for a checkpoint of 300 MB: model and moments of Adam, steps of 0.1 s and more.
+
+    python benchmarks/checkpoints.py
+    ... --rounds 7 --sides torch.save trainkit
+
+Each side makes the same updates of a network of 26 million parameters and saves three times. The figure is the time for
+which the training thread is held up by a save, the median of them: in the call itself and, where an update waits for a
+copy, there. `first` is that of the first, which has to get memory; `slowed` what the updates made while a checkpoint is
+being written take longer than others, in all; `written` the time from the call to the checkpoint's last byte; `step` an
+update in peace; all in ms. One thread trains. All sides must come to the same weights, and what they have saved must be
+the weights of the moment of the call.
+
+- `torch.save` writes model and optimizer into one file. It does not sync, hash or rename.
+- `dcp` is `torch.distributed.checkpoint.async_save`: copies at once, a thread writes.
+- `at once` is trainkit's writer on the training thread: hashed, synced, read back, renamed.
+- `trainkit` is what its loop does: the same writer, behind the training.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from contest import Contest, Sample, Target, digest
+
+SAVES, BEFORE, AFTER = 3, 3, 12
+"""Checkpoints, updates in peace before each, and updates after it."""
+
+
+class Training:
+    """A network that learns, and how long its updates take."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        self.net = nn.Sequential(
+            *[m for _ in range(6) for m in (nn.Linear(2080, 2080), nn.ReLU())], nn.BatchNorm1d(2080)
+        )
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-4, fused=True)
+        self.batches = torch.randn(4, 32, 2080)
+        self.steps = 0
+
+    def update(self, wait: Callable[[], Any] | None = None) -> float:
+        """One update; returns its seconds. `wait` is called before the weights change."""
+        began = time.perf_counter()
+        self.net(self.batches[self.steps % 4]).square().mean().backward()
+        if wait is not None:
+            wait()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        return time.perf_counter() - began
+
+
+def measured(
+    training: Training,
+    save: Callable[[], Any],
+    wait: Callable[[], Any] | None,
+    done: Callable[[], bool],
+    load: Callable[[], dict[str, Any]],
+) -> Sample:
+    """Updates in peace, a save, updates while it is being written and after; so many times."""
+    held, slowed, written, saved = [], [], [], []
+    waited = [0.0]
+
+    def timed() -> None:
+        began = time.perf_counter()
+        if wait is not None:
+            wait()
+        waited[0] += time.perf_counter() - began
+
+    for _ in range(3):
+        training.update()
+    for _ in range(SAVES):
+        peace = statistics.median(training.update(timed) for _ in range(BEFORE))
+        expected = digest(training.net.state_dict())
+        waited[0] = 0.0
+        began = time.perf_counter()
+        save()
+        in_call, end, beside = time.perf_counter() - began, None, []
+        for _ in range(AFTER):
+            if end is None and done():
+                end = time.perf_counter()
+            took = training.update(timed)
+            if end is None:
+                beside.append(took)
+        while end is None and not done():
+            time.sleep(0.01)
+        written.append((end or time.perf_counter()) - began)
+        held.append(in_call + waited[0])
+        slowed.append(sum(beside) - waited[0] - len(beside) * peace)
+        saved.append(digest(load()) == expected)
+    more = {"slowed": statistics.median(slowed), "written": statistics.median(written), "step": peace, "first": held[0]}
+    more = {key: 1e3 * seconds for key, seconds in more.items()}
+    return Sample(1e3 * statistics.median(held), [digest(training.net.state_dict()), saved], more)
+
+
+def _always() -> bool:
+    return True
+
+
+def torch_save(case: str) -> Sample:
+    """One file, on the training thread."""
+    import torch
+
+    training, folder = Training(), Path(tempfile.mkdtemp())
+
+    def save() -> None:
+        torch.save({"model": training.net.state_dict(), "optimizer": training.optimizer.state_dict()}, folder / "x.pt")
+
+    try:
+        return measured(training, save, None, _always, lambda: torch.load(folder / "x.pt")["model"])
+    finally:
+        shutil.rmtree(folder)
+
+
+def dcp(case: str) -> Sample:
+    """PyTorch's own asynchronous writer, which wants a process group."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    training, folder = Training(), Path(tempfile.mkdtemp())
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+    made: list[Any] = []
+
+    def save() -> None:
+        state = {"model": training.net.state_dict(), "optimizer": training.optimizer.state_dict()}
+        made.append(dcp.async_save(state, checkpoint_id=folder / str(len(made))))
+
+    def load() -> dict[str, Any]:
+        state = {"model": {name: torch.empty_like(t) for name, t in training.net.state_dict().items()}}
+        dcp.load(state, checkpoint_id=folder / str(len(made) - 1))
+        return state["model"]
+
+    try:
+        return measured(training, save, None, lambda: made[-1].done(), load)
+    finally:
+        dist.destroy_process_group()
+        shutil.rmtree(folder)
+
+
+def at_once(case: str) -> Sample:
+    """Trainkit's writer, waited for."""
+    return _ours(wait_for_it=True)
+
+
+def trainkit(case: str) -> Sample:
+    """As the loop does it."""
+    return _ours(wait_for_it=False)
+
+
+def _ours(wait_for_it: bool) -> Sample:
+    import torch
+
+    from trainkit import checkpoint
+    from trainkit.agenda import Agenda
+    from trainkit.recipe import Checkpoints
+    from trainkit.speed.clock import Clock
+    from trainkit.state import State
+    from trainkit.store import RunFolder
+    from trainkit.tally import Tally
+    from trainkit.tracking import Silent
+    from trainkit.witness import Witness
+
+    class Folder(RunFolder):
+        """A folder without a record of its run."""
+
+        def update(self, **changes: Any) -> None:
+            pass
+
+    training, folder = Training(), Folder(Path(tempfile.mkdtemp()))
+    agenda, tally = Agenda({}, lambda x: x, lambda *what: None), Tally(SimpleNamespace(device=torch.device("cpu")))
+    state = State(training.net, training.optimizer, None, None, None, agenda, tally, {})
+    recipe = SimpleNamespace(checkpoints=Checkpoints(keep_last=1))
+    run = Witness(recipe, "", "", folder, Silent(), True, lambda: False, clock=Clock())
+
+    def save() -> None:
+        run.settle()
+        state.step = training.steps
+        copies, scalars = state.freeze(keep=True)
+        run.commit(state.step, copies, scalars, [])
+        if wait_for_it:
+            run.settle()
+
+    def load() -> dict[str, Any]:
+        path, _ = checkpoint.newest_valid(folder.checkpoints)
+        return checkpoint.read(path).tensors["model"]
+
+    def done() -> bool:
+        return run._commit is None or not run._commit.is_alive()
+
+    try:
+        return measured(training, save, lambda: run.copied("optimizer"), done, load)
+    finally:
+        run.close()
+        shutil.rmtree(folder.path)
+
+
+CONTEST = Contest(
+    title="A training that saves 300 MB",
+    unit="ms held up",
+    baseline="torch.save",
+    sides={"torch.save": torch_save, "dcp": dcp, "at once": at_once, "trainkit": trainkit},
+    targets=(Target("", "trainkit", 0.1, words="of what torch.save takes, trainkit holds the training up"),),
+)
+
+if __name__ == "__main__":
+    sys.exit(CONTEST.main(__doc__))
