@@ -118,9 +118,6 @@ class Contest:
         return 1 if found["unequal"] else 0
 
     def _one(self, side: str, case: str) -> Sample:
-        import torch
-
-        torch.set_num_threads(self.threads)
         return self.sides[side](case)
 
     # ---- running

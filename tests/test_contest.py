@@ -1,0 +1,144 @@
+"""Contests: rounds in turns, ratios within rounds, equal work or no table, and a busy machine is said to be busy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def contest():
+    spec = importlib.util.spec_from_file_location("contest", BENCHMARKS / "contest.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["contest"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["contest"]
+
+
+@pytest.fixture
+def race(contest):
+    """A contest and a stand-in for its processes: what each round of each side measures."""
+
+    def of(figures, proofs=None, **settings):
+        made = contest.Contest(
+            "Race", "us", "plain", {side: lambda case: None for side in figures}, cases=("small",), **settings
+        )
+        asked = []
+
+        def process(self, script, side, case):
+            number = sum(1 for s in asked if s == side)
+            asked.append(side)
+            value = figures[side]
+            if isinstance(value, str):
+                return None, value
+            return {"value": value[number], "proof": (proofs or {}).get(side), "more": {}}, ""
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(contest.Contest, "_process", process)
+            patch.setattr(contest, "others", lambda: 0.1)
+            found = made.run(Path("x.py"), list(figures), ("small",), len(figures["plain"]))
+        return made, found, asked
+
+    return of
+
+
+def test_a_ratio_is_the_median_of_those_within_a_round(race):
+    # In the third round the machine was twice as slow for both.
+    made, found, asked = race({"plain": [10.0, 11.0, 20.0], "ours": [5.0, 6.6, 10.0]})
+    (row,) = [line for line in made.lines(found) if line.startswith("| small | ours")]
+    assert row == "| small | ours | 6.6 | 5 | 0.5 | 0.5 to 0.6 |"
+    assert asked == ["plain", "ours", "ours", "plain", "plain", "ours"]
+
+
+def test_sides_that_did_different_work_get_no_table(race, contest):
+    made, found, _ = race({"plain": [1.0], "ours": [1.0]}, {"plain": [1.0, "a"], "ours": [1.0 + 1e-9, "a"]})
+    assert made.lines(found)[0].startswith("NO TABLE: the sides did not do the same work: small ours")
+    made, found, _ = race(
+        {"plain": [1.0], "ours": [1.0]}, {"plain": [1.0, "a"], "ours": [1 + 1e-9, "a"]}, tolerance=1e-6
+    )
+    assert made.lines(found)[0] == "### Race"
+    made, found, _ = race({"plain": [1.0], "ours": [1.0]}, {"plain": [1.0, "a"], "ours": [1.0, "b"]}, tolerance=1e-6)
+    assert made.lines(found)[0].startswith("NO TABLE")
+
+
+def test_targets_are_met_or_missed(race, contest):
+    targets = (
+        contest.Target("small", "ours", 0.5),
+        contest.Target("small", "ours", 1.0, "difference", words="over plain"),
+        contest.Target("small", "ours", 7.0, "value", least=True),
+        contest.Target("small", "gone", 7.0),
+    )
+    made, found, _ = race(
+        {"plain": [10.0, 10.0, 10.0], "ours": [6.0, 6.0, 6.0], "gone": "no such package"}, targets=targets
+    )
+    said = [line.strip() for line in made.lines(found) if "target" in line]
+    assert said == [
+        "target: small ours ratio at most 0.5: 0.6, MISSED",
+        "target: over plain at most 1: -4, met",
+        "target: small ours value at least 7: 6, MISSED",
+    ]
+    assert "gone is absent: no such package" in "\n".join(made.lines(found))
+
+
+def test_a_busy_machine_has_no_result(race):
+    made, found, _ = race({"plain": [1.0], "ours": [2.0]})
+    assert not any("no result" in line for line in made.lines(found))
+    assert any("no result" in line for line in made.lines({**found, "busy": 0.9}))
+
+
+def test_each_side_runs_in_a_process_of_its_own(contest, tmp_path):
+    script, kept = tmp_path / "race.py", tmp_path / "found.json"
+    script.write_text(
+        f"""import os, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import contest
+from contest import Contest, Sample
+contest.others = lambda: 0.1
+def side(case):
+    return Sample(float(len(case)), proof=case, more={{"pid": os.getpid()}})
+def gone(case):
+    import no_such_package
+CONTEST = Contest("Race", "us", "plain", {{"plain": side, "ours": side, "gone": gone}}, cases=("a", "bb"))
+if __name__ == "__main__":
+    sys.exit(CONTEST.main("doc"))
+"""
+    )
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, str(script), "--rounds", "1", "--json", str(kept)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(kept.read_text())
+    pids = {s["more"]["pid"] for sides in found["cases"].values() for ss in sides.values() for s in ss}
+    assert len(pids) == 4 and "gone is absent: No module named 'no_such_package'" in done.stdout
+
+
+def test_the_digest_of_weights_is_that_of_their_bits(contest):
+    state = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
+    same = {"b": torch.zeros(2, 2), "a": torch.ones(3)}
+    assert contest.digest(state) == contest.digest(same)
+    assert contest.digest(state) != contest.digest({**state, "a": torch.tensor([1.0, 1.0, 1.0 + 1e-7])})
+
+
+def test_every_subject_of_the_suite_is_a_contest_whose_targets_exist(contest, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import suite
+
+    for name in suite.SUBJECTS:
+        if not (BENCHMARKS / f"{name}.py").exists():
+            pytest.fail(f"benchmarks/{name}.py is not there")
+        made = suite.subject(name)
+        assert made.baseline in made.sides and not (BENCHMARKS / f"{name}.py").read_text().startswith("import")
+        for target in made.targets:
+            assert target.case in made.cases and target.side in made.sides, (name, target)
+        assert replace(made, title="x").title == "x"
