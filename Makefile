@@ -1,11 +1,12 @@
 # make run    set up an environment of its own (.venv) and run the main job on the built-in sample set
 # make test   the default tests;  make test-all  the slow ones too
+# make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/performance.md cites
 PYTHON ?= $(firstword $(shell command -v python3 python3.11))
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all clean
+.PHONY: run test test-all bench bench-full clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -15,6 +16,16 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/suite.py --rounds 3
+
+bench-full: $(VENV)/.bench
+	$(BIN)/python benchmarks/suite.py --rounds 7 --resume --write docs/performance.md
+
+$(VENV)/.bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,bench]" -c constraints.txt
+	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
