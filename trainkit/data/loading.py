@@ -133,10 +133,9 @@ def every_sample(split: Split, batch_size: int, world: int, rank: int) -> Iterat
     collective is missed, and a sample gets the same bits on one process and on eight.
     """
     batch_size = min(batch_size, split.at_once or batch_size, split.size)
-    rounds = -(-split.size // (batch_size * world))
-    rows = np.arange(rounds * batch_size * world).reshape(rounds, world, batch_size)[:, rank]
-    for row in rows:
-        yield np.minimum(row, split.size - 1), row < split.size
+    for first in range(rank * batch_size, split.size + rank * batch_size, batch_size * world):
+        rows = np.arange(first, first + batch_size)
+        yield np.minimum(rows, split.size - 1), rows < split.size
 
 
 def stack(batches: Iterable[Batch]) -> Batch:
