@@ -117,3 +117,19 @@ def test_each_batch_is_copied_while_the_one_before_it_is_trained_on(monkeypatch,
     for i in range(count):
         expected += [*copied.get(i + 1, []), "main: wait", "main: uses", f"train {i}"]
     assert calls == expected
+
+
+@pytest.mark.parametrize(("size", "batch", "world"), [(1, 8, 1), (13, 4, 1), (13, 4, 3), (12, 4, 3), (5, 4, 2)])
+def test_ranks_cover_every_sample_once_in_batches_of_one_size(size, batch, world):
+    split, seen = SimpleNamespace(size=size, at_once=None), []
+    parts = [list(loading.every_sample(split, batch, world, rank)) for rank in range(world)]
+    for step in zip(*parts, strict=True):  # equally many on each rank
+        for rows, real in step:
+            assert len(rows) == len(real) == min(batch, size) and (rows[~real] == size - 1).all()
+            seen += rows[real].tolist()
+    assert seen == list(range(size)), "in order, rank after rank"
+
+
+def test_a_large_evaluation_begins_at_once():
+    rows, real = next(loading.every_sample(SimpleNamespace(size=10**15, at_once=None), 256, 8, 3))
+    assert rows.tolist() == list(range(768, 1024)) and real.all()

@@ -143,6 +143,7 @@ class _Carrying:
         self._stored = {name: table for name, table in tables.items() if isinstance(table, Stored)}
         self.name, self.size, self.digest, self.views = split.name, split.size, split.digest, split.views
         self.protocol, self.at_once = split.protocol, split.at_once
+        self.any_thread = getattr(split, "any_thread", False)
 
     def __getstate__(self) -> dict[str, Any]:
         # For spawned workers, who read: tables on the device are looked up where the batch lives.

@@ -276,7 +276,9 @@ class Packed(hashed.Hashed):
                 found = f"{array.dtype} {array.shape}"
                 raise UserError(str(self.path / name), found, f"{dtype} {shape}", REBUILD)
         if self.store == "encoded" and (
-            self._offsets[0] != 0 or self._offsets[-1] != self._images.size or (self._offsets[1:] < self._offsets[:-1]).any()
+            self._offsets[0] != 0
+            or self._offsets[-1] != self._images.size
+            or (self._offsets[1:] < self._offsets[:-1]).any()
         ):
             raise UserError(str(self.path / "offsets.npy"), "offsets do not fit images.bin", remedy=REBUILD)
         lowest = 0 if self.classes else -1

@@ -281,6 +281,11 @@ class PeopleSplit:
         return self.__dict__ | {"draw": None}  # workers that read batches draw none
 
     @property
+    def any_thread(self) -> bool:
+        """Whether `fetch` may run beside the training: no generator of the process is drawn from."""
+        return True
+
+    @property
     def at_once(self) -> None:
         """Records are read in batches of any size."""
         return None
