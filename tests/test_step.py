@@ -136,3 +136,29 @@ def test_a_batch_that_is_handed_on_is_not_the_one_that_was_read():
         placed = machine(at_once).place(batch)
         placed["teacher"] = torch.ones(2)
         assert list(batch) == ["image"] and placed["image"] is batch["image"]
+
+
+def test_the_average_follows_parameters_and_buffers_that_are_replaced():
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    net = torch.nn.Sequential(inner, torch.nn.Linear(3, 2))
+    net[1].weight = torch.nn.Parameter(net[1].weight.double())  # two dtypes
+    net.register_buffer("aside", torch.ones(2), persistent=False)
+    average = optim.Average(net, 0.5)
+    wanted = {name: t.detach().clone() for name, t in net.state_dict().items() if t.is_floating_point()}
+    assert set(average.tensors) == set(wanted) and "aside" not in wanted
+    generator = torch.Generator().manual_seed(2)
+    for step in range(4):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(torch.randn(p.shape, generator=generator))
+        inner[1].running_mean = torch.randn(3, generator=generator)
+        inner[0].bias = torch.nn.Parameter(torch.randn(3, generator=generator))
+        average.update(net, step)
+        now, share = net.state_dict(), 1 - min(0.5, (1 + step) / (10 + step))
+        for name, t in wanted.items():
+            wanted[name] = torch.lerp(t, now[name], share)
+            assert torch.equal(average.tensors[name], wanted[name])
+    other = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)), net[1])
+    before = average.tensors["0.0.weight"].clone()
+    average.update(other, 100)
+    assert torch.equal(average.tensors["0.0.weight"], torch.lerp(before, other[0][0].weight.detach(), 0.5))

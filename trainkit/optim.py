@@ -88,11 +88,11 @@ def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
 def _alike(grads: Sequence[torch.Tensor]) -> bool:
     """Whether they are plain tensors of one dtype, on a device whose kernels take many tensors at once."""
     first = grads[0]
-    dtype = first.dtype
-    return (first.is_cpu or first.is_cuda) and all(type(g) is torch.Tensor and g.dtype is dtype for g in grads)
+    return (
+        (first.is_cpu or first.is_cuda) and {*map(type, grads)} == {torch.Tensor} and len({g.dtype for g in grads}) == 1
+    )
 
 
-@torch.no_grad()
 def total_norm(grads: Sequence[torch.Tensor]) -> torch.Tensor:
     """Length of gradients of one device, taken together: `torch.nn.utils.get_total_norm`, by the same kernels.
 
@@ -112,7 +112,7 @@ def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -
     if optim.clip_norm is not None:
         grads = [p.grad for p in params.values()]
         if _alike(grads):  # as below, by the same kernels
-            torch._foreach_mul_(grads, torch.clamp(optim.clip_norm / (norm + 1e-6), max=1.0))
+            torch._foreach_mul_(grads, ((norm + 1e-6).reciprocal() * optim.clip_norm).clamp(max=1.0))
         else:
             torch.nn.utils.clip_grads_with_norm_(params.values(), optim.clip_norm, norm)
     if optim.clip_agc is not None:
@@ -206,13 +206,21 @@ class Average:
         saved = net.state_dict().keys()
         with torch.no_grad():
             self.tensors = {name: t.detach().clone() for name, t in _floating(net) if name in saved}
+        self._net: nn.Module | None = None
 
     @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:
         """Move towards the weights after update `step`."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        kept = [_local(t) for t in self.tensors.values()]
-        torch._foreach_lerp_(kept, [_local(t) for name, t in _floating(net) if name in self.tensors], 1 - decay)
+        if net is not self._net:
+            self._net, self._places = net, [_place(net, name) for name in self.tensors]
+            self._sharded = any(hasattr(t, "to_local") for t in self.tensors.values())
+        # Looked up again each time, by keys: a buffer may be another tensor by now. Walking over the network to find
+        # them takes longer than the kernel, where tensors are small.
+        kept, moved = list(self.tensors.values()), [owned[key] for owned, key in self._places]
+        if self._sharded:
+            kept, moved = [_local(t) for t in kept], [_local(t) for t in moved]
+        torch._foreach_lerp_(kept, moved, 1 - decay)
 
     @torch.no_grad()
     def swap(self, net: nn.Module) -> None:
@@ -227,6 +235,13 @@ class Average:
 def _local(t: torch.Tensor) -> torch.Tensor:
     """This process's part of a sharded tensor, in place: kernels over many tensors take no mixture of the two kinds."""
     return t.to_local() if hasattr(t, "to_local") else t.detach()
+
+
+def _place(net: nn.Module, name: str) -> tuple[dict[str, torch.Tensor], str]:
+    """The dictionary that holds a parameter or buffer, and its key there."""
+    owner, _, key = name.rpartition(".")
+    module = net.get_submodule(owner)
+    return (module._parameters if key in module._parameters else module._buffers), key
 
 
 def _floating(net: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -34,9 +34,11 @@ class Tally:
         number = float if self._at_once else Tensor.detach
         for loss in losses:
             self.loss = self.loss + number(loss.sum)
-            self.weight = self.weight + (number(loss.weight) if isinstance(loss.weight, Tensor) else loss.weight)
+            weight = loss.weight
+            self.weight = self.weight + (number(weight) if isinstance(weight, Tensor) else weight)
             for key, value in loss.logs.items():
-                self.logs[key] = self.logs.get(key, self._zero) + number(value.detach())
+                own = number(value.detach() if value.requires_grad else value)
+                self.logs[key] = self.logs.get(key, self._zero) + own
                 self.times[key] = self.times.get(key, 0) + 1
         self.batches += len(losses)
         self.norm = norm

@@ -1,0 +1,217 @@
+"""Nanoseconds a step of what is asked in every step and mostly has nothing to do, and the moving average of weights.
+
+    python benchmarks/gates.py
+    ... --rounds 7 --cases gates bar
+
+Cases, each against the way it is often written:
+
+    gates     five things that happen now and then (log, two evaluations, checkpoint, figures): `callbacks` asks each of
+              them in every step whether its number of steps has come, here the step is compared with one number. Proof:
+              the steps at which they happened.
+    bar       a progress bar with the loss, in a terminal: `callbacks` hands tqdm the loss in every step, here the line
+              is set where a log line is written.
+    average   600 tensors of 256 numbers, averaged: `callbacks` goes over them one by one. Proof: sums of the average.
+
+An empty loop over the steps is taken off.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import torch
+from contest import Contest, Sample, Target
+from torch import nn
+
+STEPS = 20_000
+PERIODS = {"log": 50, "evaluate.a": 1000, "evaluate.b": 2000, "checkpoint": 500, "figures": 5000}
+LOG = 50
+
+
+def timed(act: Callable[[], None], empty: Callable[[], None], steps: int, repeats: int = 7) -> float:
+    """Nanoseconds of processor time a step, beyond the empty loop's: the median."""
+    took = []
+    for _ in range(repeats):
+        began = time.thread_time_ns()
+        empty()
+        between = time.thread_time_ns()
+        act()
+        took.append((time.thread_time_ns() - between - (between - began)) / steps)
+    return statistics.median(took)
+
+
+def nothing() -> None:
+    for _ in range(STEPS):
+        pass
+
+
+# ---- Gates
+
+
+class Callback:
+    """What asks in every step whether its time has come."""
+
+    def __init__(self, name: str, every: int, happened: list[tuple[int, str]]):
+        self.name, self.every, self.happened = name, every, happened
+
+    def on_step_end(self, step: int) -> None:
+        if step % self.every == 0:
+            self.happened.append((step, self.name))
+
+
+def callback_gates() -> Sample:
+    happened: list[tuple[int, str]] = []
+    callbacks = [Callback(name, every, happened) for name, every in PERIODS.items()]
+
+    def act() -> None:
+        happened.clear()
+        for step in range(1, STEPS + 1):
+            for callback in callbacks:
+                callback.on_step_end(step)
+
+    return Sample(timed(act, nothing, STEPS), [[step, name] for step, name in happened])
+
+
+def our_gates() -> Sample:
+    from trainkit.agenda import Agenda
+    from trainkit.schedule import Gate, Span
+
+    happened: list[tuple[int, str]] = []
+
+    def act() -> None:
+        happened.clear()
+        gates = {name: Gate(Span(every, "steps"), 100, 64) for name, every in PERIODS.items()}
+        agenda = Agenda(gates, lambda thing: thing, lambda *what: None)
+        for step in range(1, STEPS + 1):
+            if step >= agenda.next:
+                happened.extend((step, name) for name in agenda.ask(step, 0.0, 0.0))
+
+    return Sample(timed(act, nothing, STEPS), [[step, name] for step, name in happened])
+
+
+# ---- The bar
+
+
+class Terminal(io.TextIOWrapper):
+    """Where a bar is drawn and nobody looks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def callback_bar() -> Sample:
+    from tqdm import tqdm
+
+    def act() -> None:
+        bar = tqdm(total=STEPS, unit="step", dynamic_ncols=True)
+        for step in range(1, STEPS + 1):
+            bar.update(1)
+            bar.set_postfix(loss=1 / step)
+        bar.close()
+
+    with open(os.devnull, "wb") as nowhere, redirect_stderr(Terminal(nowhere, write_through=True)):
+        return Sample(timed(act, nothing, STEPS, 3))
+
+
+def our_bar() -> Sample:
+    from types import SimpleNamespace
+
+    from trainkit.recipe import Log
+    from trainkit.store import RunFolder
+    from trainkit.tracking import Silent
+    from trainkit.witness import Witness
+
+    recipe = SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=64))
+
+    def act() -> None:
+        run = Witness(recipe, "", "", RunFolder(Path()), Silent(), True, lambda: False)
+        for step in range(1, STEPS + 1):
+            run.progress(step, STEPS)
+            if step % LOG == 0:
+                run.line(step, STEPS, {"train/loss": 1 / step}, {"speed/samples_per_s": 64.0})
+        run.close()
+
+    with open(os.devnull, "wb") as nowhere, redirect_stderr(Terminal(nowhere, write_through=True)):
+        return Sample(timed(act, nothing, STEPS, 3))
+
+
+# ---- The average
+
+UPDATES = 30
+
+
+def tensors() -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Module()
+    for number in range(600):
+        net.register_parameter(f"p{number}", nn.Parameter(torch.randn(256, generator=generator)))
+    return net
+
+
+def sums(kept: list[torch.Tensor]) -> list[float]:
+    return [float(t.double().sum()) for t in kept]
+
+
+@torch.no_grad()
+def callback_average() -> Sample:
+    net = tensors()
+    kept = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for p in net.parameters():
+        p.mul_(-1)
+
+    def act() -> None:
+        for _ in range(UPDATES):
+            for name, p in net.named_parameters():
+                kept[name].mul_(0.9).add_(p, alpha=0.1)
+
+    return Sample(timed(act, lambda: None, UPDATES), sums(list(kept.values())))
+
+
+@torch.no_grad()
+def our_average() -> Sample:
+    from trainkit.optim import Average
+
+    net = tensors()
+    average = Average(net, 0.9)
+    for p in net.parameters():
+        p.mul_(-1)
+
+    def act() -> None:
+        for _ in range(UPDATES):
+            average.update(net, 1000)
+
+    return Sample(timed(act, lambda: None, UPDATES), sums(list(average.tensors.values())))
+
+
+def callbacks(case: str) -> Sample:
+    return {"gates": callback_gates, "bar": callback_bar, "average": callback_average}[case]()
+
+
+def trainkit(case: str) -> Sample:
+    return {"gates": our_gates, "bar": our_bar, "average": our_average}[case]()
+
+
+CONTEST = Contest(
+    title="Gates, bar and average",
+    unit="ns a step",
+    baseline="callbacks",
+    sides={"callbacks": callbacks, "trainkit": trainkit},
+    cases=("gates", "bar", "average"),
+    tolerance=1e-4,
+    targets=[
+        Target("gates", "trainkit", 100, "value", words="gates, ns a step"),
+        Target("bar", "trainkit", 1000, "value", words="bar, ns a step"),
+        Target("average", "trainkit", 1 / 8, words="average of 600 small tensors, share of the loop's time"),
+    ],
+)
+
+
+if __name__ == "__main__":
+    sys.exit(CONTEST.main(__doc__))
