@@ -9,10 +9,11 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import numpy as np
 import pytest
 import torch
-from runs import all_same, run, stop_after
+from runs import TOY, all_same, run, spawn, stop_after
 from torch import nn
 
 from trainkit import config, models, tabulated
@@ -182,6 +183,37 @@ def test_what_was_damaged_while_interrupted_is_computed_again(home):
     (partial / "outputs.npy").write_bytes(data)
     home.open()
     assert home.teacher.seen == 2 * (52 - 8) + PROBED
+
+
+def test_a_run_that_dies_before_a_table_has_its_name_leaves_a_whole_one(home, monkeypatch):
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda self, to: (_ for _ in ()).throw(OSError(5, "pulled out")))
+    with pytest.raises(UserError, match="pulled out"):
+        home.open()
+    monkeypatch.setattr(Path, "rename", rename)
+    home.open()
+    assert home.teacher.seen == PROBED and len(home.made) == 1
+
+
+def test_a_second_run_waits_for_the_first(home, monkeypatch):
+    monkeypatch.setattr(tabulated, "_WAIT", 0.01)
+    whole = Home(home.path.parent)
+    whole.open()
+    key = home.made[0].name
+    home.made[0].rename(home.path / "elsewhere")
+    other, asked = filelock.FileLock(home.path / f".{key}.lock"), []
+
+    def stopping():
+        asked.append(None)
+        if len(asked) == 3:  # the other has done it
+            (home.path / "elsewhere").rename(home.path / key)
+            other.release()
+        return False
+
+    other.acquire()
+    assert not home.open(stopping=lambda: True).whole and "waiting" in home.said[0]
+    assert home.open(stopping=stopping).whole
+    assert home.teacher.seen == PROBED + tabulated.LEAST and len(home.said) == 1
 
 
 def _flip(folder):
@@ -412,10 +444,13 @@ class Ranks:
 def test_several_processes_make_the_table_that_one_makes(home, tmp_path, world):
     home.open()
     homes = [Home(tmp_path / "several") for _ in range(world)]
+    teachers = [Teacher() for _ in range(world)]  # not by the threads: they share the generator of weights
     stops = [iter([False, False, True] + 100 * [False]) for _ in range(world)]
-    found = Ranks(world).run(lambda m: homes[m.rank].open(machine=m, stopping=lambda: next(stops[m.rank])).whole)
+    found = Ranks(world).run(
+        lambda m: homes[m.rank].open(teachers[m.rank], machine=m, stopping=lambda: next(stops[m.rank])).whole
+    )
     assert found == [False] * world
-    found = Ranks(world).run(lambda m: homes[m.rank].open(machine=m))
+    found = Ranks(world).run(lambda m: homes[m.rank].open(teachers[m.rank], machine=m))
     assert (homes[0].made[0] / "outputs.npy").read_bytes() == (home.made[0] / "outputs.npy").read_bytes()
     assert homes[0].made[0].name == home.made[0].name
     for outputs in found:
@@ -423,13 +458,15 @@ def test_several_processes_make_the_table_that_one_makes(home, tmp_path, world):
 
 
 def test_what_one_process_finds_wrong_ends_all(home):
-    split = Split(size=20)
-    found = Ranks(2).run(lambda m: Home(home.path.parent).open(split=split, machine=m))
+    split, teachers = Split(size=20), [Teacher(), Teacher()]
+    found = Ranks(2).run(lambda m: Home(home.path.parent).open(teachers[m.rank], split, machine=m))
     table = np.load(home.made[0] / "outputs.npy", mmap_mode="r+")
     table[:] = -table
     errors = Ranks(2).run(lambda m: found[m.rank].check(0))
     assert len({str(error) for error in errors}) == 1 and isinstance(errors[0], UserError)
-    broken = Ranks(2).run(lambda m: Home(home.path.parent).open(Teacher(turned=math.inf), split, machine=m))
+    for teacher in teachers:
+        teacher.turned = math.inf
+    broken = Ranks(2).run(lambda m: Home(home.path.parent).open(teachers[m.rank], Split(size=21), machine=m))
     assert all("half precision" in str(error) for error in broken)
 
 
@@ -469,3 +506,15 @@ def test_a_resumed_run_with_stored_outputs_has_the_bits_of_an_uninterrupted_one(
     assert all_same(run(*words, resume=""), whole)
     workers = run(*words, "loader.workers=1", "loader.start=spawn")
     assert all_same(workers, whole)
+
+
+@pytest.mark.slow
+def test_two_processes_compute_a_table_together_and_learn_from_it(store, monkeypatch):
+    monkeypatch.setattr(tabulated, "BLOCK", 2048)  # as the processes have it
+    words = [str(TOY), "--plugin", "toy", "task.teacher=oracle", "task.stored=true", "data.noise=0.3"]
+    done = spawn(2, *words)
+    assert done.returncode == 0, done.stderr
+    (table,) = (store / "outputs").glob("[!.]*/outputs.npy")
+    made = table.read_bytes()
+    alone = run("task.teacher=oracle", "task.stored=true", "data.noise=0.3")
+    assert alone.code == 0 and table.read_bytes() == made and len(list((store / "outputs").glob("[!.]*"))) == 1

@@ -64,7 +64,7 @@ LOOSE = 2e-2
 """The same in bf16, fp16 and TF32: what kernels for other batch sizes make of it, with room."""
 _FORMAT, _VERSION = "trainkit outputs", 1
 _DATA, _MANIFEST, _PROGRESS = "outputs.npy", "manifest.json", "blocks.txt"
-_SAID_EVERY = 30.0
+_SAID_EVERY, _WAIT = 30.0, 2.0
 
 
 @dataclass
@@ -111,7 +111,7 @@ def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: in
                 error.told = not machine.main
                 raise error
 
-    return Outputs(_Carrying(split, tables) if tables else split, check=check)
+    return Outputs(_Carrying(split, tables) if tables else split, check=check if sources else Outputs.check)
 
 
 @torch.no_grad()
@@ -294,8 +294,7 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
             if machine.any(run.stopping())():
                 return None
         try:
-            if waits:
-                reason = sound()
+            reason = sound()  # another run may have computed them meanwhile
             if reason and not _compute(source, run, folder, reason):
                 return None
         finally:
@@ -359,7 +358,7 @@ def _lengths(values: np.ndarray) -> np.ndarray:
 def _locked(lock: filelock.FileLock) -> bool:
     try:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=2)
+        lock.acquire(timeout=_WAIT)
     except filelock.Timeout:
         return False
     except OSError as error:
@@ -500,10 +499,10 @@ class _Aside:
         try:
             os.fsync(self._file.fileno())
             self._file.close()
-            (self.aside / _PROGRESS).unlink()
             write_aside(self.aside / _MANIFEST, json.dumps({**self.about, "blocks": self._blocks}, indent=1) + "\n")
             shutil.rmtree(self.folder, ignore_errors=True)
             self.aside.rename(self.folder)
+            (self.folder / _PROGRESS).unlink()
         except OSError as error:
             raise _unwritten(self.folder, error) from None
 
