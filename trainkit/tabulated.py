@@ -60,8 +60,9 @@ ROUNDING = 1e-3
 """Largest error of an output in half precision, as a share of its length; fp16 makes 3e-4 of numbers that it holds."""
 TOLERANCE = {"no": 2e-3}
 """How far an output computed again may be from the one kept, as a share of its length, by precision."""
-LOOSE = 2e-2
-"""The same in bf16, fp16 and TF32: what kernels for other batch sizes make of it, with room."""
+LOOSE = 5e-2
+"""The same in bf16, fp16 and TF32, where kernels for other batch sizes round elsewhere: in an iResNet-50 bf16 itself is
+3e-2 from float32. Another face is off by more than its length."""
 _FORMAT, _VERSION = "trainkit outputs", 1
 _DATA, _MANIFEST, _PROGRESS = "outputs.npy", "manifest.json", "blocks.txt"
 _SAID_EVERY, _WAIT = 30.0, 2.0
