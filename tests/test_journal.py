@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -14,6 +15,13 @@ from trainkit.journal import Journal, read
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture(params=["append", "note"], autouse=True)
+def how(request, monkeypatch):
+    """Every test holds for values that are appended and for those that are noted, and taken in a moment later."""
+    monkeypatch.setattr(Journal, "append", getattr(Journal, request.param))
+    return request.param
 
 
 def test_values_come_back_with_the_same_bits(path):
@@ -250,3 +258,72 @@ def test_nothing_is_written_after_closing(path):
     journal.close()
     with pytest.raises(ValueError, match="closed"):
         journal.append(1, {"a": 1.0})
+
+
+def test_what_is_noted_is_in_its_place_before_anything_else_is_asked(path):
+    journal = Journal(path)
+    journal.note(1, {"a": 1.0})
+    assert journal.lookup("a", 1).value == 1.0
+    journal.note(2, {"a": 2.0, "system/x": 0.0})
+    assert journal.last_step == 2 and journal.highest("system/") == 2
+    journal.note(3, {"a": 3.0})
+    journal.event(3, "gate", {})
+    journal.note(4, {"a": 4.0})
+    assert journal.position > path.stat().st_size == 0
+    journal.note(5, {"a": 5.0})
+    assert journal.commit() == path.stat().st_size
+    journal.note(6, {"a": 6.0})
+    journal.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 3, 4, 5, 6] and "event" in lines[3]
+    with pytest.raises(ValueError, match="closed"):
+        journal.note(7, {"a": 7.0})
+
+
+def test_a_note_has_the_time_at_which_it_was_made(path, monkeypatch):
+    times = iter(range(1_000_000_000, 9_000_000_000, 1_000_000_000))
+    monkeypatch.setattr(journal_module.time, "time_ns", lambda: next(times))
+    journal = Journal(path)
+    for step in range(4):
+        journal.note(step, {"a": 1.0})
+    journal.close()
+    assert [p.t for p in read(path).metrics["a"]] == [1000, 2000, 3000, 4000]
+
+
+def test_notes_are_taken_in_by_the_noting_thread_where_nobody_else_comes_by(path, monkeypatch):
+    journal = Journal(path)
+    for step in range(journal_module._NOTES):
+        journal.note(step, {"a": float(step)})
+    assert len(journal._notes) == journal_module._NOTES
+    journal.note(step + 1, {"a": 0.0})
+    assert not journal._notes
+    journal.note(step + 2, {"a": 0.0})
+    later = journal_module.time.monotonic() + 1.5 * journal_module._HOLD_SECONDS
+    monkeypatch.setattr(journal_module.time, "monotonic", lambda: later)
+    journal.note(step + 3, {"a": 0.0})
+    assert not journal._notes and path.stat().st_size > 0, "what is old goes to the system as well"
+
+
+def test_notes_of_one_thread_while_others_commit_and_append_are_all_there_and_in_order(path):
+    journal, ends = Journal(path), threading.Event()
+
+    def other(number):
+        step = 0
+        while not ends.is_set():
+            journal.commit()
+            step += 1
+            journal.append(step, {f"system/{number}": 1.0})
+
+    others = [threading.Thread(target=other, args=(number,)) for number in range(3)]
+    for thread in others:
+        thread.start()
+    for step in range(4000):
+        journal.note(step, {"a": float(step), "b": -float(step)})
+    ends.set()
+    for thread in others:
+        thread.join()
+    journal.close()
+    history = read(path)
+    assert history.series("a") == (list(range(4000)), [float(step) for step in range(4000)])
+    times = [json.loads(line)["t"] for line in path.read_text().splitlines()]
+    assert times == sorted(times) and not history.events

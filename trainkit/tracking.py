@@ -44,7 +44,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 """Names MLflow takes everywhere; one bad name would make it refuse a whole batch."""
 
-_WAKE_BYTES = 100_000
+_WAKE_LINES = 500
 _FINISH_SECONDS = 30.0
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
 _DIGEST_CHARS = 12
@@ -69,6 +69,8 @@ class Tracker:
         self._sender = Sender(store, client, self._outbox, waits=waits)
         self._sampler: Sampler | None = None
         self._finished = self._shows_images = False
+        self._names: set[str] = set()
+        self._logged = 0
         self._pid = os.getpid()
 
     @classmethod
@@ -152,13 +154,20 @@ class Tracker:
 
         Raises ValueError for a name outside `METRIC_NAME` and for what is no real number.
         """
-        values = {_metric_name(name): _number(name, value) for name, value in metrics.items()}
-        self._journal.append(_step(step), values)
-        strange = sorted(name for name, value in values.items() if not math.isfinite(value))
-        if strange:
-            self._journal.event(_step(step), "nonfinite", {"names": strange})
-        self._sender.released.set()
-        if self._journal.position - self._outbox.acknowledged > _WAKE_BYTES:
+        step, values = _step(step), {}
+        for name, value in metrics.items():
+            if name not in self._names:
+                self._names.add(_metric_name(name))
+            values[name] = value if type(value) is float else _number(name, value)
+        self._journal.note(step, values)
+        if not all(map(math.isfinite, values.values())):
+            strange = sorted(name for name, value in values.items() if not math.isfinite(value))
+            self._journal.event(step, "nonfinite", {"names": strange})
+        if not self._sender.released.is_set():
+            self._sender.released.set()
+        self._logged += 1
+        if self._logged >= _WAKE_LINES:
+            self._logged = 0
             self._sender.wake.set()
 
     def event(self, step: int, name: str, data: Any = None) -> None:

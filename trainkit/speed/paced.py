@@ -494,7 +494,7 @@ def _journalled(folder: Any) -> Any:
             self._journal = Journal(folder.journal)
 
         def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-            self._journal.append(step, {name: float(value) for name, value in metrics.items()})
+            self._journal.note(step, {name: float(value) for name, value in metrics.items()})
 
         def event(self, step: int, name: str, data: Any = None) -> None:
             self._journal.event(step, name, data)
