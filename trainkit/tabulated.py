@@ -284,8 +284,11 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
             reason = source.disagreement(Stored(folder / _DATA, source.split.views), few, 0)
         return reason
 
-    reason = sound()
-    if reason:
+    began, reason = time.monotonic(), sound()
+    if not reason:
+        took = time.monotonic() - began
+        run.say(f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)")
+    else:
         lock = filelock.FileLock(run.outputs / f".{source.key}.lock")
         waits = False
         while not machine.lead(lambda: _locked(lock)):
