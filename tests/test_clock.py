@@ -2,9 +2,10 @@
 
 import time
 
+import numpy as np
 import pytest
 
-from trainkit.speed.clock import BETWEEN, COMPUTE, KEPT, PHASES, STEP, Clock
+from trainkit.speed.clock import BETWEEN, COMPUTE, KEPT, PHASES, STEP, Clock, speed
 
 
 class Hands:
@@ -122,3 +123,46 @@ def test_the_device_is_told_each_phase_and_each_step():
     clock.step()
     clock.to("log")
     assert marks.seen == ["data", "forward", "backward", "|", "log"]
+
+
+@pytest.mark.parametrize("many", [1, 2, 3, 50, 101, 4096])
+def test_percentiles_are_those_of_numpy(many):
+    seconds = np.random.default_rng(many).lognormal(-4, 1, many)
+    found = speed(seconds, 8, many, float(seconds.sum()))
+    wanted = 1e3 * np.percentile(seconds, [50, 99])
+    assert [found["speed/step_ms_p50"], found["speed/step_ms_p99"]] == pytest.approx(wanted.tolist(), rel=1e-12)
+
+
+def test_what_was_noted_is_added_up_whoever_asks_first():
+    """Phases, seconds and steps after each note, against sums made by hand; in any order of questions."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        hands = Hands()
+        clock, spent, phase, steps = Clock(now=hands), dict.fromkeys(PHASES, 0.0), "setup", 0
+        for _ in range(int(rng.integers(1, 400))):
+            passed = float(rng.integers(1, 1000)) / 1024
+            hands.now += passed
+            spent[phase] += passed
+            if rng.random() < 0.3:
+                clock.step()
+                steps += 1
+            else:
+                phase = PHASES[rng.integers(len(PHASES))]
+                clock.to(phase)
+            asked = rng.integers(6)
+            if asked == 0:
+                assert clock.seconds == spent
+            elif asked == 1:
+                assert clock.phase == phase
+            elif asked == 2:
+                assert clock.training == sum(spent[p] for p in STEP) and clock.steps == steps
+            elif asked == 3:
+                assert clock.total == clock.elapsed() == sum(spent.values())
+            elif asked == 4:
+                assert len(clock.recent(5)) == min(5, steps)
+        kept = clock.recent()
+        assert clock.seconds == spent and len(kept) == steps
+        clock.to("log")
+        clock.step()
+        last = clock.recent()
+        assert np.concatenate([last.phases, last.between], axis=1).sum() == pytest.approx(sum(spent.values()))

@@ -9,6 +9,7 @@ when, a `Timeline` marks on the device as the phases change.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable
@@ -182,13 +183,22 @@ class Clock:
 
 def speed(step_seconds: np.ndarray, samples_per_step: int, steps: int, total: float) -> dict[str, float]:
     """Rates of so many steps in `total` seconds, and step times from the duration of each, or of the last ones."""
-    p50, p99 = np.percentile(step_seconds, [50, 99])
+    ordered = np.sort(
+        step_seconds
+    )  # `np.percentile` does the same in ten times the time, half of what a log line takes
     return {
         "speed/samples_per_s": samples_per_step * steps / total if total else 0.0,
         "speed/steps_per_s": steps / total if total else 0.0,
-        "speed/step_ms_p50": 1e3 * float(p50),
-        "speed/step_ms_p99": 1e3 * float(p99),
+        "speed/step_ms_p50": 1e3 * _quantile(ordered, 0.5),
+        "speed/step_ms_p99": 1e3 * _quantile(ordered, 0.99),
     }
+
+
+def _quantile(ordered: np.ndarray, share: float) -> float:
+    """The value that so large a share of ordered ones lies below, between two of them in proportion."""
+    at = share * (len(ordered) - 1)
+    low, high = ordered[int(at)], ordered[math.ceil(at)]
+    return float(low + (at - int(at)) * (high - low))
 
 
 def shares(seconds: dict[str, float]) -> dict[str, float]:

@@ -374,10 +374,10 @@ def find_in_lines(
 
 def _middle(levels: list[float]) -> tuple[float, float]:
     """Median and robust standard deviation."""
-    ordered = sorted(levels)
+    ordered = np.sort(np.array(levels))
     middle = ordered[len(ordered) // 2]
-    apart = sorted([abs(level - middle) for level in ordered])
-    return middle, max(FLOOR, 1.4826 * apart[len(apart) // 2])
+    apart = np.sort(np.abs(ordered - middle))
+    return float(middle), max(FLOOR, 1.4826 * float(apart[len(apart) // 2]))
 
 
 def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) -> tuple[int, int]:
