@@ -102,7 +102,7 @@ def side(make: Callable[[Tensor, float], Loss], always_trained: bool = False) ->
         if always_trained or kind == "trained":
             centres = nn.Parameter(centres)
         loss = make(centres, 0.0 if kind == "no-margin" else MARGIN)
-        torch.mm(data, data)  # What the library keeps for itself is no side's.
+        torch.mm(data, data.T)  # What the library keeps for itself is no side's.
         Path("/proc/self/clear_refs").write_text("5")  # The peak of memory is counted from here.
         before, first, seconds = resident("VmRSS"), None, []
         for _ in range(1 if len(centres) > CLASSES else 3):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -334,11 +336,27 @@ def test_a_compiled_network_and_an_accumulated_gradient():
     margin_loss(net(image, True, label)[1], label, ArcFace())[0].backward()
     expected = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
-    net.compile(backend="eager")
+    compiled = []
+
+    def backend(graph, _):
+        compiled.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    net.compile(backend=backend)
     for rows in (slice(4), slice(4, 8)):
         margin_loss(net(image[rows], True, label[rows])[1], label[rows], ArcFace())[0].backward()
     for p, other in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, other, rtol=1e-4, atol=1e-6)
+    assert any("linear" in name for name in compiled) and not any("addmm" in name for name in compiled)
+
+
+def test_the_compiler_is_not_imported_for_a_network_that_is_not_compiled():
+    code = (
+        "import sys, torch; from trainkit.losses.online_softmax import rivals; "
+        "rivals(torch.eye(3).requires_grad_(), torch.eye(3), torch.arange(3), 2.0); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_not_finite_embeddings_give_a_loss_that_is_not_finite():

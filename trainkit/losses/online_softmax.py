@@ -39,14 +39,20 @@ def large(x_BD: Tensor, centre_CD: Tensor) -> bool:
     return len(x_BD) * len(centre_CD) >= LARGE
 
 
-@torch._disable_dynamo  # `torch.compiler.disable`, which imports the compiler here: 2 s of processor time
 def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
     """What a margin softmax needs of embeddings of length 1 and centres of any length; two classes or more.
 
     Memory beyond the result: two portions, and once the embeddings. Gradients go to both, of centres by computing the
     logits again, portion by portion. `unit` says that centres have length 1 already. One precision, float32 or float64.
     """
-    return Rivals(*_Rivals.apply(x_BD, centre_CD, label_B, scale, unit))
+    # A compiler would unroll the loop over portions. What keeps it out imports it, 2 s and 150 MB, compiled or not.
+    run = _uncompiled if torch.compiler.is_compiling() else _Rivals.apply
+    return Rivals(*run(x_BD, centre_CD, label_B, scale, unit))
+
+
+@torch._disable_dynamo  # `torch.compiler.disable`, which imports the compiler with this module
+def _uncompiled(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _Rivals.apply(*arguments)
 
 
 class _Rivals(torch.autograd.Function):
