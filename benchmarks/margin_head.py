@@ -13,8 +13,9 @@ are `frozen`, without a gradient, or `trained`. The sides:
 - torch: `F.linear_cross_entropy`, which knows no margin, with the portions that it chooses itself.
 - trainkit: `Centres.scores` or `MarginHead`, and `margin_loss`.
 
-`extra_mb` is the greatest resident memory of the first call above that before it; the gradient of trained centres
-(176 MB, of two million 4.1 GB) is in it. Two million centres are one call, of which no other side finds the memory.
+`extra_mb` is the greatest resident memory of the first call above that before it: about 10 MB are code that is read for
+the first time, and the gradient of trained centres (176 MB, of two million 4.1 GB) is in it. The time is that of the
+faster of two calls. Two million centres are called once, and are too many for the other sides.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def side(make: Callable[[Tensor, float], Loss], always_trained: bool = False) ->
         torch.mm(data, data.T)  # What the library keeps for itself is no side's.
         Path("/proc/self/clear_refs").write_text("5")  # The peak of memory is counted from here.
         before, first, seconds = resident("VmRSS"), None, []
-        for _ in range(1 if len(centres) > CLASSES else 3):
+        for _ in range(1 if len(centres) > CLASSES else 2):
             x, centres.grad = data.clone().requires_grad_(), None
             began = time.perf_counter()
             total = loss(x, label)
