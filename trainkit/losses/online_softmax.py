@@ -18,8 +18,9 @@ from torch.autograd.function import once_differentiable
 LARGE = 2**20
 """Cosines (batch x classes) from which on a head takes this way: 4 MB of float32. Smaller ones keep the plain chain."""
 PORTION = {"cpu": 2**20, "cuda": 2**24}
-"""Cosines that are in memory at a time, by kind of device. 2^18 to 2^21 took the same time on two cores; on a GPU, where
-a portion costs some ten launches, none was tried."""
+"""Cosines that are in memory at a time, by kind of device. 2^18 to 2^21 took the same time on a core of a Xeon.
+
+On a GPU, where a portion costs some ten launches, none was tried."""
 _SHORTEST = 1e-12
 """Rows that are shorter are divided by this, as `F.normalize` does."""
 
