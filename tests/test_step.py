@@ -1,6 +1,11 @@
 """What the loop does in every update: the short ways come to the same bits as the long ones."""
 
+import importlib
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +19,8 @@ from trainkit.machine import Machine
 from trainkit.recipe import Optim
 from trainkit.tally import Tally
 from trainkit.task import Loss
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine(at_once=True, scaler=None, **more):
@@ -162,3 +169,47 @@ def test_the_average_follows_parameters_and_buffers_that_are_replaced():
     before = average.tensors["0.0.weight"].clone()
     average.update(other, 100)
     assert torch.equal(average.tensors["0.0.weight"], torch.lerp(before, other[0][0].weight.detach(), 0.5))
+
+
+# ---- The contests
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module
+    for name in ("step", "gates", "contest"):
+        sys.modules.pop(name, None)
+
+
+def test_gates_come_due_when_callbacks_do_and_the_averages_agree(benchmarks, monkeypatch):
+    gates = benchmarks("gates")
+    monkeypatch.setattr(gates, "STEPS", 5000)
+    monkeypatch.setattr(gates, "UPDATES", 2)
+    for case in ("gates", "average"):
+        proofs = [side(case).proof for side in gates.CONTEST.sides.values()]
+        assert proofs[0] and benchmarks("contest").same(*proofs, gates.CONTEST.tolerance)
+    assert gates.our_gates().proof[:2] == [[50, "log"], [100, "log"]]
+
+
+def test_a_loop_by_hand_and_accelerates_end_with_the_same_weights(benchmarks, monkeypatch):
+    step, found = benchmarks("step"), []
+    monkeypatch.setattr(step, "STEPS", 100)
+    monkeypatch.setattr(step, "FIRST", 20)
+    for side in (step.bare, step.accelerate):
+        monkeypatch.setattr(step, "WATCH", step.Watch())
+        found.append(side(""))
+    assert found[0].proof == found[1].proof and min(sample.value for sample in found) > 0
+    monkeypatch.setattr(step, "RATE", 2e-3)
+    monkeypatch.setattr(step, "WATCH", step.Watch())
+    assert step.bare("").proof != found[0].proof
+
+
+@pytest.mark.slow
+def test_trainkits_side_of_the_contest_ends_with_the_weights_of_the_loop_by_hand():
+    proofs = []
+    for side in ("bare", "trainkit"):
+        command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--one", side, ""]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        proofs.append(json.loads(done.stdout.rpartition("contest: ")[2])["proof"])
+    assert len(set(proofs)) == 1

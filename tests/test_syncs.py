@@ -292,7 +292,7 @@ def test_being_watched_changes_no_bit(tmp_path):
         witness = syncs._Watched(recipe, tmp_path, {}, log, 99)
         data = recipe.data.open(recipe.seed)
         kept = []
-        witness.commit = lambda step, tensors, *rest: kept.append(tensors)  # noqa: B023
+        witness.commit = lambda step, copies, *rest: kept.append(copies.make())  # noqa: B023
         if watched:
             with Following(log.seen, log.asks):
                 loop.train(recipe, data, machine, witness)
