@@ -13,13 +13,14 @@ import filelock
 import numpy as np
 import pytest
 import torch
-from runs import TOY, all_same, run, spawn, stop_after
+from runs import ROOT, TOY, all_same, run, spawn, stop_after
+from safetensors.torch import save_file
 from torch import nn
 
 from trainkit import config, models, tabulated
 from trainkit.errors import UserError
 from trainkit.speed.flops import Counter
-from trainkit.task import Parts
+from trainkit.task import At, Meta, Parts
 
 SIDE, WIDE = 4, 6
 
@@ -369,12 +370,11 @@ def test_a_split_with_outputs_goes_to_spawned_workers(home):
 
 
 def test_the_word_in_a_recipe():
-    base = "recipes/adadistill.yaml"
-    root = Path(__file__).resolve().parents[1]
+    recipe = ROOT / "recipes" / "adadistill.yaml"
     for word, value in (("disk", "disk"), ("true", True), ("false", False)):
-        assert config.load(root / base, [f"task.cache_teacher={word}"]).task.cache_teacher == value
+        assert config.load(recipe, [f"task.cache_teacher={word}"]).task.cache_teacher == value
     with pytest.raises(UserError, match="cache_teacher"):
-        config.load(root / base, ["task.cache_teacher=disc"])
+        config.load(recipe, ["task.cache_teacher=disc"])
 
 
 class Ranks:
@@ -462,9 +462,26 @@ def test_what_one_process_finds_wrong_ends_all(home):
     assert all("half precision" in str(error) for error in broken)
 
 
+@pytest.mark.parametrize("method", ["adadistill", "mse"])
+def test_half_precision_changes_the_loss_by_less_than_a_thousandth(tmp_path, method):
+    task = config.load(ROOT / "recipes" / "adadistill.yaml", [f"task.method={method}"]).task
+    torch.manual_seed(0)
+    weights = tmp_path / "teacher.safetensors"
+    save_file(models.build(task.teacher.net, (3, 48, 48)).state_dict(), weights)
+    picture, said = torch.rand(16, 3, 48, 48) * 2 - 1, 3 * torch.randn(16, 128)
+    losses = []
+    for teacher in (said, said.half().float()):
+        torch.manual_seed(1)
+        parts = task.build(Meta(40, (3, 48, 48), ""), {"teacher": weights}, 0)
+        batch = {"image": picture, "label": torch.arange(16), "teacher": teacher}
+        loss = task.loss(parts.learns, parts, batch, At(0, 0, 0.0, lambda x: x, contextlib.nullcontext))
+        losses.append(loss.sum.item() / 16)
+    assert losses[0] != losses[1] and abs(losses[0] - losses[1]) <= 1e-3
+
+
 def test_the_teacher_left_out_leaves_a_tenth_of_the_operations():
     """iResNet-50 and MobileFaceNet at 112 px: 6.31 G multiply-adds, and three times 0.22."""
-    recipe = config.load(Path(__file__).resolve().parents[1] / "recipes" / "adadistill_ms1mv2.yaml", [])
+    recipe = config.load(ROOT / "recipes" / "adadistill_ms1mv2.yaml", [])
     picture, counts = torch.empty(2, 3, 112, 112, device="meta"), []
     for spec, learns in ((recipe.task.teacher.net, False), (recipe.task.student, True)):
         with torch.device("meta"):

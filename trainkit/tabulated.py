@@ -275,7 +275,8 @@ class _Source:
 
 def _stored(source: _Source, run: Witness) -> Stored | None:
     """The table of a source in the store, found or computed; None: the run was told to stop before it was whole."""
-    machine, folder = source.machine, run.outputs / source.key
+    machine = source.machine
+    folder = run.outputs / machine.lead(lambda: source.key)
     few = np.linspace(0, source.split.size - 1, min(LEAST, source.split.size)).astype(np.int64)
 
     def sound() -> str:
@@ -289,7 +290,7 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
         took = time.monotonic() - began
         run.say(f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)")
     else:
-        lock = filelock.FileLock(run.outputs / f".{source.key}.lock")
+        lock = filelock.FileLock(run.outputs / f".{folder.name}.lock")
         waits = False
         while not machine.lead(lambda: _locked(lock)):
             if not waits:
@@ -312,10 +313,14 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
 def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
     """Compute a table block by block and give it its name; False: the run was told to stop."""
     machine, split = source.machine, source.split
-    _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
     aside = _Aside(folder, source.about)
-    done = machine.lead(aside.open)
-    begun = "" if not done else f"; continued from sample {done * BLOCK:,}"
+
+    def begin() -> int:
+        _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
+        return aside.open()
+
+    done = machine.lead(begin)
+    begun = f"; {min(done * BLOCK, split.size):,} are there" if done else ""
     run.say(
         f"{source.name}: outputs for {split.size:,} samples in {split.views} views are computed once, into {folder} "
         f"({source.bytes / 2e6:,.1f} MB; {reason}{begun})"
