@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -504,7 +505,10 @@ def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder
         pytest.importorskip("simplejpeg")
     monkeypatch.setattr(pictures, "plain_decoder", getattr(pictures, decoder))
     data = packed_bytes(tmp_path / "set", [make() for make in (PLAIN | OTHERS).values()])
-    images = data.fetch(np.arange(len(data)))
+    assert not data._images.flags.writeable, "a file larger than memory can be mapped for reading alone"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images = data.fetch(np.arange(len(data)))
     for row, (name, make) in enumerate((PLAIN | OTHERS).items()):
         pixels = pictures.decode(make(), "")
         assert (images[row].transpose(1, 2, 0) == pixels).all(), name

@@ -235,8 +235,7 @@ class Packed(hashed.Hashed):
             self._images = hashed.mapped(self.path / "images.npy").view(np.ndarray)
         else:
             empty = self.manifest["files"]["images.bin"]["bytes"] == 0
-            # Copy on write (c): decoders refuse, or warn of, memory that cannot be written to.
-            mapped = None if empty else np.memmap(self.path / "images.bin", dtype=np.uint8, mode="c")
+            mapped = None if empty else np.memmap(self.path / "images.bin", dtype=np.uint8, mode="r")
             self._images = np.empty(0, np.uint8) if empty else mapped.view(np.ndarray)
             self._offsets = hashed.mapped(self.path / "offsets.npy").view(np.ndarray)
         self.labels = hashed.mapped(self.path / "labels.npy")

@@ -130,8 +130,8 @@ def plain_jpeg(data: bytes) -> tuple[int, int] | None:
 
 
 Decoder = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
-"""Takes encoded bytes as uint8, in memory that may be written to, and where the pixels may go or None; gives RGB, uint8
-(height, width, 3). Raises ValueError or RuntimeError where it cannot."""
+"""Takes encoded bytes as uint8, and where the pixels may go or None; gives RGB, uint8 (height, width, 3). Raises
+ValueError or RuntimeError where it cannot."""
 
 
 @functools.cache
@@ -160,7 +160,8 @@ def _torchvision() -> Decoder:
     import torchvision.io  # noqa: F401  (registers the operator)
 
     decode_jpeg, rgb = torch.ops.image.decode_jpeg.default, 3
-    return lambda data, out: decode_jpeg(torch.from_numpy(data), rgb, False).numpy().transpose(1, 2, 0)
+    # A copy: torch warns of memory that cannot be written to, and a file larger than memory cannot be mapped otherwise.
+    return lambda data, out: decode_jpeg(torch.from_numpy(data.copy()), rgb, False).numpy().transpose(1, 2, 0)
 
 
 def _rgb(picture: Image.Image, where: str) -> np.ndarray:
