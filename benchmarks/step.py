@@ -3,9 +3,9 @@
     python benchmarks/step.py
     ... --rounds 7 --sides trainkit accelerate fabric
 
-A network of three linear layers (about 0.8 ms a step), data in memory in the same order, AdamW in one kernel, gradients
-clipped, a cosine schedule, eight metrics written every 50 steps. Time runs from the loss of step 300 to that of step
-2,300, so nothing of the start or the end is in it. The weights must end equal.
+A small network of three linear layers, data in memory in the same order, AdamW in one kernel, gradients clipped, a
+cosine schedule, eight metrics written every 50 steps. Time runs from the loss of step 300 to that of step 2,300, so
+nothing of the start or the end is in it. The weights must end equal.
 
 `bare` is the loop that one writes by hand: it clips, sets the learning rate, sums loss and accuracy, and appends the
 metrics to a file. `trainkit` is `trainkit train` with what it has by default: journal and MLflow store, clock and
