@@ -89,6 +89,15 @@ def test_targets_are_met_or_missed(race, contest):
     assert "gone is absent: no such package" in "\n".join(made.lines(found))
 
 
+def test_a_case_that_the_baseline_cannot_do_has_figures_and_no_ratios(race, contest):
+    targets = (contest.Target("small", "ours", 5.0, "value"), contest.Target("small", "ours", 0.5))
+    made, found, asked = race({"plain": [1.0], "ours": [2.0]}, only={"small": ("ours",)}, targets=targets)
+    assert asked == ["ours"] and "| small | ours | 2 | 2 |  |  |" in made.lines(found)
+    assert [line.strip() for line in made.lines(found) if "target" in line] == [
+        "target: small ours value at most 5: 2, met"
+    ]
+
+
 def test_a_busy_machine_has_no_result(race):
     made, found, _ = race({"plain": [1.0], "ours": [2.0]})
     assert not any("no result" in line for line in made.lines(found))
