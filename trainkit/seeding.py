@@ -26,7 +26,7 @@ def _scramble(x: np.ndarray) -> np.ndarray:
 
 
 def _hashed(seed: int, stream: str, parts: Iterable[int]) -> int:
-    """What `words` gives for numbers alone, with Python's integers: numpy takes some fifteen times as long."""
+    """What `words` gives for numbers alone, with Python's integers: numpy takes about ten times as long."""
     state = seed & _WORD
     for part in (zlib.crc32(stream.encode()), *parts):
         state = (state + _GOLDEN_INT * (int(part) + 1)) & _WORD
