@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -1027,3 +1028,18 @@ def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone()
     assert "taken for open" in drawn["roc_val.png"].axes[0].get_xlabel()
     assert "false accept" in drawn["roc_lfw.png"].axes[0].get_xlabel()
     assert drawn["roc_val.png"].axes[0].get_legend().get_texts()[0].get_text() == "this run"
+
+
+def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
+    before, store = sys.getswitchinterval(), SimpleNamespace(shown="store", abandoned=list)
+    sys.setswitchinterval(0.005)
+    try:
+        sent = threading.Event()
+        one = sender.Sender(store, None, SimpleNamespace(send=lambda client: sent.set()), waits=False)
+        one.start()
+        one.wake.set()
+        assert sent.wait(10)
+        one.stop()
+        assert sys.getswitchinterval() == pytest.approx(sender.SWITCH_SECONDS)
+    finally:
+        sys.setswitchinterval(before)
