@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import sys
@@ -26,10 +27,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the recipes")
 
 
+@pytest.fixture(scope="session")
+def _stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """New folders, one after another; pytest would look at all that there are for a free number."""
+    home = tmp_path_factory.mktemp("stores")
+    return (home / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _own_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_store(_stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes to the store of the checkout."""
-    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path_factory.mktemp("store")))
+    home = next(_stores)
+    home.mkdir()
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
 
 
 @pytest.fixture(scope="session", autouse=True)
