@@ -21,7 +21,19 @@ import contest
 from contest import Contest
 
 HERE = Path(__file__).resolve().parent
-SUBJECTS = ("margin_head", "step", "gates", "shuffle", "inputs", "teacher", "checkpoints", "tracking_cost")
+SUBJECTS = (
+    "margin_head",
+    "step",
+    "gates",
+    "shuffle",
+    "inputs",
+    "teacher",
+    "checkpoints",
+    "tracking_cost",
+    "startup",
+    "steadiness",
+    "growth",
+)
 """Modules of this folder with a `CONTEST`, in the order of the document."""
 HEAD = """# Performance
 

@@ -1,0 +1,98 @@
+"""How long one waits: for `trainkit --help`, for the message about a mistake in a recipe, for the first step.
+
+    python benchmarks/startup.py
+    ... --rounds 7 --cases help mistake
+
+`torch` is `python -c "import torch"`. `eager` imports what a script with this project's libraries imports at its head:
+torch, timm, accelerate, datasets and mlflow. `trainkit` is, for help, the command; for a mistake, the command behind
+`accelerate launch` with a recipe that has one in its task and one in its keys; each in a new process, the median of
+three, after one that is not counted. The first step is that of the sample set's face teacher, in a process that has
+trained it for a step before: from the order to the journal's first line, with the store, the run and the data opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from contest import Contest, Sample, Target
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMES = 3
+EAGER = "import torch, timm, accelerate, datasets, mlflow"
+SHORT = ("train.length=1 steps", "log.every=1 steps", "evaluations={}", "best=null", "checkpoints.at_end=false")
+
+
+def torch(case: str) -> Sample:
+    return started("-c", "import torch")
+
+
+def eager(case: str) -> Sample:
+    return started("-c", EAGER)
+
+
+def trainkit(case: str) -> Sample:
+    if case == "help":
+        return started("-c", "from trainkit.cli import main; main(['--help'])")
+    if case == "mistake":
+        recipe = str(ROOT / "recipes" / "adadistill.yaml")
+        return started(str(ROOT / "trainkit" / "run.py"), recipe, "task.alpha=none", "optim.rate=1", code=2)
+    return first_step()
+
+
+def started(*words: str, code: int = 0) -> Sample:
+    """Seconds that a command takes; processor time beside them."""
+    wall, cpu = [], []
+    for _ in range(1 + TIMES):
+        before, began = os.times(), time.perf_counter()
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+        wall.append(time.perf_counter() - began)
+        after = os.times()
+        cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        if done.returncode != code:
+            raise RuntimeError(f"{words}: exit code {done.returncode}, not {code}: {done.stderr[-500:]}")
+    return Sample(statistics.median(wall[1:]), None, {"cpu s": statistics.median(cpu[1:])})
+
+
+def first_step() -> Sample:
+    from trainkit import journal
+    from trainkit.launch import launch
+    from trainkit.order import Order
+    from trainkit.store import Store
+
+    recipe = ROOT / "recipes" / "face_teacher.yaml"
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["TRAINKIT_STORE"] = home
+        seconds, cpu = [], []
+        for _ in range(1 + TIMES):
+            began, busy = time.time(), time.process_time()
+            with contextlib.redirect_stdout(sys.stderr):
+                launch(Order(recipe, SHORT), lambda: False)
+            cpu.append(time.process_time() - busy)
+            (first,) = journal.read(Store.locate().runs()[-1].journal).metrics["train/loss"]
+            seconds.append(first.t / 1000 - began)
+    return Sample(statistics.median(seconds[1:]), None, {"cpu s": statistics.median(cpu[1:])})
+
+
+CONTEST = Contest(
+    title="Start-up",
+    unit="s",
+    baseline="torch",
+    sides={"torch": torch, "eager": eager, "trainkit": trainkit},
+    cases=("help", "mistake", "first step"),
+    only={"first step": ("trainkit",)},
+    targets=(
+        Target("help", "trainkit", 0.2, of="value", words="help, s,"),
+        Target("mistake", "trainkit", 0.3, of="difference", words="a mistake, s beyond importing torch,"),
+        Target("first step", "trainkit", 2.0, of="value", words="the first step after imports, s,"),
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(CONTEST.main(__doc__))
