@@ -75,7 +75,7 @@ class Trace:
             return self._give_up(f"the training ended before update {self._wanted.at}")
         try:
             self._quiet()
-            self._profiler.stop()
+            self._stop()
         except Exception as error:
             return self._give_up(f"{type(error).__name__}: {error}")
         if self.file is None:
@@ -117,7 +117,7 @@ class Trace:
         self._quiet()
         self._profiler.step()
         if not self._left:
-            self._profiler.stop()
+            self._stop()
             self._end()
 
     def _write(self, profiler: Any) -> None:
@@ -147,8 +147,13 @@ class Trace:
             with contextlib.suppress(Exception):
                 self._quiet()
                 self._profiler.on_trace_ready = None
-                self._profiler.stop()
+                self._stop()
         self._end()
+
+    def _stop(self) -> None:
+        # Once: torch 2.11 dies of a second time.
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
 
 
 class _Ranges:
