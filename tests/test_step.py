@@ -1,6 +1,7 @@
 """What the loop does in every update: the short ways come to the same bits as the long ones."""
 
 import importlib
+import itertools
 import json
 import math
 import subprocess
@@ -16,9 +17,12 @@ from hypothesis import strategies as st
 
 from trainkit import nonfinite, optim, seeding
 from trainkit.machine import Machine
-from trainkit.recipe import Optim
+from trainkit.recipe import Log, Optim
+from trainkit.store import RunFolder
 from trainkit.tally import Tally
 from trainkit.task import Loss
+from trainkit.tracking import Silent
+from trainkit.witness import Witness
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -169,6 +173,31 @@ def test_the_average_follows_parameters_and_buffers_that_are_replaced():
     before = average.tensors["0.0.weight"].clone()
     average.update(other, 100)
     assert torch.equal(average.tensors["0.0.weight"], torch.lerp(before, other[0][0].weight.detach(), 0.5))
+
+
+def test_the_progress_bar_is_told_a_few_times_between_two_drawings_and_of_the_last_step(monkeypatch):
+    told, now = [], [0.0]
+
+    class Bar:
+        def __init__(self, total, initial, **rest):
+            self.n = initial
+
+        def update(self, n):
+            self.n += n
+            told.append((self.n, now[0]))
+
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("trainkit.witness.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    run = Witness(SimpleNamespace(log=Log()), "", "", RunFolder(Path()), Silent(), True, lambda: False)
+    for step in range(1, 10_001):
+        now[0] += 0.001 if step < 9_000 else 0.3
+        run.progress(step, 10_000)
+    steps, times = zip(*told, strict=True)
+    quick = [later - t for t, later in itertools.pairwise(times) if later < 8.9]
+    assert steps[-1] == 10_000 and list(steps) == sorted(steps)
+    assert max(quick[2:]) == pytest.approx(0.5, rel=0.01) and len(quick) < 25  # drawn every 2 s
+    assert [s for s in range(9_600, 10_000) if s not in steps] == []  # slow steps are told of one by one
 
 
 # ---- The contests

@@ -6,6 +6,7 @@ The loop calls a witness on every rank; on ranks other than 0 it keeps silent.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,7 @@ class Witness:
     def __post_init__(self) -> None:
         self._bar = None
         self._due = 0
+        self._told = 0.0
         self._commit: Commit | None = None
         self._signalled, self.stopping = self.stopping, self._asked_to_stop
 
@@ -78,12 +80,17 @@ class Witness:
         if not sys.stderr.isatty():
             self._due = steps + 1
             return
+        now, seconds = time.perf_counter(), self.recipe.log.progress.seconds
         if self._bar is None:
             from tqdm import tqdm
 
-            seconds = self.recipe.log.progress.seconds if self.recipe.log.progress.timed else 1
             self._bar = tqdm(total=steps, initial=step, unit="step", mininterval=seconds, dynamic_ncols=True)
-        self._bar.update(step - self._bar.n)
+            self._told = now
+        done = step - self._bar.n
+        self._bar.update(done)
+        # Told again after a quarter of the time between two drawings, at this pace: between, a step costs a comparison.
+        self._due = min(steps, step + max(1, int(0.25 * seconds * done / max(now - self._told, 1e-9))))
+        self._told = now
 
     def line(self, step: int, steps: int, learned: Mapping[str, float], measured: Mapping[str, float]) -> None:
         """Write down loss, speed and time shares since the last line, and say the first two."""
