@@ -264,7 +264,7 @@ def test_a_full_disk_ends_the_run_and_costs_nothing_that_was_written_before(stor
 
     def write(path, content):
         if second_checkpoint() and path.name == "optimizer.safetensors":
-            path.write_bytes(content[:100])
+            path.write_bytes(b"".join(content)[:100])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return true_write(path, content)
 
