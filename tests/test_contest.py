@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,11 +142,11 @@ def test_every_subject_of_the_suite_is_a_contest_whose_targets_exist(contest, mo
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import suite
 
+    assert suite.SUBJECTS
     for name in suite.SUBJECTS:
         if not (BENCHMARKS / f"{name}.py").exists():
             pytest.fail(f"benchmarks/{name}.py is not there")
         made = suite.subject(name)
-        assert made.baseline in made.sides and not (BENCHMARKS / f"{name}.py").read_text().startswith("import")
+        assert made.baseline in made.sides
         for target in made.targets:
             assert target.case in made.cases and target.side in made.sides, (name, target)
-        assert replace(made, title="x").title == "x"
