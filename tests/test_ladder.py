@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import ClassVar
 
@@ -375,7 +376,7 @@ class Fake:
         if reason is not None:
             Fake.alive.remove(self)
             raise PaceError(*reason)
-        self.rng = np.random.default_rng(abs(hash(tuple(order.overrides))) % 2**32)
+        self.rng = np.random.default_rng(zlib.crc32(repr(tuple(order.overrides)).encode()))
         self.ready = ready(Fake.world.get("machine", MACHINE))
         self.first = self._block(1)
 

@@ -321,7 +321,7 @@ class Ladder:
         for one in rung.tries:
             result = self._try(rung.name, one)
             if result.ratio is not None:
-                if rung.climbs and result.high < best:
+                if rung.climbs and result.high * LEAST < best:
                     break
                 best = max(best, result.ratio)
             elif rung.climbs or rung.fills:

@@ -50,7 +50,7 @@ class Rung:
     name: str
     tries: tuple[Try, ...] = ()
     climbs: bool = False
-    """Numbers that grow: a try that is slower than the best so far with its whole interval ends the search."""
+    """Numbers that grow: a try whose whole interval is more than 1 % slower than the best so far ends the search."""
     fills: bool = False
     """Numbers that grow until one does not fit: a try that fails ends the search."""
     absent: str = ""
