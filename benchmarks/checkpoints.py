@@ -179,7 +179,10 @@ def _ours(wait_for_it: bool) -> Sample:
             pass
 
     training, folder = Training(), Folder(Path(tempfile.mkdtemp()))
-    agenda, tally = Agenda({}, lambda x: x, lambda *what: None), Tally(SimpleNamespace(device=torch.device("cpu")))
+    agenda, tally = (
+        Agenda({}, lambda x: x, lambda *what: None),
+        Tally(SimpleNamespace(device=torch.device("cpu"), at_once=True)),
+    )
     state = State(training.net, training.optimizer, None, None, None, agenda, tally, {})
     recipe = SimpleNamespace(checkpoints=Checkpoints(keep_last=1))
     run = Witness(recipe, "", "", folder, Silent(), True, lambda: False, clock=Clock())

@@ -20,6 +20,10 @@ them alike. A ratio is the median over rounds of side / baseline within one roun
 claim to do the same work prove it: their `proof` must be equal, or the contest ends with an error and prints no table.
 A side whose package is not there raises ModuleNotFoundError and stands in the table as absent.
 
+Where differences are small against the changes of pace of the machine itself, as of a virtual one whose host turns to
+others, sides take `turns`: all of a round are alive, one works at a time, a block of some ten milliseconds, and all
+others are stopped with all their threads. A ratio or difference of a round is then the median of those within a cycle.
+
 How busy the others keep the machine is measured in a second of silence before each process. Above half a core the table
 is marked as no result: then a ratio says more about the neighbours.
 """
@@ -31,9 +35,12 @@ import json
 import math
 import os
 import platform
+import select
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -61,6 +68,8 @@ class Sample:
     Numbers are compared within the contest's tolerance, all else exactly."""
     more: Mapping[str, float] = field(default_factory=dict)
     """Further columns: median over rounds."""
+    blocks: Sequence[float] = ()
+    """The values of its turns, where sides take turns."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,9 @@ class Contest:
     threads: int = 1
     """Of each process."""
     timeout: float = 300.0
-    """Seconds of one process."""
+    """Seconds of one process, or of one of its turns."""
+    turns: bool = False
+    """Whether sides take turns; they call `next_turn` between the blocks of their work."""
 
     def main(self, doc: str | None, argv: Sequence[str] | None = None) -> int:
         """The command line of a benchmark. Returns its exit code: 1 where work was not equal."""
@@ -130,14 +141,14 @@ class Contest:
         for number in range(rounds):
             turn = number % len(sides)
             for case in cases:
-                for side in (*sides[turn:], *sides[:turn]):
-                    if side in absent or side not in self.only.get(case, sides):
-                        continue
+                able = [side for side in (*sides[turn:], *sides[:turn]) if side in self.only.get(case, sides)]
+                able = [side for side in able if side not in absent]
+                for group in [able] if self.turns else [[side] for side in able]:
                     busy.append(others())
-                    sample, why = self._process(script, side, case)
-                    if sample is None:
-                        absent[side] = why
-                    else:
+                    for side, (sample, why) in self._processes(script, group, case).items():
+                        if sample is None:
+                            absent[side] = why
+                            continue
                         values[case][side].append(sample)
                         print(
                             f"{number + 1}/{rounds} {case} {side}: {sample['value']:.6g} {self.unit}", file=sys.stderr
@@ -155,29 +166,32 @@ class Contest:
             "date": time.strftime("%Y-%m-%d"),
         }
 
-    def _process(self, script: Path, side: str, case: str) -> tuple[dict[str, Any] | None, str]:
-        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
-        env |= {"HF_HUB_OFFLINE": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "TOKENIZERS_PARALLELISM": "false"}
-        root = str(Path(__file__).resolve().parents[1])
-        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
-        command = [sys.executable, str(script), "--one", side, case]
-        began = os.times()
+    def _processes(self, script: Path, sides: Sequence[str], case: str) -> dict[str, tuple[dict[str, Any] | None, str]]:
+        """What each side measured, or why it did not; more than one side takes turns with the others."""
+        with tempfile.TemporaryDirectory() as folder:
+            made = {side: _Process(script, side, case, self.threads, Path(folder)) for side in sides}
+            try:
+                if self.turns:
+                    waiting = [side for side in sides if made[side].go(self.timeout)]  # up to its first block
+                    while waiting:
+                        waiting = [side for side in waiting if made[side].go(self.timeout)]
+                return {side: self._ended(process, side, case) for side, process in made.items()}
+            finally:
+                for process in made.values():
+                    process.kill()
+
+    def _ended(self, process: _Process, side: str, case: str) -> tuple[dict[str, Any] | None, str]:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=self.timeout, env=env)
+            out, err, code = process.ended(self.timeout)
         except subprocess.TimeoutExpired:
             return None, f"took more than {self.timeout:g} s"
-        ended = os.times()
-        for line in reversed(done.stdout.splitlines()):
+        for line in reversed(out.splitlines()):
             if line.startswith(_MARK):
-                sample = json.loads(line[len(_MARK) :])
-                sample["cpu_s"] = (
-                    ended.children_user + ended.children_system - began.children_user - began.children_system
-                )
-                return sample, ""
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+                return json.loads(line[len(_MARK) :]), ""
+        last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
         if "ModuleNotFoundError" in last:
             return None, f"{last.partition(': ')[2]}: pip install 'trainkit[bench]'"
-        raise SystemExit(f"{self.title}: {side} {case} failed: {last}\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{self.title}: {side} {case} failed: {last}\n{err[-2000:]}")
 
     def _unequal(self, values: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> list[str]:
         found = []
@@ -240,8 +254,7 @@ class Contest:
         if target.of == "ratio":
             return statistics.median(ratios(sides, target.side, found["baseline"]))
         if target.of == "difference":
-            pairs = zip(samples, sides[found["baseline"]], strict=False)
-            return statistics.median(own["value"] - base["value"] for own, base in pairs)
+            return statistics.median(differences(sides, target.side, found["baseline"]))
         return statistics.median(s["value"] if target.of == "value" else s["more"][target.of] for s in samples)
 
     def _cells(self, sides: Mapping[str, Sequence[Mapping[str, Any]]], side: str, extra: Sequence[str]) -> list[str]:
@@ -262,7 +275,20 @@ class Contest:
 
 def ratios(sides: Mapping[str, Sequence[Mapping[str, Any]]], side: str, baseline: str) -> list[float]:
     """Side over baseline, round by round."""
-    return [own["value"] / base["value"] for own, base in zip(sides[side], sides[baseline], strict=False)]
+    return [statistics.median(a / b for a, b in pairs) for pairs in _paired(sides[side], sides[baseline])]
+
+
+def differences(sides: Mapping[str, Sequence[Mapping[str, Any]]], side: str, baseline: str) -> list[float]:
+    """Side less baseline, round by round."""
+    return [statistics.median(a - b for a, b in pairs) for pairs in _paired(sides[side], sides[baseline])]
+
+
+def _paired(own: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]) -> list[list[tuple[float, float]]]:
+    """The figures of each round that were taken at about the same time."""
+    return [
+        list(zip(a["blocks"], b["blocks"], strict=True)) if a.get("blocks") else [(a["value"], b["value"])]
+        for a, b in zip(own, base, strict=False)
+    ]
 
 
 def same(a: Any, b: Any, tolerance: float) -> bool:
@@ -272,6 +298,72 @@ def same(a: Any, b: Any, tolerance: float) -> bool:
     if isinstance(a, float | int) and isinstance(b, float | int):
         return a == b or math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
     return a == b
+
+
+_TURN = "CONTEST_TURN"
+
+
+def next_turn() -> None:
+    """End a block and wait until this side may begin the next. Alone, or without turns, it returns at once."""
+    if _TURN in os.environ:
+        told, go = map(int, os.environ[_TURN].split())
+        os.write(told, b".")
+        os.read(go, 1)
+
+
+class _Process:
+    """One side of a case in a process group of its own."""
+
+    def __init__(self, script: Path, side: str, case: str, threads: int, folder: Path):
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        env |= {"HF_HUB_OFFLINE": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "TOKENIZERS_PARALLELISM": "false"}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # no side compiles its modules in each process
+        root = str(Path(__file__).resolve().parents[1])
+        env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+        self._command = [sys.executable, str(script), "--one", side, case]
+        self._env, self._said, self._running = env, (folder / f"{side}.out", folder / f"{side}.err"), None
+
+    def _start(self, turns: bool) -> subprocess.Popen:
+        fds: tuple[int, ...] = ()
+        if turns:
+            self._told, told = os.pipe()
+            go, self._go = os.pipe()
+            fds = (told, go)
+            self._env[_TURN] = f"{told} {go}"
+        with open(self._said[0], "w") as out, open(self._said[1], "w") as err:
+            self._running = subprocess.Popen(
+                self._command, stdout=out, stderr=err, env=self._env, pass_fds=fds, start_new_session=True
+            )
+        for fd in fds:
+            os.close(fd)
+        return self._running
+
+    def go(self, seconds: float) -> bool:
+        """Give it a turn, and stop it after that; whether it wants another. The first is up to its first block."""
+        if self._running is None:
+            running = self._start(turns=True)
+        else:
+            running = self._running
+            os.killpg(running.pid, signal.SIGCONT)
+            os.write(self._go, b".")
+        ready, _, _ = select.select([self._told], [], [], seconds)
+        if ready and os.read(self._told, 1) == b".":
+            os.killpg(running.pid, signal.SIGSTOP)
+            return True
+        return False
+
+    def ended(self, seconds: float) -> tuple[str, str, int]:
+        """What it said, and its exit code."""
+        code = (self._running or self._start(turns=False)).wait(seconds)
+        return self._said[0].read_text(), self._said[1].read_text(), code
+
+    def kill(self) -> None:
+        if self._running is not None and self._running.poll() is None:
+            os.killpg(self._running.pid, signal.SIGKILL)
+            self._running.wait()
+        for fd in (getattr(self, "_told", None), getattr(self, "_go", None)):
+            if fd is not None:
+                os.close(fd)
 
 
 def others(seconds: float = 1.0) -> float:

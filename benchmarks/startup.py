@@ -86,7 +86,7 @@ CONTEST = Contest(
     baseline="torch",
     sides={"torch": torch, "eager": eager, "trainkit": trainkit},
     cases=("help", "mistake", "first step"),
-    only={"first step": ("trainkit",)},
+    only={"mistake": ("torch", "trainkit"), "first step": ("trainkit",)},
     targets=(
         Target("help", "trainkit", 0.2, of="value", words="help, s,"),
         Target("mistake", "trainkit", 0.3, of="difference", words="a mistake, s beyond importing torch,"),

@@ -4,8 +4,8 @@
     ... --rounds 7 --sides trainkit accelerate fabric
 
 A small network of three linear layers, data in memory in the same order, AdamW in one kernel, gradients clipped, a
-cosine schedule, eight metrics written every 50 steps. Time runs from the loss of step 300 to that of step 2,300, so
-nothing of the start or the end is in it. The weights must end equal.
+cosine schedule, eight metrics written every 50 steps. Sides take turns of 50 steps, from the loss of step 300 to that
+of step 2,300, so that each has a log line and nothing of the start or the end is in it. The weights must end equal.
 
 `bare` is the loop that one writes by hand: it clips, sets the learning rate, sums loss and accuracy, and appends the
 metrics to a file. `trainkit` is `trainkit train` with what it has by default: journal and MLflow store, clock and
@@ -20,6 +20,7 @@ import io
 import json
 import math
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -32,15 +33,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from contest import Contest, Sample, Target, digest
+from contest import Contest, Sample, Target, digest, next_turn
 from torch import Tensor, nn
 
 from trainkit import seeding
 from trainkit.task import Loss, Meta, Opened, Parts, Scores
 
 SEED, SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 0, 4096, 64, 128, 10, 64
-FIRST, STEPS = 300, 2300
-"""The steps between whose losses time runs; the training ends with the second."""
+FIRST, STEPS, BLOCK = 300, 2300, 50
+"""The steps between whose losses time runs, in blocks of so many; the training ends with the second."""
 EVERY = 50
 RATE, DECAY, CLIP = 1e-3, 0.01, 1.0
 PER_EPOCH = SAMPLES // BATCH
@@ -83,10 +84,11 @@ def factor(step: int) -> float:
 
 
 class Watch:
-    """The time between two losses, taken where each side computes its loss; and what the training came to."""
+    """The time of blocks of steps, taken where each side computes its loss; and what the training came to."""
 
     def __init__(self) -> None:
-        self.calls, self.began, self.ended = 0, (0.0, 0.0), (0.0, 0.0)
+        self.calls, self.began = 0, (0.0, 0.0)
+        self.blocks: list[tuple[float, float]] = []
         self.net: nn.Module | None = None
 
     def now(self) -> tuple[float, float]:
@@ -95,10 +97,12 @@ class Watch:
     def loss(self, net: nn.Module, points: Tensor, labels: Tensor, reduction: str = "mean") -> tuple[Tensor, Tensor]:
         """Loss and accuracy of a batch."""
         self.calls += 1
-        if self.calls == FIRST:
+        if FIRST <= self.calls <= STEPS and (self.calls - FIRST) % BLOCK == 0:
+            if self.calls > FIRST:
+                wall, cpu = (1e6 * (b - a) / BLOCK for a, b in zip(self.began, self.now(), strict=True))
+                self.blocks.append((wall, cpu))
+            next_turn()
             self.began = self.now()
-        elif self.calls == STEPS:
-            self.ended = self.now()
         logits = net(points)
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
         return F.cross_entropy(logits, labels, reduction=reduction), accuracy
@@ -106,8 +110,8 @@ class Watch:
     def sample(self, net: nn.Module) -> Sample:
         if self.calls != STEPS:
             raise RuntimeError(f"{self.calls} losses, not {STEPS}")
-        wall, cpu = (1e6 * (b - a) / (STEPS - FIRST) for a, b in zip(self.began, self.ended, strict=True))
-        return Sample(wall, digest(net.state_dict()), {"cpu us": cpu})
+        wall, cpu = zip(*self.blocks, strict=True)
+        return Sample(statistics.median(wall), digest(net.state_dict()), {"cpu us": statistics.mean(cpu)}, wall)
 
 
 WATCH = Watch()
@@ -463,6 +467,7 @@ CONTEST = Contest(
     unit="us a step",
     baseline="bare",
     sides=SIDES,
+    turns=True,
     targets=[Target("", "trainkit", 20, "difference", words="trainkit beyond bare, us a step")],
 )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,16 +36,21 @@ def race(contest):
         )
         asked = []
 
-        def process(self, script, side, case):
-            number = sum(1 for s in asked if s == side)
-            asked.append(side)
+        def processes(self, script, sides, case):
+            asked.append(sides)
+            return {side: process(side, sum(side in group for group in asked) - 1) for side in sides}
+
+        def process(side, number):
             value = figures[side]
             if isinstance(value, str):
                 return None, value
-            return {"value": value[number], "proof": (proofs or {}).get(side), "more": {}}, ""
+            value = value[number]
+            blocks = value if isinstance(value, list) else []
+            value = statistics.median(blocks) if blocks else value
+            return {"value": value, "proof": (proofs or {}).get(side), "more": {}, "blocks": blocks}, ""
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(contest.Contest, "_process", process)
+            patch.setattr(contest.Contest, "_processes", processes)
             patch.setattr(contest, "others", lambda: 0.1)
             found = made.run(Path("x.py"), list(figures), ("small",), len(figures["plain"]))
         return made, found, asked
@@ -55,7 +63,7 @@ def test_a_ratio_is_the_median_of_those_within_a_round(race):
     made, found, asked = race({"plain": [10.0, 11.0, 20.0], "ours": [5.0, 6.6, 10.0]})
     (row,) = [line for line in made.lines(found) if line.startswith("| small | ours")]
     assert row == "| small | ours | 6.6 | 5 | 0.5 | 0.5 to 0.6 |"
-    assert asked == ["plain", "ours", "ours", "plain", "plain", "ours"]
+    assert asked == [["plain"], ["ours"], ["ours"], ["plain"], ["plain"], ["ours"]]
 
 
 def test_sides_that_did_different_work_get_no_table(race, contest):
@@ -91,7 +99,7 @@ def test_targets_are_met_or_missed(race, contest):
 def test_a_case_that_the_baseline_cannot_do_has_figures_and_no_ratios(race, contest):
     targets = (contest.Target("small", "ours", 5.0, "value"), contest.Target("small", "ours", 0.5))
     made, found, asked = race({"plain": [1.0], "ours": [2.0]}, only={"small": ("ours",)}, targets=targets)
-    assert asked == ["ours"] and "| small | ours | 2 | 2 |  |  |" in made.lines(found)
+    assert asked == [["ours"]] and "| small | ours | 2 | 2 |  |  |" in made.lines(found)
     assert [line.strip() for line in made.lines(found) if "target" in line] == [
         "target: small ours value at most 5: 2, met"
     ]
@@ -120,8 +128,6 @@ if __name__ == "__main__":
     sys.exit(CONTEST.main("doc"))
 """
     )
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, str(script), "--rounds", "1", "--json", str(kept)], capture_output=True, text=True, timeout=120
     )
@@ -129,6 +135,59 @@ if __name__ == "__main__":
     found = json.loads(kept.read_text())
     pids = {s["more"]["pid"] for sides in found["cases"].values() for ss in sides.values() for s in ss}
     assert len(pids) == 4 and "gone is absent: No module named 'no_such_package'" in done.stdout
+
+
+def test_a_ratio_of_sides_in_turns_is_of_blocks_next_to_each_other(race, contest):
+    # The machine halves its pace after the first block of a side: medians over all blocks would say 2.1.
+    targets = (contest.Target("small", "ours", 1.5, "difference", words="over plain"),)
+    figures = {"plain": [[10.0, 20.0, 20.0]], "ours": [[21.0, 21.0, 21.0]]}
+    made, found, asked = race(figures, turns=True, targets=targets)
+    assert asked == [["plain", "ours"]]
+    assert "| small | ours | 21 | 21 | 1.05 | 1.05 to 1.05 |" in made.lines(found)
+    assert any("over plain at most 1.5: 1, met" in line for line in made.lines(found))
+
+
+def test_in_turns_one_side_works_and_the_threads_of_others_stand(tmp_path):
+    script, kept = tmp_path / "race.py", tmp_path / "found.json"
+    script.write_text(
+        f"""import sys, threading, time
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import contest
+from contest import Contest, Sample, next_turn
+contest.others = lambda: 0.1
+beats = []
+def beat():
+    while True:
+        beats.append(time.monotonic())
+        time.sleep(0.002)
+def side(case):
+    threading.Thread(target=beat, daemon=True).start()
+    spans = []
+    next_turn()
+    for _ in range(6):
+        began = time.monotonic()
+        time.sleep(0.02)
+        spans += [began, time.monotonic()]
+        next_turn()
+    inside = sum(any(a <= b <= c for a, c in zip(spans[::2], spans[1::2])) for b in beats)
+    outside = sum(spans[0] <= b <= spans[-1] for b in beats) - inside
+    return Sample(1.0, more={{"beats": inside, "outside": outside}}, blocks=spans)
+def gone(case):
+    import no_such_package
+CONTEST = Contest("Race", "us", "plain", {{"plain": side, "ours": side, "gone": gone}}, turns=True)
+if __name__ == "__main__":
+    sys.exit(CONTEST.main("doc"))
+"""
+    )
+    command = [sys.executable, str(script), "--rounds", "1", "--json", str(kept)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sides = json.loads(kept.read_text())["cases"][""]
+    spans = [s for side in ("plain", "ours") for s in zip(*[iter(sides[side][0]["blocks"])] * 2, strict=True)]
+    spans.sort()
+    assert len(spans) == 12 and all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    assert all(6 < s["beats"] > 4 * s["outside"] for s in (sides[side][0]["more"] for side in ("plain", "ours")))
+    assert "gone is absent: No module named 'no_such_package'" in done.stdout
 
 
 def test_the_digest_of_weights_is_that_of_their_bits(contest):

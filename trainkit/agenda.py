@@ -29,12 +29,19 @@ class Agenda:
         self.gates = dict(gates)
         self._share, self._note = share, note
         self._recorded = dict(recorded or {})
-        self.next = min((gate.due for gate in self.gates.values()), default=Gate.NEVER)
+        self._look()
+
+    def _look(self) -> None:
+        self.next = min([gate.due for gate in self.gates.values()], default=Gate.NEVER)
 
     def ask(self, step: int, elapsed: float, seconds_per_step: float) -> list[str]:
         """Names of the events that happen at `step`. Called on every rank at the same steps."""
-        due = [name for name, gate in self.gates.items() if step >= gate.due]
-        clocked = [name for name in due if self.gates[name].clocked]
+        due, clocked = [], []
+        for name, gate in self.gates.items():
+            if step >= gate.due:
+                due.append(name)
+                if gate.clocked:
+                    clocked.append(name)
         decided: dict[str, Decision] = {}
         if clocked:
             for name in clocked:
@@ -52,7 +59,7 @@ class Agenda:
             if happens:
                 happening.append(name)
                 gate.last = elapsed
-        self.next = min((gate.due for gate in self.gates.values()), default=Gate.NEVER)
+        self._look()
         return happening
 
     def state(self) -> dict[str, Any]:
@@ -65,7 +72,7 @@ class Agenda:
             if name in self.gates:
                 gate = self.gates[name]
                 gate.due, gate.spent, gate.cost, gate.last = due, spent, cost, last
-        self.next = min((gate.due for gate in self.gates.values()), default=Gate.NEVER)
+        self._look()
 
 
 def recorded_decisions(events: Iterable[Event]) -> dict[tuple[str, int], Decision]:

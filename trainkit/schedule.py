@@ -186,12 +186,11 @@ class Gate:
     NEVER = 1 << 62
 
     def __post_init__(self) -> None:
-        self.due = self.after(0)
-
-    @property
-    def clocked(self) -> bool:
+        every = self.every
+        self.clocked = every is not None and (every.timed or self.budget is not None)
         """Whether the gate needs to look at the clock."""
-        return self.every is not None and (self.every.timed or self.budget is not None)
+        self._length = every.steps(self.steps_per_epoch, self.batch_size) if every and not every.timed else 0
+        self.due = self.after(0)
 
     def after(self, step: int, seconds_per_step: float = 0.0) -> int:
         """The first step after `step` at which the event may be due."""
@@ -201,8 +200,7 @@ class Gate:
             # Rather too early than too late, since the pace of now may not last: then it asks again.
             ahead = 0.5 * self.every.seconds / seconds_per_step if seconds_per_step > 0 else 1
             return step + max(1, min(int(ahead), 1_000_000))
-        length = self.every.steps(self.steps_per_epoch, self.batch_size)
-        return (step // length + 1) * length
+        return (step // self._length + 1) * self._length
 
     def decide(self, step: int, elapsed: float, seconds_per_step: float) -> tuple[bool, int]:
         """Whether the event happens at `step`, and the step at which to ask again.

@@ -15,9 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trainkit.errors import UserError, few
@@ -98,8 +96,12 @@ def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tens
 
 
 def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
+    # Imported when files are read, which checking a recipe is not: 50 ms.
+    from safetensors import SafetensorError
+    from safetensors import torch as by_torch
+
     try:
-        return safetensors.torch.load_file(path)
+        return by_torch.load_file(path)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _damaged(where, f"is no whole safetensors file ({error})") from error
 
@@ -301,6 +303,9 @@ def read_centres(path: Path | str, classes: int, dim: int) -> Tensor:
 
 def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors as safetensors; tensors that share memory are written each in full."""
+    from safetensors import SafetensorError
+    from safetensors import torch as by_torch
+
     plain, seen = {}, set()
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
@@ -309,7 +314,7 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Map
         seen.add(place)
         plain[name] = tensor.clone() if shares else tensor
     try:
-        safetensors.torch.save_file(plain, str(path), dict(metadata) if metadata else None)
+        by_torch.save_file(plain, str(path), dict(metadata) if metadata else None)
     except (OSError, SafetensorError) as error:
         raise UserError(
             str(path), f"cannot be written ({error})", remedy="check the folder and the space left"
