@@ -159,7 +159,7 @@ class Journal:
         """As `append`, a moment later: in a tenth of its time, and without waiting for other threads."""
         if self._file.closed:
             raise ValueError(f"{self.path} is closed")
-        self._notes.append((_milliseconds(), step, metrics))
+        self._notes.append((time.time_ns(), step, metrics))
         if len(self._notes) > _NOTES or time.monotonic() > self._due:
             with self._lock:  # the sender, which comes by every few seconds, is held up
                 self._take_in()
@@ -168,11 +168,12 @@ class Journal:
         self._due = time.monotonic() + _HOLD_SECONDS
         while self._notes:
             now, step, metrics = self._notes.popleft()
-            self._append(self._time(now), step, metrics)
+            self._append(self._time(now // 1_000_000), step, metrics)
 
     def _append(self, now: int, step: int, metrics: dict[str, float]) -> None:
         by_time: dict[int, dict[str, float | str]] = {}
         changed: list[tuple[str, float, float]] = []
+        strange: list[str] = []
         for name, value in metrics.items():
             value, t = float(value), now
             last = self._last.get(name)
@@ -193,10 +194,14 @@ class Journal:
                     t, value = before
                 else:
                     changed.append((name, before[1], value))
+            if not math.isfinite(value):
+                strange.append(name)
             by_time.setdefault(t, {})[name] = _put(value)
             self._last[name] = Point(step, value, t)
         for t, values in by_time.items():
             self._write({"t": t, "step": step, "m": values})
+        if strange:
+            self._append_event(step, "nonfinite", {"names": sorted(strange)})
         for name, old, new in changed:
             self._append_event(step, "nondeterminism", {"name": name, "first": _put(old), "again": _put(new)})
 

@@ -23,7 +23,7 @@ import socket
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,6 +45,7 @@ METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 """Names MLflow takes everywhere; one bad name would make it refuse a whole batch."""
 
 _WAKE_LINES = 500
+_FLOAT = frozenset([float])
 _FINISH_SECONDS = 30.0
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
 _DIGEST_CHARS = 12
@@ -69,8 +70,9 @@ class Tracker:
         self._sender = Sender(store, client, self._outbox, waits=waits)
         self._sampler: Sampler | None = None
         self._finished = self._shows_images = False
-        self._names: set[str] = set()
-        self._logged = 0
+        self._names: Set[str] = set()
+        """Of the last line, which were checked."""
+        self._logged, self._wakes_at = 0, 1  # the first line releases a sender that waits for it
         self._pid = os.getpid()
 
     @classmethod
@@ -154,21 +156,25 @@ class Tracker:
 
         Raises ValueError for a name outside `METRIC_NAME` and for what is no real number.
         """
-        step, values = _step(step), {}
-        for name, value in metrics.items():
-            if name not in self._names:
-                self._names.add(_metric_name(name))
-            values[name] = value if type(value) is float else _number(name, value)
+        # The caches hold the network and none of this: each call costs microseconds, whatever can be is done later.
+        values = dict(metrics)
+        if (
+            values.keys() != self._names
+            or not _FLOAT.issuperset(map(type, values.values()))
+            or type(step) is not int
+            or step < 0
+        ):
+            step, values = self._plain(step, values)
         self._journal.note(step, values)
-        if not all(map(math.isfinite, values.values())):
-            strange = sorted(name for name, value in values.items() if not math.isfinite(value))
-            self._journal.event(step, "nonfinite", {"names": strange})
-        if not self._sender.released.is_set():
-            self._sender.released.set()
         self._logged += 1
-        if self._logged >= _WAKE_LINES:
-            self._logged = 0
-            self._sender.wake.set()
+        if self._logged >= self._wakes_at:
+            self._logged, self._wakes_at = 0, _WAKE_LINES
+            (self._sender.wake if self._sender.released.is_set() else self._sender.released).set()
+
+    def _plain(self, step: Any, metrics: dict[str, Any]) -> tuple[int, dict[str, float]]:
+        step, values = _step(step), {_metric_name(name): _number(name, value) for name, value in metrics.items()}
+        self._names = values.keys()
+        return step, values
 
     def event(self, step: int, name: str, data: Any = None) -> None:
         """Record in the journal that something happened; `data` is anything JSON holds."""
