@@ -98,6 +98,8 @@ class Contest:
     cases: Sequence[str] = ("",)
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The sides of a case that not all of them can do."""
+    ours: Sequence[str] = ("trainkit",)
+    """The sides that are this project's; the others are its peers."""
     more_is_better: bool = False
     tolerance: float = 0.0
     """By which share numbers of a proof may differ."""
@@ -234,16 +236,34 @@ class Contest:
                     cells = self._cells(sides, side, extra)
                     lines.append(f"| {' | '.join([*([case] if named else []), side, *cells])} |")
         lines += [f"\n{side} is absent: {why}" for side, why in found["absent"].items()]
+        lines += [f"\ntarget: {what} {limit}: {figure}, {verdict}" for what, limit, figure, verdict in self.aims(found)]
+        return lines
+
+    def aims(self, found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+        """Each target of which something was measured: what, the limit, the figure, `met` or `MISSED`."""
+        rows = []
         for target in self.targets:
             figure = self.figure(found, target)
             if figure is not None:
                 met = figure >= target.limit if target.least else figure <= target.limit
-                word = "at least" if target.least else "at most"
-                lines.append(
-                    f"\ntarget: {target.words or ' '.join(filter(None, (target.case, target.side, target.of)))} "
-                    f"{word} {target.limit:g}: {figure:.4g}, {'met' if met else 'MISSED'}"
-                )
-        return lines
+                what = target.words or " ".join(filter(None, (target.case, target.side, target.of)))
+                limit = f"{'at least' if target.least else 'at most'} {target.limit:g}"
+                rows.append((what.rstrip(","), limit, f"{figure:.4g}", "met" if met else "MISSED"))
+        return rows
+
+    def standings(self, found: Mapping[str, Any]) -> list[tuple[str, str, str, str, str]]:
+        """Against each peer: case, ours, the peer, how many times as fast (or small) ours is, and its range."""
+        rows = []
+        for case, sides in found["cases"].items():
+            for own in (side for side in self.ours if sides.get(side)):
+                for peer in (side for side in sides if side not in self.ours and sides[side]):
+                    paired = ratios(sides, own, peer)
+                    if not self.more_is_better:
+                        paired = [1 / ratio for ratio in paired]
+                    figures = (statistics.median(paired), min(paired), max(paired))
+                    times, least, most = (_number(figure) for figure in figures)
+                    rows.append((case, own, peer, times, f"{least} to {most}"))
+        return rows
 
     def figure(self, found: Mapping[str, Any], target: Target) -> float | None:
         """What a target speaks of; None where that was not measured."""

@@ -15,10 +15,11 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import contest
-from contest import Contest
+from contest import BUSY, ROUNDS, Contest
 
 HERE = Path(__file__).resolve().parent
 SUBJECTS = (
@@ -48,9 +49,25 @@ def subject(name: str) -> Contest:
     return importlib.import_module(name).CONTEST
 
 
+def summary(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Two tables over all subjects: against each peer, and of each target."""
+    peers = ["## Against each peer", "", "| what | side | peer | times as good | range |", "|---|---|---|---|---|"]
+    aims = ["## Targets", "", "| what | target | measured | |", "|---|---|---|---|"]
+    for name, figures in found.items():
+        made = subject(name)
+        if figures["unequal"]:
+            peers.append(f"| {made.title} | | | the sides did not do the same work | |")
+            continue
+        title = made.title + (" (busy machine: no result)" if figures["busy"] > BUSY else "")
+        for case, *row in made.standings(figures):
+            peers.append(f"| {' | '.join([': '.join(filter(None, (title, case))), *row])} |")
+        aims += [f"| {title}: {' | '.join(row)} |" for row in made.aims(figures)]
+    return [*peers, "", *aims]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=contest.ROUNDS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--keep", type=Path, default=Path("mlruns") / "bench", help="folder of the figures")
     parser.add_argument("--resume", action="store_true", help="what lies in that folder is not measured again")
@@ -64,12 +81,13 @@ def main() -> int:
             command = [sys.executable, str(HERE / f"{name}.py"), "--rounds", str(asked.rounds), "--json", str(kept)]
             failed |= subprocess.run(command).returncode
             print()
+    kept = {name: asked.keep / f"{name}.json" for name in (SUBJECTS if asked.write else asked.only)}
+    found = {name: json.loads(path.read_text("utf-8")) for name, path in kept.items() if path.is_file()}
+    print("\n".join(summary(found)))
     if asked.write:
-        parts = [HEAD]
-        for name in SUBJECTS:
-            if (kept := asked.keep / f"{name}.json").is_file():
-                found = json.loads(kept.read_text("utf-8"))
-                parts += ["\n".join([*subject(name).lines(found), "", f"`python benchmarks/{name}.py`"]), ""]
+        parts = [HEAD, *summary(found), ""]
+        for name, figures in found.items():
+            parts += ["\n".join([*subject(name).lines(figures), "", f"`python benchmarks/{name}.py`"]), ""]
         asked.write.write_text("\n".join(parts), encoding="utf-8")
     return failed
 

@@ -105,6 +105,27 @@ def test_a_case_that_the_baseline_cannot_do_has_figures_and_no_ratios(race, cont
     ]
 
 
+def test_the_summary_says_how_many_times_as_good_as_each_peer_and_which_targets_were_met(contest, race, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import suite
+
+    figures = {"plain": [10.0, 10.0, 12.0], "peer": [4.0, 5.0, 6.0], "trainkit": [2.0, 1.0, 2.0]}
+    made, found, _ = race(figures, targets=(contest.Target("small", "trainkit", 0.1, words="of plain,"),))
+    monkeypatch.setattr(suite, "subject", lambda name: made)
+    said = suite.summary({"race": found})
+    assert "| Race: small | trainkit | plain | 6 | 5 to 10 |" in said
+    assert "| Race: small | trainkit | peer | 3 | 2 to 5 |" in said
+    assert "| Race: of plain | at most 0.1 | 0.1667 | MISSED |" in said
+    assert "| Race (busy machine: no result): small | trainkit | peer | 3 | 2 to 5 |" in suite.summary(
+        {"race": {**found, "busy": 0.9}}
+    )
+    made, found, _ = race(figures, more_is_better=True)
+    monkeypatch.setattr(suite, "subject", lambda name: made)
+    assert "| Race: small | trainkit | peer | 0.3333 | 0.2 to 0.5 |" in suite.summary({"race": found})
+    made, found, _ = race(figures, {"plain": 1, "trainkit": 2})
+    assert any("did not do the same work" in line for line in suite.summary({"race": found}))
+
+
 def test_a_busy_machine_has_no_result(race):
     made, found, _ = race({"plain": [1.0], "ours": [2.0]})
     assert not any("no result" in line for line in made.lines(found))
