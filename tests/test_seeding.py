@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -18,8 +20,6 @@ PINNED_NORMAL = [-0.6642495393753052, -0.2622249722480774]
 
 def plain_word(seed: int, stream: str, *parts: int) -> int:
     """The hash with Python's own integers, from SplitMix64's definition."""
-    import zlib
-
     mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
 
     def scramble(x: int) -> int:
@@ -126,11 +126,11 @@ def plain_permuted(seed: int, stream: str, key: int, size: int, position: int) -
     width = 2 ** (size.bit_length() // 2)
     keys, mask = (base % 2**32, base // 2**32), 2**32 - 1
     row, column = divmod((position + int((base >> 11) / 2**53 * size)) % size, width)
-    for number, odd in enumerate(seeding._ROUNDS):
+    for number, odd in enumerate(map(int, seeding._ROUNDS)):
         x = ((column if number % 2 else row) + keys[number % 2]) * odd & mask
         x = ((x ^ (x >> 15)) * 0x2C1B3C6D & mask) >> 16
         if number % 2:
-            cells = sum(1 for r in range(-(-size // width)) if r * width + column < size)
+            cells = len(range(column, size, width))
             row = (row + (x * cells >> 16)) % cells
         else:
             cells = min(width, size - row * width)
@@ -144,6 +144,46 @@ def test_permuted_is_its_definition_and_a_permutation(size):
         places = seeding.permuted(7, "x", key, size, np.arange(size))
         assert places.dtype == np.int64 and sorted(places.tolist()) == list(range(size))
         assert places.tolist() == [plain_permuted(7, "x", key, size, i) for i in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("size", "pinned"),
+    [
+        (2, 1418014740),
+        (9, 2644767712),
+        (257, 927567966),
+        (65_536, 2345175021),
+        (65_537, 3193954008),
+        (99_999, 3840897512),
+        (5_822_653, 2105281990),
+        (10**9, 1583362494),
+        (2**30, 2139775735),
+        (2**31 - 1, 467600081),
+        (2**31, 1392855899),
+    ],
+)
+def test_permuted_is_pinned_and_its_definition_at_both_ends_of_large_sets(size, pinned):
+    ends = np.r_[0 : min(size, 40_000), size - min(size, 40_000) : size]
+    places = seeding.permuted(11, "pin", 3, size, ends)
+    assert zlib.crc32(places.astype("<i8").tobytes()) == pinned
+    for i in range(0, len(ends), 1 + len(ends) // 200):
+        assert places[i] == plain_permuted(11, "pin", 3, size, int(ends[i])), ends[i]
+
+
+def test_permuted_of_many_keys_and_sizes_is_pinned():
+    key = np.arange(3000)[:, None]
+    size = np.arange(1, 4) * (key + 1) * 97
+    places = seeding.permuted(11, "pin", key, size, (key * size // 5) % size)
+    assert zlib.crc32(places.astype("<i8").tobytes()) == 841357442
+    for i in range(0, 3000, 59):
+        assert places[i, 1] == plain_permuted(11, "pin", i, int(size[i, 1]), int(i * size[i, 1] // 5 % size[i, 1]))
+
+
+def test_a_shuffled_order_is_pinned():
+    lazy = seeding.Shuffled(5, 3, 10**9, 512)
+    assert zlib.crc32(np.concatenate([lazy[update] for update in range(100)]).astype("<i8").tobytes()) == 3161502664
+    assert lazy[10**6, 3:7].tolist() == [788665939, 774475354, 419735631, 791693395]
+    assert lazy[len(lazy) - 1, 508:].tolist() == [519048781, 419169518, 410923694, 285127767]
 
 
 def test_permuted_takes_numbers_and_arrays_in_any_mixture():
@@ -216,7 +256,7 @@ def test_a_shuffled_order_holds_every_row_once(size):
 @pytest.mark.parametrize(("size", "batch"), [(50_000, 7), (50_000, 256), (50_000, 9000), (50_000, 50_000)])
 def test_a_shuffled_order_is_indexed_as_a_table_is(size, batch):
     lazy, updates = seeding.Shuffled(5, 3, size, batch), size // batch
-    table = np.stack([seeding.permuted(5, "order", 3, size, i * batch + np.arange(batch)) for i in range(updates)])
+    table = seeding.permuted(5, "order", 3, size, np.arange(updates * batch)).reshape(updates, batch)
     assert lazy.shape == table.shape and len(lazy) == updates
     for update in (0, 1 % updates, updates - 1, updates // 2, 0):  # onwards, back and across blocks
         assert (lazy[update] == table[update]).all() and lazy[update].dtype == np.int64
