@@ -3,17 +3,17 @@
     python benchmarks/checkpoints.py
     ... --rounds 7 --sides torch.save trainkit
 
-Each side makes the same updates of a network of 26 million parameters and saves three times. The figure is the time for
-which the training thread is held up by a save, the median of them: in the call itself and, where an update waits for a
-copy, there. `first` is that of the first, which has to get memory; `slowed` what the updates made while a checkpoint is
-being written take longer than others, in all; `written` the time from the call to the checkpoint's last byte; `step` an
-update in peace; all in ms. One thread trains. All sides must come to the same weights, and what they have saved must be
-the weights of the moment of the call.
+Each side makes the same updates of a network of 26 million parameters and saves three times. The figure is the time
+for which the training thread is held up by a save, the median of them: in the call itself and, where an update waits
+for a copy, there. `first` is that of the first, for which memory must be got; `slowed` what the updates made while a
+checkpoint is being written take longer than others, in all; `written` the time from the call to the checkpoint's last
+byte; `step` an update in peace; all in ms. One thread trains. All sides must come to the same weights, and what they
+have saved must be the weights of the moment of the call.
 
 - `torch.save` writes model and optimizer into one file. It does not sync, hash or rename.
 - `dcp` is `torch.distributed.checkpoint.async_save`: copies at once, a thread writes.
 - `at once` is trainkit's writer on the training thread: hashed, synced, read back, renamed.
-- `trainkit` is what its loop does: the same writer, behind the training.
+- `trainkit` is what its loop does: the same writer, behind the training; memory is got ahead, after the first update.
 """
 
 from __future__ import annotations
@@ -67,8 +67,12 @@ def measured(
     wait: Callable[[], Any] | None,
     done: Callable[[], bool],
     load: Callable[[], dict[str, Any]],
+    first: Callable[[], Any] = lambda: None,
 ) -> Sample:
-    """Updates in peace, a save, updates while it is being written and after; so many times."""
+    """Updates in peace, a save, updates while it is being written and after; so many times.
+
+    `first` is called after the first update.
+    """
     held, slowed, written, saved = [], [], [], []
     waited = [0.0]
 
@@ -78,7 +82,9 @@ def measured(
             wait()
         waited[0] += time.perf_counter() - began
 
-    for _ in range(3):
+    training.update()
+    first()
+    for _ in range(2):
         training.update()
     for _ in range(SAVES):
         peace = statistics.median(training.update(timed) for _ in range(BEFORE))
@@ -203,7 +209,7 @@ def _ours(wait_for_it: bool) -> Sample:
         return run._commit is None or not run._commit.is_alive()
 
     try:
-        return measured(training, save, lambda: run.copied("optimizer"), done, load)
+        return measured(training, save, lambda: run.copied("optimizer"), done, load, lambda: run.expect(state))
     finally:
         run.close()
         shutil.rmtree(folder.path)

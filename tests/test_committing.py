@@ -10,16 +10,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from runs import PLUGIN, ROOT, TOY, Ran, newest, run
 from test_loop import same
 from torch import nn
 
-from trainkit import checkpoint, journal, live, loop
+from trainkit import checkpoint, journal, live, loop, optim
 from trainkit.checkpoint import CheckpointError
 from trainkit.data import loading
+from trainkit.errors import UserError
 from trainkit.live import Copies
 from trainkit.machine import Machine
 from trainkit.order import Order, load
@@ -104,7 +107,7 @@ def test_without_the_wait_the_update_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(Copies, "make", make)
     monkeypatch.setattr(Witness, "progress", lambda self, step, steps: step > 4 and updated.set())
     monkeypatch.setattr(Witness, "copied", lambda self, then: None)
-    with pytest.raises(RuntimeError, match=r"changed while it was copied for a checkpoint"):
+    with pytest.raises(UserError, match=r"changed while it was copied for a checkpoint"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
     assert not list(tmp_path.glob("checkpoints/step-*"))
 
@@ -256,6 +259,115 @@ def test_copies_of_every_kind_share_a_room_and_the_next_use_it_again():
     assert [copy.data_ptr() for copy in again] == [copy.data_ptr() for copy in made[:4]]
     larger = room.copies([torch.ones(10_000), *some])
     assert all(torch.equal(one, other) for one, other in zip(larger[1:], some, strict=True))
+
+
+def test_a_forward_that_changes_what_is_trained_is_told_what_to_do(tmp_path, monkeypatch):
+    saved, changed = threading.Event(), threading.Event()
+
+    def make(self, plain=Copies.make):
+        saved.set()
+        assert changed.wait(30)
+        return plain(self)
+
+    def build(net, *rest, plain=optim.build):
+        def before(module, given):
+            if module.training and saved.is_set():
+                with torch.no_grad():
+                    module.head.weight.mul_(1.5)
+                changed.set()
+
+        net.register_forward_pre_hook(before)
+        return plain(net, *rest)
+
+    monkeypatch.setattr(Copies, "make", make)
+    monkeypatch.setattr(optim, "build", build)
+    with pytest.raises(UserError, match=r"^head\.weight \((model|ema)\): .*optimizer's step.*register_buffer"):
+        trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
+
+
+def got(*shapes: int, device: str = "cpu") -> tuple[live.Room, dict]:
+    """A room, and the bytes for copies of tensors of these sizes."""
+    return live.Room(), live.sizes([torch.empty(shape, device=device) for shape in shapes])
+
+
+def resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
+    room, wanted = got(5_000_000, 1, 5_000_000)
+    assert wanted == {torch.device("cpu"): 2 * 20_000_000 + 64}
+    before = resident()
+    room.get(wanted)
+    assert resident() - before > 39e6, "the system gives memory when it is first touched"
+    (held,) = room._memory.values()
+    tensors = [torch.rand(5_000_000), torch.rand(1), torch.rand(5_000_000)]
+    before = resident()
+    made = room.copies(tensors)
+    assert resident() - before < 4e6 and made[0].data_ptr() == held.data_ptr()
+    assert all(torch.equal(copy, tensor) for copy, tensor in zip(made, tensors, strict=True))
+    room.get({torch.device("cpu"): 4 * wanted[torch.device("cpu")]})
+    assert torch.equal(made[2], tensors[2]), "copies in it are left alone"
+
+
+def test_no_memory_is_got_ahead_where_it_is_short(monkeypatch):
+    room, wanted = got(1_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=15_000))
+    room.get(wanted)
+    assert not room._memory
+    assert room.copies([torch.ones(1_000)])[0].sum() == 1_000
+
+
+def test_copies_wait_for_memory_that_is_being_got(monkeypatch):
+    room, wanted = got(100)
+    begun, fresh = threading.Event(), []
+
+    def slow(device, size, plain=live._fresh):
+        fresh.append(size)
+        begun.set()
+        time.sleep(0.05)
+        return plain(device, size)
+
+    monkeypatch.setattr(live, "_fresh", slow)
+    thread = threading.Thread(target=room.get, args=(wanted,))
+    thread.start()
+    begun.wait(30)
+    made = room.copies([torch.arange(100.0)])
+    thread.join()
+    assert len(fresh) == 1 and made[0].sum() == 4950
+
+
+@pytest.mark.parametrize(
+    ("words", "ahead"),
+    [
+        ("checkpoints={every: 6 steps, keep_last: 50}", True),
+        ("checkpoints={every: 1 steps, keep_last: 50}", True),
+        ("checkpoints={every: null}", False),
+        ("checkpoints={every: 12 steps}", False),
+    ],
+)
+def test_a_training_gets_the_memory_of_its_checkpoints_after_the_first_update(tmp_path, monkeypatch, words, ahead):
+    """All of it, moments of the optimizer and averages included, and only where a checkpoint comes before the end."""
+    asked, used, reached = [], [], [0]
+
+    def get(self, wanted, plain=live.Room.get):
+        asked.append((reached[0], wanted))
+        plain(self, wanted)
+
+    def copies(self, tensors, plain=live.Room.copies):
+        used.append(live.sizes(tensors))
+        return plain(self, tensors)
+
+    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
+    monkeypatch.setattr(live.Room, "get", get)
+    monkeypatch.setattr(live.Room, "copies", copies)
+    ran = trained(tmp_path, words, "optim={name: adamw, lr: 0.01}")
+    assert steps(ran)[-1] == 12
+    if not ahead:
+        assert asked == []
+        return
+    assert len(asked) == 2 and all(1 <= step <= 3 for step, _ in asked), "once for each of the two rooms"
+    assert sorted(sum(wanted.values()) for _, wanted in asked) == sorted(sum(size.values()) for size in used[:2])
 
 
 def test_buffers_and_untrained_parameters_are_taken_and_not_promised():

@@ -7,11 +7,13 @@ where they are sharded: what is saved on eight processes loads on one.
 from __future__ import annotations
 
 import contextlib
+import mmap
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,6 +23,8 @@ from trainkit.errors import UserError
 
 _LISTED = 10
 _ALIGNED = 64
+_SPARE = 4
+"""Memory is got ahead where so many times as much is free: checkpoints wait on their way to the disk as well."""
 _OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable", "param_names"})
 """Options of an optimizer that say how it computes on this machine, not what: never taken from a file."""
 
@@ -28,37 +32,68 @@ _OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable",
 class Room:
     """Memory on the CPU that is used for one set of copies after the other.
 
-    Fresh memory takes longer to get than to fill: 300 MB 0.20 s of processor time against 0.07.
+    Fresh memory takes longer to get than to fill: 300 MB 0.20 s of processor time against 0.07. `get` gets it before it
+    is needed.
     """
 
     def __init__(self) -> None:
-        self._memory: dict[str, Tensor] = {}
+        self._memory: dict[torch.device, Tensor] = {}
+        self._getting = threading.Lock()
 
     def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Contiguous copies of tensors; they live until the next are asked for."""
         made = list(tensors)
-        for kind in {tensor.device.type for tensor in tensors}:
-            mine = [at for at, tensor in enumerate(tensors) if tensor.device.type == kind]
-            starts = [0, *accumulate(-(-tensors[at].nbytes // _ALIGNED) * _ALIGNED for at in mine)]
-            memory, cuda = self._held(kind, starts[-1]), kind == "cuda"
+        for device, size in sizes(tensors).items():
+            memory, cuda, start = self._held(device, size), device.type == "cuda", 0
             # On a stream of its own: on the training's it would stand in line behind kernels, and hold up others.
-            with torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext():
-                for at, start in zip(mine, starts, strict=False):
-                    tensor = tensors[at]
-                    part = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                    made[at] = part.copy_(tensor, non_blocking=cuda)
+            with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
+                for at, tensor in enumerate(tensors):
+                    if tensor.device == device:
+                        part = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                        made[at] = part.copy_(tensor, non_blocking=cuda)
+                        start += _aligned(tensor.nbytes)
                 if cuda:
                     torch.cuda.current_stream().synchronize()
         return made
 
-    def _held(self, kind: str, size: int) -> Tensor:
-        if kind not in self._memory or len(self._memory[kind]) < size:
-            self._memory.pop(kind, None)  # before there is more
-            # Page-locked, what comes from a GPU is not copied twice. NumPy asks for large pages.
-            locked = kind == "cuda"
-            fresh = torch.empty(size, dtype=torch.uint8, pin_memory=True) if locked else np.empty(size, np.uint8)
-            self._memory[kind] = torch.as_tensor(fresh)
-        return self._memory[kind]
+    def get(self, wanted: Mapping[torch.device, int]) -> None:
+        """Get so many bytes for copies from each device, page by page, where there is no memory yet.
+
+        Copies that are asked for meanwhile wait for it. Where memory is short nothing is got, and they get it.
+        """
+        for device, size in wanted.items():
+            with self._getting:
+                if device not in self._memory and psutil.virtual_memory().available > _SPARE * size:
+                    self._memory[device] = _fresh(device, size)
+                    if device.type != "cuda":  # page-locked, it is there
+                        self._memory[device].numpy()[:: mmap.PAGESIZE] = 0  # lets other threads go on meanwhile
+
+    def _held(self, device: torch.device, size: int) -> Tensor:
+        with self._getting:
+            if device not in self._memory or len(self._memory[device]) < size:
+                self._memory.pop(device, None)  # before there is more
+                self._memory[device] = _fresh(device, size)
+            return self._memory[device]
+
+
+def sizes(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
+    """Bytes that a `Room` needs for copies of tensors, by the device where these are."""
+    needed: dict[torch.device, int] = {}
+    for tensor in tensors:
+        needed[tensor.device] = needed.get(tensor.device, 0) + _aligned(tensor.nbytes)
+    return needed
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _fresh(device: torch.device, size: int) -> Tensor:
+    """Bytes on the CPU for copies from a device. Page-locked, what comes from a GPU is not copied twice."""
+    if device.type != "cuda":
+        return torch.as_tensor(np.empty(size, np.uint8))  # NumPy asks for large pages
+    with torch.cuda.device(device):
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class Copies:
@@ -91,12 +126,16 @@ class Copies:
         self._versions[id(tensor)] = tensor._version
         return tensor
 
+    def sizes(self) -> list[dict[torch.device, int]]:
+        """Bytes that each of the rooms needs, by device: for what was taken, for what was promised."""
+        return [sizes(tensors.values()) for tensors in (self._taken, self._promised)]
+
     def begin(self) -> None:
         """Copy what was taken."""
         self._replace(self._taken, self._rooms[0])
 
     def make(self) -> dict[str, dict[str, Tensor]]:
-        """Copy what was promised; returns all files. Raises RuntimeError for what has changed since.
+        """Copy what was promised; returns all files. Raises UserError for what has changed since.
 
         What the training gave its GPU to do before the promises must have been waited for.
         """
@@ -109,9 +148,12 @@ class Copies:
             for name, tensor in members.items():
                 members[name] = copied.get(id(tensor), tensor)
                 if id(tensor) in copied and tensor._version != self._versions[id(tensor)]:
-                    raise RuntimeError(
-                        f"{name} ({file}) changed while it was copied for a checkpoint: trained parameters may be "
-                        "changed by the optimizer alone; what a forward changes belongs into a buffer"
+                    raise UserError(
+                        f"{name} ({file})",
+                        "it changed while it was copied for a checkpoint",
+                        "a trained parameter that nothing but the optimizer's step changes",
+                        "make what a forward changes a buffer (register_buffer), or its parameter one that is not "
+                        "trained (requires_grad_(False)): these are copied before the training goes on",
                     )
         tensors.clear()
 

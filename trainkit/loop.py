@@ -168,6 +168,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     held: dict[str, int] = {}
     saved = set() if run.checkpoint is None else {state.step}
     began, first_step = clock.training, state.step
+    saves = bool(recipe.best) or agenda.gates["checkpoint"].due < plan.steps
+    warm = first_step + 1 if saves and not machine.sharded else -1  # by then the optimizer has its state
     if run.checkpoint is None:
         for name, module in parts.frozen.items() if splits else ():
             clock.to("eval")
@@ -241,6 +243,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         clock.step()
         run.progress(state.step, plan.steps)
         observer.step(state.step)
+        if state.step == warm:
+            run.expect(state)
 
         # ---- Whether the update before this one was finite; where something is built on this one, it too
         asked = stop_asked()

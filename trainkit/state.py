@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,32 @@ class State:
         to `Copies.make`, and must not change before. Every rank calls this, since sharded parameters are gathered; the
         one that writes keeps the tensors. What came of the call before is no longer valid.
         """
+        copies, scalars = self._noted(keep)
+        copies.begin()
+        return copies, {
+            **copy.deepcopy({name: getattr(self, name) for name in self._COUNTERS}),
+            "optimizer": scalars,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "gates": self.agenda.state(),
+            "identity": self.identity,
+            "versions": {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def room(self) -> Callable[[], None]:
+        """What gets the memory that the first `freeze` and its copies will need, in whatever thread it is called.
+
+        Asked for after the first update, when the optimizer has its state. Not where parameters are sharded.
+        """
+        wanted = self._noted(keep=True)[0].sizes()
+
+        def get() -> None:
+            for room, sizes in zip(self.rooms, wanted, strict=True):
+                room.get(sizes)
+
+        return get
+
+    def _noted(self, keep: bool) -> tuple[live.Copies, dict[str, Any]]:
+        """All tensors, taken or promised, and what else the optimizer holds."""
         copies = live.Copies(self.rooms)
         moving, scalars = live.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep, copies)
         files = copies.files
@@ -69,15 +96,7 @@ class State:
             averaged = {name: copies.promise(t, keep) for name, t in self.average.tensors.items()}
             # Complete, counters of batch norm included: what is handed on may be the average.
             files["ema"] = {**files["model"], **averaged} if keep else {}
-        copies.begin()
-        return copies, {
-            **copy.deepcopy({name: getattr(self, name) for name in self._COUNTERS}),
-            "optimizer": scalars,
-            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-            "gates": self.agenda.state(),
-            "identity": self.identity,
-            "versions": {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        }
+        return copies, scalars
 
     def load(self, loaded: checkpoint.Loaded, rank: int, elastic: bool = False) -> None:
         """Continue from a checkpoint. Raises UserError when it belongs to another recipe, data or set of networks."""

@@ -6,6 +6,7 @@ The loop calls a witness on every rank; on ranks other than 0 it keeps silent.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from trainkit import checkpoint, journal
 from trainkit.committing import Commit
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
+from trainkit.state import State
 from trainkit.store import RunFolder
 from trainkit.task import Scores
 
@@ -139,6 +141,12 @@ class Witness:
             self.tracker.commit()
             best = self.recipe.best.metric if self.recipe.best else None
             draw(self.tracker, journal.read(self.folder.journal), best, curves)
+
+    def expect(self, state: State) -> None:
+        """A first update has been made, and checkpoints are to come: their memory is got beside the next updates."""
+        if self.main:
+            self.clock.to("setup")
+            threading.Thread(target=state.room(), name="trainkit-room", daemon=True).start()
 
     def commit(self, step: int, copies: Copies, state: Mapping[str, Any], best: list[int]) -> None:
         """Begin to write a checkpoint, and then to prune, beside the training. Called on rank 0, after `settle`.
