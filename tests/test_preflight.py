@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 
+import numpy as np
 import pytest
 from runs import PLUGIN, TOY, run
 
-from trainkit import plan
+from trainkit import checkpoint, plan
 from trainkit.errors import UserError
+from trainkit.live import Copies
 from trainkit.machine import Machine
 from trainkit.order import Order, load
 from trainkit.speed import preflight
+from trainkit.speed.clock import BETWEEN, STEP, Steps
+from trainkit.speed.forecast import checkpoint_cost
 from trainkit.store import Store
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -47,8 +52,12 @@ def test_what_is_tried_is_what_the_training_then_does(tmp_path, quick):
     assert expected.total() == pytest.approx(
         cut.steps * tried.steps.seconds.mean()
         + len(ran.series("val/accuracy")) * tried.held["val"]
-        + expected.checkpoints[0] * tried.written_s
+        + expected.checkpoints[0] * expected.checkpoints[1]
+        + expected.last_s
     )
+    each = expected.checkpoints[1]
+    assert tried.holds_up_s <= each <= max(tried.holds_up_s, tried.written_s)
+    assert expected.last_s == pytest.approx(max(0.0, tried.written_s - each))
 
 
 def test_checkpoints_are_counted_as_they_are_written(tmp_path, quick):
@@ -56,6 +65,61 @@ def test_checkpoints_are_counted_as_they_are_written(tmp_path, quick):
     recipe, cut, tried = flown(tmp_path, *words)
     ran = run(*words)
     assert preflight.forecast(recipe, cut, tried).checkpoints[0] == len(ran.steps) == 3
+
+
+@pytest.fixture
+def long(monkeypatch):
+    """Words of a training that leaves time to write a checkpoint beside it: updates of 10 ms and more."""
+
+    def progress(self, step, steps):
+        time.sleep(0.01)
+
+    monkeypatch.setattr(preflight._Trial, "progress", progress)
+    monkeypatch.setattr(preflight, "SECONDS", 0.6)
+    return "train.length=1000 steps", "checkpoints={every: 500 steps}"
+
+
+def test_what_is_written_beside_the_training_does_not_hold_it_up(tmp_path, long, monkeypatch):
+    def write(*what, plain=checkpoint.write):
+        time.sleep(0.3)
+        return plain(*what)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    recipe, cut, tried = flown(tmp_path, *long)
+    assert tried.written_s > 0.3 > 2 * tried.holds_up_s > 0
+    expected = preflight.forecast(recipe, cut, tried)
+    assert expected.checkpoints == (2, tried.holds_up_s)
+    assert expected.last_s == pytest.approx(tried.written_s - tried.holds_up_s)
+
+
+def test_what_an_update_waits_for_holds_the_training_up(tmp_path, long, monkeypatch):
+    def make(self, plain=Copies.make):
+        time.sleep(0.2)
+        return plain(self)
+
+    monkeypatch.setattr(Copies, "make", make)
+    assert 0.15 < flown(tmp_path, *long)[2].holds_up_s < 0.6
+
+
+def test_updates_beside_a_checkpoint_are_none_of_the_pace():
+    phases, between = np.zeros((8, len(STEP))), np.zeros((8, len(BETWEEN)))
+    phases[:, 2] = [1, 1, 9, 3, 2, 1, 1, 1]
+    between[:, BETWEEN.index("checkpoint")] = [0, 0, 0, 0.5, 0.25, 0, 0, 7]
+    steps = Steps(np.arange(2, 10), phases, between)
+    # Asked for after the update of number 4, written while that of number 6 was made.
+    peace, held = preflight.apart(steps, [4, 5])
+    assert peace.number.tolist() == [2, 3, 4, 7, 8, 9] and peace.seconds.tolist() == [1, 1, 9, 1, 1, 1]
+    assert held == pytest.approx(0.5 + 0.25 + 2 * (2.5 - 1))
+    assert preflight.apart(steps, []) == preflight.apart(steps, [4]) == (steps, None)
+    assert preflight.apart(steps, [1, 9]) == (steps, None), "no update in peace to compare with"
+    phases[:, 2] = 1
+    phases[3, 2] = 0.25
+    assert preflight.apart(steps, [4, 5])[1] == pytest.approx(0.75), "luck is not taken off"
+
+
+def test_checkpoints_that_follow_too_fast_wait_for_each_other():
+    assert checkpoint_cost(0.01, 2.0, 5.0) == 0.01
+    assert checkpoint_cost(0.01, 2.0, 0.5) == 1.5
 
 
 def test_a_preflight_leaves_no_run_behind_and_says_what_it_found(capsys, quick):

@@ -56,7 +56,7 @@ class Steps:
     def __len__(self) -> int:
         return len(self.number)
 
-    def __getitem__(self, part: slice) -> Steps:
+    def __getitem__(self, part: slice | np.ndarray) -> Steps:
         return Steps(self.number[part], self.phases[part], self.between[part])
 
     @property

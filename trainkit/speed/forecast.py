@@ -29,13 +29,15 @@ class Forecast:
     budgets: Mapping[str, float] = field(default_factory=dict)
     """Largest share of the whole that an evaluation may take, where it has one."""
     checkpoints: tuple[int, float] = (0, 0.0)
-    """How many are still written, and how long one takes, seconds."""
+    """How many are still written, and for how long one holds the training up, seconds."""
+    last_s: float = 0.0
+    """How much longer the last of them does, which is waited for until it is written."""
 
     def total(self, step_s: float | None = None) -> float:
         """Seconds until the end, at the expected time of an update or at another."""
         steps = self.steps * (self.step_s if step_s is None else step_s)
         free = sum(times * s for name, (times, s) in self.evaluations.items() if name not in self.budgets)
-        base = steps + free + self.checkpoints[0] * self.checkpoints[1]
+        base = steps + free + self.checkpoints[0] * self.checkpoints[1] + self.last_s
         held = {name: self.evaluations[name] for name in self.budgets if name in self.evaluations}
         # A share of the whole, in which the evaluation itself is.
         return base + sum(
@@ -53,11 +55,20 @@ class Forecast:
         parts = [f"{self.steps:,} updates of {_seconds(self.step_s)}"]
         parts += [f"{name} {times:g} x {_seconds(s)}" for name, (times, s) in self.evaluations.items() if times]
         if self.checkpoints[0]:
-            parts.append(f"{self.checkpoints[0]} checkpoints of {_seconds(self.checkpoints[1])}")
+            more = f" and {_seconds(self.last_s)} for the last" if self.last_s else ""
+            parts.append(f"{self.checkpoints[0]} checkpoints of {_seconds(self.checkpoints[1])}{more}")
         return (
             f"forecast: {_duration(self.total())} to go ({_duration(low)} to {_duration(high)}, if the steps stay as "
             f"they are): {', '.join(parts)}"
         )
+
+
+def checkpoint_cost(holds_up_s: float, written_s: float, interval_s: float) -> float:
+    """Seconds for which each of many checkpoints holds a training up that asks for one every `interval_s`.
+
+    `holds_up_s` where they are further apart than one takes to write; before that a save waits for the one before.
+    """
+    return max(holds_up_s, written_s - interval_s)
 
 
 def pace(step_seconds: np.ndarray) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """A minute of a training before the training: what will fail fails now, and what it will take is forecast.
 
-A few updates, one evaluation, a checkpoint, and going on from that checkpoint: by the loop itself, in a folder that is
-thrown away. The schedule is that of the whole training, of which these are the first updates.
+A few updates, one evaluation, a checkpoint, going on from that checkpoint, and one more that is written beside the
+updates: by the loop itself, in a folder that is thrown away. The schedule is that of the whole training, of which these
+are the first updates.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -25,8 +27,9 @@ from trainkit.machine import Machine
 from trainkit.needs import gather
 from trainkit.order import Order, load
 from trainkit.recipe import Recipe
-from trainkit.speed.clock import STEP, Steps
-from trainkit.speed.forecast import Forecast, pace
+from trainkit.schedule import Span
+from trainkit.speed.clock import BETWEEN, STEP, Steps
+from trainkit.speed.forecast import Forecast, checkpoint_cost, pace
 from trainkit.store import RunFolder, Store
 from trainkit.task import Opened
 from trainkit.tracking import Silent
@@ -43,7 +46,7 @@ class Tried:
     """What the trial of a training found."""
 
     steps: Steps
-    """Times of the updates after the checkpoint, the first left out."""
+    """Times of the updates after the checkpoint, without the first and those made while another was being written."""
     costs: Mapping[str, float]
     """Seconds that each evaluation will take."""
     held: Mapping[str, float]
@@ -52,6 +55,9 @@ class Tried:
     """Samples that it scored."""
     written_s: float
     """To write a checkpoint."""
+    holds_up_s: float
+    """For which a checkpoint that is written beside the training holds it up: what it is waited for, and what the
+    updates made meanwhile take longer than others."""
     bytes: int
     """Of a checkpoint."""
     peak_gb: float
@@ -96,36 +102,61 @@ def fly(recipe: Recipe, data: Opened, machine: Machine, found: Mapping[str, Path
     step_s = machine.share(float(began.steps.seconds[-1]))
     timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
     path = Path(machine.share(str(first.written[-1][0]) if first.written else ""))
-    again = _witness(_shortened(recipe, None), known, folder, machine, found, timed, path)
-    outcome = loop.train(again.recipe, data, machine, again)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    written_s = machine.share(first.written[-1][1] if first.written else 0.0)
+    beside = Span.parse(f"{FIRST + max(2, timed // 3)} steps")
+    again = _witness(_shortened(recipe, None, beside), known, folder, machine, found, timed, path)
+    outcome = loop.train(again.recipe, data, machine, again)
+    steps, holds_up_s = apart(outcome.steps[1:], again.beside)
     peak, left = _memory(machine)
     return Tried(
-        steps=outcome.steps[1:],
+        steps=steps,
         costs=first.costs,
         held={name: seconds[-1] for name, seconds in first.held.items()},
         scored=first.counted,
-        written_s=machine.share(first.written[-1][1] if first.written else 0.0),
+        written_s=written_s,
+        holds_up_s=machine.share(written_s if holds_up_s is None else holds_up_s),
         bytes=size,
         peak_gb=peak,
         left_gb=left,
     )
 
 
+def apart(steps: Steps, beside: Sequence[int]) -> tuple[Steps, float | None]:
+    """The updates made in peace, and the seconds for which a checkpoint held the training up.
+
+    `beside` has how many updates had been made when it was asked for and when it was written; None where it was not.
+    """
+    if len(beside) < 2:
+        return steps, None
+    among = (steps.number > beside[0]) & (steps.number <= beside[1] + 1)
+    if not among.any() or among.all():
+        return steps, None
+    # Medians: a burst of a neighbour, or of the loader, is none of the checkpoint's.
+    slowed = among.sum() * (np.median(steps.seconds[among]) - np.median(steps.seconds[~among]))
+    waited = steps.between[among, BETWEEN.index("checkpoint")].sum()
+    return steps[~among], float(waited + max(0.0, slowed))
+
+
 def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
-    """What the whole training will take."""
+    """What the whole training will take.
+
+    One checkpoint is written at a time: where they follow each other faster than that, each waits for the one before.
+    """
     mean, error = pace(tried.steps.seconds)
     held, written = plan.to_come(recipe, cut)
     times = {name: times + recipe.evaluations[name].at_start for name, times in held.items()}
     # The evaluation that was held, that of averaged weights included, is known better than by its first batch.
     costs = {**tried.costs, **tried.held}
+    each = checkpoint_cost(tried.holds_up_s, tried.written_s, mean * cut.steps / max(1, written))
     return Forecast(
         steps=cut.steps,
         step_s=mean,
         step_error=error,
         evaluations={name: (times[name], costs.get(name, 0.0)) for name in times},
         budgets={name: e.budget for name, e in recipe.evaluations.items() if e.budget},
-        checkpoints=(written, tried.written_s),
+        checkpoints=(written, each),
+        last_s=max(0.0, tried.written_s - each) if recipe.checkpoints.at_end else 0.0,
     )
 
 
@@ -148,7 +179,8 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
     keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
     need = (keep + 1) * tried.bytes  # one more while it is written
     lines += [
-        f"checkpoint  {tried.bytes / 1e6:.3g} MB written in {tried.written_s:.2g} s; training went on from it",
+        f"checkpoint  {tried.bytes / 1e6:.3g} MB written in {tried.written_s:.2g} s; training went on from it. Beside "
+        f"the training, one holds it up for {tried.holds_up_s:.2g} s",
         f"disk        {need / 1e9:.2g} GB for {keep} checkpoints kept and one being written; {free / 1e9:.3g} GB free",
         f"memory      {tried.peak_gb:.2g} GB at most so far; {tried.left_gb:.3g} GB left",
         f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} of updates ({cut.steps_per_epoch:,})",
@@ -172,6 +204,9 @@ class _Trial(Witness):
 
     counted: dict[str, int] = field(default_factory=dict)
     written: list[tuple[Path, float]] = field(default_factory=list)
+    """A checkpoint that was waited for, and the seconds that it took."""
+    beside: list[int] = field(default_factory=list)
+    """Updates that had been made when one beside the training was asked for, and when it was written."""
 
     def say(self, text: str) -> None:
         """Keep silent."""
@@ -190,22 +225,41 @@ class _Trial(Witness):
         self.held[name], self.counted[name] = [seconds], scored[name].samples
 
     def commit(self, step: int, copies: Any, state: Any, best: Any) -> None:
-        """Write a checkpoint, verified by reading it back."""
+        """The first training waits for its checkpoint, verified by reading it back; the second writes one beside it."""
+        if self.checkpoint is not None:
+            if not self.beside:  # and none at its end
+                self.beside.append(self.clock.steps)
+                super().commit(step, copies, state, best)
+            return
         began = time.perf_counter()
-        checkpoint.write(self.folder.checkpoints, step, copies.make(), {**state, "journal": 0}, self.recipe_text)
+        gates = {name: gate for name, gate in state["gates"].items() if name != "checkpoint"}  # the second's is its own
+        kept = {**state, "gates": gates, "journal": 0}
+        checkpoint.write(self.folder.checkpoints, step, copies.make(), kept, self.recipe_text)
+        took = time.perf_counter() - began
         path, problems = checkpoint.newest_valid(self.folder.checkpoints)
         if path is None:
             raise UserError(str(self.folder.checkpoints), "; ".join(problems), "a checkpoint that can be read back")
-        self.written.append((path, time.perf_counter() - began))
+        self.written.append((path, took))
+
+    def _write(self, *what: Any) -> None:
+        super()._write(*what)
+        self.beside.append(self.clock.steps)
 
 
-def _shortened(recipe: Recipe, held: str | None) -> Recipe:
-    """A recipe that holds one evaluation at its start and no other, and writes nothing down on the way."""
+class _Scratch(RunFolder):
+    """A folder without a record of its run."""
+
+    def update(self, **changes: Any) -> None:
+        """Keep no record."""
+
+
+def _shortened(recipe: Recipe, held: str | None, every: Span | None = None) -> Recipe:
+    """A recipe that holds one evaluation at its start and no other, and writes nothing but checkpoints on the way."""
     evaluations = {
         name: replace(e, every=None, at_start=name == held, at_end=False) for name, e in recipe.evaluations.items()
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
-    checkpoints = replace(recipe.checkpoints, every=None)
+    checkpoints = replace(recipe.checkpoints, every=every)
     return replace(recipe, evaluations=evaluations, best=None, stop_when=None, log=log, checkpoints=checkpoints)
 
 
@@ -221,7 +275,7 @@ def _witness(
     asked = iter(range(10**9))
     # Asked before training, before the first update and after each; the answer is read an update later.
     return _Trial(
-        recipe, recipe_hash, config.dump(recipe), RunFolder(folder), Silent(), machine.main,
+        recipe, recipe_hash, config.dump(recipe), _Scratch(folder), Silent(), machine.main,
         lambda: next(asked) >= updates, found, [], path,
     )  # fmt: skip
 
