@@ -346,6 +346,14 @@ def test_seconds_of_a_training_are_those_of_its_events(steps, every, at_end, at_
     assert found == pytest.approx(expected)
 
 
+def test_checkpoints_beside_the_training_cost_what_they_hold_up():
+    costs, per_update = {"checkpoint": 0.01, "writing": 2.0}, 0.1
+    for every, at_end, more in ((100, False, 10 * 0.01), (100, True, 9 * 0.01 + 2.0), (5, False, 200 * 1.5)):
+        words = ("train.length=1000 steps", f"checkpoints={{every: {every} steps, at_end: {str(at_end).lower()}}}")
+        recipe = config.load(TOY, (*words, "evaluations={}", "best=null"), ("toy",))
+        assert ladder.seconds(recipe, ready(), per_update, costs) == pytest.approx(100 + more)
+
+
 def test_an_evaluation_keeps_to_its_budget():
     words = ("train.length=1000 steps", "evaluations={val: {every: 1 step, budget: 20%, at_end: false}}")
     recipe = config.load(TOY, (*words, "checkpoints.every=null", "checkpoints.at_end=false"), ("toy",))
@@ -400,7 +408,11 @@ class Fake:
         set_ = [f"{key}={value}" for key, value in self.words.items()]
         off = 1 + sum(drift for word, drift in Fake.world.get("drifts", {}).items() if word in set_)
         losses = tuple(off * (2 - 0.01 * k) for k in range(first, self.at + 1))
-        phases = {"forward": seconds, "checkpoint": 0.5 * updates if "checkpoints.every" in self.words else 0.0}
+        phases = {"forward": seconds, "checkpoint": 0.0}
+        if "checkpoints.every" in self.words:  # half a second to write one, a hundredth where there is time to
+            every = int(self.words["checkpoints.every"].split()[0])
+            saves = (self.at - 1) // every - (first - 2) // every
+            phases["checkpoint"] = saves * (0.01 if every * seconds / updates > 0.5 else 0.5)
         return Block(first, updates, samples, seconds, phases, losses, (seconds / updates,) * updates, 0.5)
 
     def go(self, updates: int) -> Block:
@@ -563,7 +575,10 @@ def test_fewer_evaluations_are_computed_and_not_chosen(world):
     assert none.ratio == pytest.approx((1000 * pace + 100 * one_of_both) / (1000 * pace + one_of_both), rel=0.01)
     assert half.low is None and "computed, not chosen" in half.verdict and one.kept() is None
     saved = one.state.found("checkpoints", "a checkpoint at the end alone")
-    assert saved.ratio == pytest.approx((1000 * pace + 0.5 * 200) / (1000 * pace + 0.5), rel=0.01)
+    # Every 5 updates of 16 ms one that takes half a second: it waits for the one before. The last is waited for.
+    often, seldom = 200 * (0.5 - 5 * pace) + 5 * pace, 0.5
+    assert saved.ratio == pytest.approx((1000 * pace + often) / (1000 * pace + seldom), rel=0.01)
+    assert "checkpoint 0.01" in saved.note and "writing 0.5 s" in saved.note
 
 
 def test_the_recipe_as_shipped_must_train(world):

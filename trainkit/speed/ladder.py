@@ -33,6 +33,7 @@ from trainkit.opening import about, begin, ending
 from trainkit.order import Order, load
 from trainkit.recipe import Recipe
 from trainkit.speed import paced, rungs
+from trainkit.speed.forecast import checkpoint_cost
 from trainkit.speed.paced import Block, Paced, PaceError, Ratio
 from trainkit.speed.rungs import Rung, Try
 from trainkit.store import Store, write_aside
@@ -467,7 +468,12 @@ class Ladder:
             return {name: twice * self._plain.evaluate(name)[0] for name in self._recipe.evaluations}
         with self._child(("checkpoints.every=1 step",), (), keep=("checkpoints",)) as child:
             block = child.go(3)
-        return {"checkpoint": block.phases["checkpoint"] / block.updates}
+        written = block.phases["checkpoint"] / block.updates  # each waits for the one before
+        apart = max(3, math.ceil(written / self._pace) + 1)
+        with self._child((f"checkpoints.every={apart} steps",), (), keep=("checkpoints",)) as child:
+            peace, beside = child.go(apart - 1), child.go(apart)
+        slowed = beside.updates * (np.median(beside.each) - np.median(peace.each))
+        return {"checkpoint": beside.phases["checkpoint"] + max(0.0, float(slowed)), "writing": written}
 
     # ---- together
 
@@ -542,7 +548,8 @@ def _share(part: float, whole: float) -> float:
 def seconds(recipe: Recipe, ready: paced.Ready, pace: float, costs: Mapping[str, float]) -> float:
     """Seconds of a whole training at `pace` seconds an update: updates, and what of `costs` is held in between.
 
-    Names of `costs` are evaluations, and `checkpoint`. An evaluation with a budget takes no more than that share.
+    Names of `costs` are evaluations; `checkpoint`, for how long one beside the training holds it up; and `writing`, how
+    long one takes. An evaluation with a budget takes no more than that share.
     """
     per_epoch, batch = ready.steps_per_epoch, ready.batch_size
     steps = recipe.train.length.steps(per_epoch, batch)
@@ -564,7 +571,9 @@ def seconds(recipe: Recipe, ready: paced.Ready, pace: float, costs: Mapping[str,
             ends = times(evaluation.every, evaluation.at_end) - times(evaluation.every, False)
             total += spent + costs[name] * (ends + evaluation.at_start)
     if "checkpoint" in costs:
-        total += costs["checkpoint"] * times(recipe.checkpoints.every, recipe.checkpoints.at_end)
+        many, written = times(recipe.checkpoints.every, recipe.checkpoints.at_end), costs.get("writing", 0.0)
+        each = checkpoint_cost(costs["checkpoint"], written, learned / max(many, 1))
+        total += each * many + (max(0.0, written - each) if recipe.checkpoints.at_end else 0.0)
     return total
 
 
