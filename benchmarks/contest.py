@@ -108,6 +108,8 @@ class Contest:
     """Of each process."""
     timeout: float = 300.0
     """Seconds of one process, or of one of its turns."""
+    share: float = 1.0
+    """Of the rounds that the suite is asked for, where a single one is long and has many pairs in itself."""
     turns: bool = False
     """Whether sides take turns; they call `next_turn` between the blocks of their work."""
 

@@ -5,16 +5,15 @@
 
 `torch` is `python -c "import torch"`. `eager` imports what a script with this project's libraries imports at its head:
 torch, timm, accelerate, datasets and mlflow. `trainkit` is, for help, the command; for a mistake, the command behind
-`accelerate launch` with a recipe that has one in its task and one in its keys; each in a new process, the median of
-three, after one that is not counted. The first step is that of the sample set's face teacher, in a process that has
-trained it for a step before: from the order to the journal's first line, with the store, the run and the data opened.
+`accelerate launch` with a recipe that has one in its task and one in its keys; each in a new process, after one that is
+not counted. The first step is that of the sample set's face teacher, in a process that has trained it for a step before:
+from the order to the journal's first line, with the store, the run and the data opened.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,6 @@ from pathlib import Path
 from contest import Contest, Sample, Target
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMES = 3
 EAGER = "import torch, timm, accelerate, datasets, mlflow"
 SHORT = ("train.length=1 steps", "log.every=1 steps", "evaluations={}", "best=null", "checkpoints.at_end=false")
 
@@ -48,16 +46,14 @@ def trainkit(case: str) -> Sample:
 
 def started(*words: str, code: int = 0) -> Sample:
     """Seconds that a command takes; processor time beside them."""
-    wall, cpu = [], []
-    for _ in range(1 + TIMES):
+    for _ in range(2):
         before, began = os.times(), time.perf_counter()
         done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-        wall.append(time.perf_counter() - began)
-        after = os.times()
-        cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        wall, after = time.perf_counter() - began, os.times()
+        cpu = after.children_user + after.children_system - before.children_user - before.children_system
         if done.returncode != code:
             raise RuntimeError(f"{words}: exit code {done.returncode}, not {code}: {done.stderr[-500:]}")
-    return Sample(statistics.median(wall[1:]), None, {"cpu s": statistics.median(cpu[1:])})
+    return Sample(wall, None, {"cpu s": cpu})
 
 
 def first_step() -> Sample:
@@ -69,15 +65,13 @@ def first_step() -> Sample:
     recipe = ROOT / "recipes" / "face_teacher.yaml"
     with tempfile.TemporaryDirectory() as home:
         os.environ["TRAINKIT_STORE"] = home
-        seconds, cpu = [], []
-        for _ in range(1 + TIMES):
+        for _ in range(2):
             began, busy = time.time(), time.process_time()
             with contextlib.redirect_stdout(sys.stderr):
                 launch(Order(recipe, SHORT), lambda: False)
-            cpu.append(time.process_time() - busy)
-            (first,) = journal.read(Store.locate().runs()[-1].journal).metrics["train/loss"]
-            seconds.append(first.t / 1000 - began)
-    return Sample(statistics.median(seconds[1:]), None, {"cpu s": statistics.median(cpu[1:])})
+            cpu = time.process_time() - busy
+        (first,) = journal.read(Store.locate().runs()[-1].journal).metrics["train/loss"]
+    return Sample(first.t / 1000 - began, None, {"cpu s": cpu})
 
 
 CONTEST = Contest(

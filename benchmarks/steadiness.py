@@ -168,6 +168,7 @@ CONTEST = Contest(
         Target("", "trainkit", 0.0, of="descriptors grown", words="descriptors grown"),
     ),
     timeout=600,
+    share=0.4,
 )
 
 if __name__ == "__main__":

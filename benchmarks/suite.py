@@ -15,6 +15,7 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,17 +71,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--keep", type=Path, default=Path("mlruns") / "bench", help="folder of the figures")
-    parser.add_argument("--resume", action="store_true", help="what lies in that folder is not measured again")
+    parser.add_argument(
+        "--resume", action="store_true", help="what lies there, of as many rounds, is not measured again"
+    )
     parser.add_argument("--write", type=Path, help="a document, of all that lies in that folder")
     asked = parser.parse_args()
     asked.keep.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in asked.only:
         kept = asked.keep / f"{name}.json"
-        if not (asked.resume and kept.is_file()):
-            command = [sys.executable, str(HERE / f"{name}.py"), "--rounds", str(asked.rounds), "--json", str(kept)]
+        rounds = max(1, round(subject(name).share * asked.rounds))
+        if not (asked.resume and kept.is_file() and json.loads(kept.read_text("utf-8"))["rounds"] >= rounds):
+            command = [sys.executable, str(HERE / f"{name}.py"), "--rounds", str(rounds), "--json", str(kept)]
+            began = time.monotonic()
             failed |= subprocess.run(command).returncode
-            print()
+            print(f"\n{name} took {time.monotonic() - began:.0f} s\n", flush=True)
     kept = {name: asked.keep / f"{name}.json" for name in (SUBJECTS if asked.write else asked.only)}
     found = {name: json.loads(path.read_text("utf-8")) for name, path in kept.items() if path.is_file()}
     print("\n".join(summary(found)))

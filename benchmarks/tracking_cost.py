@@ -3,7 +3,7 @@
     python benchmarks/tracking_cost.py
     ... --rounds 7 --sides log_metrics trainkit
 
-Each side makes the same matrix products for 300 steps and logs 8 numbers after each. The figure is the time that the
+Each side makes the same matrix products for 200 steps and logs 8 numbers after each. The figure is the time that the
 training thread spends in the call beyond that of an empty function at the same place, microseconds a step, the mean:
 waiting for threads that hold the interpreter is in it, and that the products have emptied the caches. `cpu` is the
 processor time of that thread alone; `slowed` what all steps take longer than the same ones without logging, timed
@@ -29,7 +29,7 @@ from typing import Any
 
 from contest import Contest, Sample, Target
 
-STEPS, TIGHT = 300, 100
+STEPS, TIGHT = 200, 100
 NAMES = tuple(f"train/{name}" for name in ("loss", "grad_norm", "lr", "epoch", "margin", "scale", "cosine", "norm"))
 
 
