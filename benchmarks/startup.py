@@ -5,9 +5,9 @@
 
 `torch` is `python -c "import torch"`. `eager` imports what a script with this project's libraries imports at its head:
 torch, timm, accelerate, datasets and mlflow. `trainkit` is, for help, the command; for a mistake, the command behind
-`accelerate launch` with a recipe that has one in its task and one in its keys; each in a new process, after one that is
-not counted. The first step is that of the sample set's face teacher, in a process that has trained it for a step before:
-from the order to the journal's first line, with the store, the run and the data opened.
+`accelerate launch` with a recipe that has one in its task and one in its keys; each in a new process, after one that
+is not counted. The first step is that of the sample set's face teacher, in a process that has trained it for a step
+before: from the order to the journal's first line, with the store, the run and the data opened.
 """
 
 from __future__ import annotations
