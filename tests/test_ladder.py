@@ -45,7 +45,7 @@ def _toys(monkeypatch):
 
 def ready(machine=MACHINE, **changes) -> Ready:
     told = {"setup_s": 1.0, "batch_size": 16, "micro_batch": 8, "accumulation": 2, "steps_per_epoch": 4}
-    told |= {"batch_norm": True, "block": 1, "machine": machine}
+    told |= {"batch_norm": True, "block": 1, "views": 0, "machine": machine}
     return Ready(**{**told, **changes})
 
 
@@ -56,7 +56,7 @@ def ready_for(recipe, machine) -> Ready:
     if recipe.train.precision != "auto":
         machine = {**machine, "precision": recipe.train.precision}
     return ready(machine, batch_size=batch, micro_batch=micro, accumulation=batch // micro, steps_per_epoch=50,
-                 block=block)  # fmt: skip
+                 block=block, views=2)  # fmt: skip
 
 
 def toy(*words: str) -> Order:
@@ -269,6 +269,20 @@ def test_the_cache_of_a_recipe_is_a_rung():
     recipe = config.load(config.RECIPES / "tom500.yaml")
     found = {r.name: r for r in rungs.listed(recipe, ready_for(recipe, MACHINE))}
     assert titles(found["cache"]) == ["cache: disk", "cache: ram"]
+
+
+def test_a_teacher_that_could_be_asked_once_is_a_rung():
+    assert of("cache_teacher").absent == "this task has no teacher that could be asked once"
+    path = config.RECIPES / "adadistill_ms1mv2.yaml"
+
+    def rung(words: tuple[str, ...], views: int) -> rungs.Rung:
+        listed = rungs.listed(config.load(path, words), ready(views=views, batch_norm=False))
+        return next(rung for rung in listed if rung.name == "cache_teacher")
+
+    assert [one.words for one in rung((), 2).tries] == [("task.cache_teacher=true",)]
+    assert "countable" in rung((), 0).absent and not rung((), 0).tries
+    for word in ("disk", "true"):
+        assert [one.words for one in rung((f"task.cache_teacher={word}",), 2).tries] == [("task.cache_teacher=false",)]
 
 
 def test_what_changes_learning_says_so():

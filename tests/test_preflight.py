@@ -18,6 +18,7 @@ from trainkit.speed import preflight
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.forecast import checkpoint_cost
 from trainkit.store import Store
+from trainkit.tabulated import Building
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -36,7 +37,11 @@ def quick(monkeypatch):
 def flown(folder, *words: str):
     recipe = load(order(*words))
     machine, data = Machine(recipe), recipe.data.open(recipe.seed)
-    return recipe, plan.Plan.make(recipe, data, 1, 0), preflight.fly(recipe, data, machine, {}, folder)
+    return (
+        recipe,
+        plan.Plan.make(recipe, data, 1, 0),
+        preflight.fly(recipe, data, machine, {}, folder, folder / "outputs"),
+    )
 
 
 def test_what_is_tried_is_what_the_training_then_does(tmp_path, quick):
@@ -147,6 +152,23 @@ def test_a_disk_that_does_not_hold_the_checkpoints_is_told_of(tmp_path, quick):
     keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
     assert not fits and lines[-1].startswith("error: the disk does not hold") and keep > 3
     assert preflight.report(recipe, cut, tried, free=(keep + 1) * tried.bytes)[1]
+
+
+def test_what_a_table_of_outputs_takes_is_forecast(tmp_path, quick):
+    recipe, cut, tried = flown(tmp_path)
+    assert tried.building == []
+    plain = preflight.forecast(recipe, cut, tried).total()
+    tried.building = [Building("teacher", 5_822_653, 2, 3600.0, 12_000_000_000)]
+    expected = preflight.forecast(recipe, cut, tried)
+    assert expected.total() == pytest.approx(plain + 3600) and "3.6e+03 s before the first" in expected.said()
+    need = 12_000_000_000 + (1 + recipe.checkpoints.keep_last + recipe.checkpoints.keep_best) * tried.bytes
+    lines, fits = preflight.report(recipe, cut, tried, free=need)
+    said = "outputs     of teacher for 5,822,653 samples in 2 views: computed in 60 min, 12 GB in the store, once"
+    assert fits and said in lines and any(", 12 GB of outputs" in line for line in lines)
+    assert not preflight.report(recipe, cut, tried, free=need - 1)[1]
+    for one, word in (((0.0, 0), "in the store already"), ((5.0, 0), "in memory, at every start")):
+        tried.building = [Building("teacher", 10, 2, *one)]
+        assert word in "\n".join(preflight.report(recipe, cut, tried, free=need)[0])
 
 
 def test_an_evaluation_that_would_fail_at_the_end_fails_now(quick):

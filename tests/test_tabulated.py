@@ -1,6 +1,7 @@
 """Outputs of frozen networks: computed once, found again, and refused where they are not what the network says."""
 
 import contextlib
+import itertools
 import json
 import math
 import pickle
@@ -129,6 +130,32 @@ def carried(split, rows, epoch=1) -> tuple[np.ndarray, np.ndarray]:
     batch = split.on_device(split.fetch(np.asarray(rows), epoch))
     assert batch["teacher"].dtype == torch.float32
     return batch["teacher"].numpy(), batch["view"].numpy()
+
+
+def test_what_a_table_takes_is_forecast_from_a_few_batches(home, tmp_path, monkeypatch):
+    machine = SimpleNamespace(**vars(MACHINE), synchronize=lambda: None)
+    teacher, split = Teacher().eval().requires_grad_(False), Split()
+
+    def found(stored=True, **changes) -> list[tuple]:
+        parts = Parts(nn.Identity(), tabulated={"teacher": teacher}, stored=stored)
+        ticks = itertools.count()
+        with monkeypatch.context() as patch:  # a second a batch
+            patch.setattr(tabulated.time, "perf_counter", lambda: float(next(ticks)))
+            told = tabulated.forecast(parts, Split(**changes), machine, home.path)
+        return [(one.name, one.samples, one.views, one.seconds, one.bytes) for one in told]
+
+    # 50 samples in batches of 4 make 13, in each of two views; half precision.
+    assert found() == [("teacher", 50, 2, 26.0, 50 * 2 * WIDE * 2)]
+    assert found(stored=False) == [("teacher", 50, 2, 26.0, 0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(tabulated, "IN_MEMORY", 50 * 2 * WIDE * 4 - 1)
+        assert found(stored=False) == found()
+    assert found(views=0) == []
+    teacher.seen = 0
+    found()
+    assert teacher.seen <= 3 * 4 + 2 * 4 + PROBED and not home.path.exists(), "few pictures, and nothing written"
+    home.open(teacher, split)
+    assert found() == [("teacher", 50, 2, 0.0, 0)], "it is there"
 
 
 @pytest.mark.parametrize("stored", [True, False])

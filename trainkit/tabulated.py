@@ -115,6 +115,43 @@ def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: in
     return Outputs(_Carrying(split, tables) if tables else split, check=check if sources else Outputs.check)
 
 
+@dataclass(frozen=True)
+class Building:
+    """What it takes to compute the outputs of a network once."""
+
+    name: str
+    samples: int
+    views: int
+    seconds: float
+    """On all processes together; 0 where they are in the store already."""
+    bytes: int
+    """That are written to the store; 0 where they are there, or computed at every start and kept on the device."""
+
+
+def forecast(parts: Parts, split: Split, machine: Machine, store: Path) -> list[Building]:
+    """What it will take to compute the outputs of `parts.tabulated`, from three batches of each, the first left out.
+
+    `store` is the folder in which tables are kept. Every rank takes part. Networks stand on the device.
+    """
+    found = []
+    for name, module in parts.tabulated.items() if split.views else ():
+        source = _Source(name, module, split, machine)
+        stored = parts.stored or source.bytes > IN_MEMORY
+        seconds, size = 0.0, min(BATCH, split.at_once or BATCH, split.size)
+        if not (stored and machine.lead(lambda s=source: (store / s.key / _MANIFEST).is_file())):
+            took = []
+            for number in range(3):
+                began = time.perf_counter()
+                source._forward(source._fetched((np.arange(size) + number * size) % split.size, view=0)["image"])
+                machine.synchronize()
+                took.append(time.perf_counter() - began)
+            batches = -(-split.size // (size * machine.world)) * split.views
+            seconds = max(machine.each(float(np.mean(took[1:])))) * batches
+        written = source.bytes // 2 if stored and seconds else 0
+        found.append(Building(name, split.size, split.views, seconds, written))
+    return found
+
+
 @torch.no_grad()
 def tabulate(module: nn.Module, split: Split, machine: Machine) -> Tensor:
     """Outputs of a frozen network for every sample and view of a split, float32 (samples, views, ...), on every rank.

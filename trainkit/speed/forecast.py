@@ -32,12 +32,14 @@ class Forecast:
     """How many are still written, and for how long one holds the training up, seconds."""
     last_s: float = 0.0
     """How much longer the last of them does, which is waited for until it is written."""
+    before_s: float = 0.0
+    """Before the first update: outputs of frozen networks that are computed once."""
 
     def total(self, step_s: float | None = None) -> float:
         """Seconds until the end, at the expected time of an update or at another."""
         steps = self.steps * (self.step_s if step_s is None else step_s)
         free = sum(times * s for name, (times, s) in self.evaluations.items() if name not in self.budgets)
-        base = steps + free + self.checkpoints[0] * self.checkpoints[1] + self.last_s
+        base = self.before_s + steps + free + self.checkpoints[0] * self.checkpoints[1] + self.last_s
         held = {name: self.evaluations[name] for name in self.budgets if name in self.evaluations}
         # A share of the whole, in which the evaluation itself is.
         return base + sum(
@@ -52,7 +54,8 @@ class Forecast:
     def said(self) -> str:
         """The forecast as a sentence."""
         low, high = self.interval
-        parts = [f"{self.steps:,} updates of {_seconds(self.step_s)}"]
+        parts = [f"{_seconds(self.before_s)} before the first"] if self.before_s else []
+        parts += [f"{self.steps:,} updates of {_seconds(self.step_s)}"]
         parts += [f"{name} {times:g} x {_seconds(s)}" for name, (times, s) in self.evaluations.items() if times]
         if self.checkpoints[0]:
             more = f" and {_seconds(self.last_s)} for the last" if self.last_s else ""

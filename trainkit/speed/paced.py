@@ -84,6 +84,8 @@ class Ready:
     """Whether something in the network takes statistics of a micro-batch."""
     block: int
     """Samples that must not be parted; 1 where any may meet."""
+    views: int
+    """Countable versions of a picture; 0 where the augmentation has others."""
     machine: Mapping[str, Any]
     """`Machine.describe()`, and `torch`, `bf16`, `tf32`, `compiles` (an empty text, or why not), `cores`."""
 
@@ -434,6 +436,7 @@ def _witness_class() -> type:
                 steps_per_epoch=plan.steps_per_epoch,
                 batch_norm=any(isinstance(m, norms) and m.training for m in net.modules()),
                 block=self._data.block,
+                views=self._data.train.views,
                 machine=_facts(self._machine),
             )
 

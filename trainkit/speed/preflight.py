@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import torch
 
-from trainkit import checkpoint, config, loop, plan
+from trainkit import checkpoint, config, loop, plan, tabulated
 from trainkit.errors import UserError
 from trainkit.machine import Machine
 from trainkit.needs import gather
@@ -31,7 +31,8 @@ from trainkit.schedule import Span
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.forecast import Forecast, checkpoint_cost, pace
 from trainkit.store import RunFolder, Store
-from trainkit.task import Opened
+from trainkit.tabulated import Building
+from trainkit.task import Opened, Parts
 from trainkit.tracking import Silent
 from trainkit.witness import Witness
 
@@ -60,6 +61,8 @@ class Tried:
     updates made meanwhile take longer than others."""
     bytes: int
     """Of a checkpoint."""
+    building: Sequence[Building]
+    """What it takes to compute the outputs of frozen networks before the first update."""
     peak_gb: float
     """Greatest memory of the device; on a CPU the resident set of the process."""
     left_gb: float
@@ -78,7 +81,7 @@ def command(order: Order, say: Callable[[str], Any]) -> int:
         data = recipe.data.open(recipe.seed)
         found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
         with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
-            tried = fly(recipe, data, machine, found, Path(machine.share(scratch)))
+            tried = fly(recipe, data, machine, found, Path(machine.share(scratch)), store.home / "outputs")
         cut = plan.Plan.make(recipe, data, machine.world, machine.rank)
         lines, fits = report(recipe, cut, tried, shutil.disk_usage(store.home).free)
     finally:
@@ -89,16 +92,24 @@ def command(order: Order, say: Callable[[str], Any]) -> int:
     return 0 if fits else 2
 
 
-def fly(recipe: Recipe, data: Opened, machine: Machine, found: Mapping[str, Path], folder: Path) -> Tried:
-    """Train a few updates, hold an evaluation, write a checkpoint, and go on from it."""
+def fly(
+    recipe: Recipe, data: Opened, machine: Machine, found: Mapping[str, Path], folder: Path, outputs: Path
+) -> Tried:
+    """Train a few updates, hold an evaluation, write a checkpoint, and go on from it.
+
+    `outputs` is where tables of outputs are kept; none is written.
+    """
     machine.configure(recipe)
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
     smallest = min(sizes, key=lambda name: sizes[name], default=None)
     known = config.digest(recipe)
     first = _witness(_shortened(recipe, smallest), known, folder, machine, found, FIRST, None)
-    began = loop.train(first.recipe, data, machine, first)
+    task = _Kept(recipe.task)
+    began = loop.train(replace(first.recipe, task=task), data, machine, first)
     if not machine.share(first.written):
         raise UserError("preflight", f"the training ended after {began.step} updates", f"more than {FIRST}")
+    building = tabulated.forecast(task.parts, data.train, machine, outputs)
+    del task  # its networks take memory
     step_s = machine.share(float(began.steps.seconds[-1]))
     timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
     path = Path(machine.share(str(first.written[-1][0]) if first.written else ""))
@@ -117,6 +128,7 @@ def fly(recipe: Recipe, data: Opened, machine: Machine, found: Mapping[str, Path
         written_s=written_s,
         holds_up_s=machine.share(written_s if holds_up_s is None else holds_up_s),
         bytes=size,
+        building=building,
         peak_gb=peak,
         left_gb=left,
     )
@@ -156,6 +168,7 @@ def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
         evaluations={name: (times[name], costs.get(name, 0.0)) for name in times},
         budgets={name: e.budget for name, e in recipe.evaluations.items() if e.budget},
         checkpoints=(written, each),
+        before_s=sum(one.seconds for one in tried.building),
         last_s=max(0.0, tried.written_s - each) if recipe.checkpoints.at_end else 0.0,
     )
 
@@ -177,11 +190,19 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
         if name not in tried.held:
             lines.append(f"evaluation  {name}: about {seconds:.3g} s, from its first batch")
     keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
-    need = (keep + 1) * tried.bytes  # one more while it is written
+    tables = sum(one.bytes for one in tried.building)
+    need = (keep + 1) * tried.bytes + tables  # one more while it is written
+    for one in tried.building:
+        what = f"{one.samples:,} samples in {one.views} views"
+        kept = f"{one.bytes / 1e9:.3g} GB in the store, once" if one.bytes else "in memory, at every start"
+        took = f"computed in {_span(one.seconds)}, {kept}" if one.seconds else "in the store already"
+        lines.append(f"outputs     of {one.name} for {what}: {took}")
+    more = f", {tables / 1e9:.2g} GB of outputs" if tables else ""
     lines += [
         f"checkpoint  {tried.bytes / 1e6:.3g} MB written in {tried.written_s:.2g} s; training went on from it. Beside "
         f"the training, one holds it up for {tried.holds_up_s:.2g} s",
-        f"disk        {need / 1e9:.2g} GB for {keep} checkpoints kept and one being written; {free / 1e9:.3g} GB free",
+        f"disk        {need / 1e9:.2g} GB for {keep} checkpoints kept and one being written{more}; "
+        f"{free / 1e9:.3g} GB free",
         f"memory      {tried.peak_gb:.2g} GB at most so far; {tried.left_gb:.3g} GB left",
         f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} of updates ({cut.steps_per_epoch:,})",
         expected.said(),
@@ -191,11 +212,28 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
     ends = [time.strftime("%Y-%m-%d %H:%M", time.localtime(now + seconds)) for seconds in (low, high)]
     lines.append(f"finished    {ends[0]}" + (f" to {ends[1]}" if ends[0] != ends[1] else "") + ", if it began now")
     if need > free:
-        lines.append("error: the disk does not hold the checkpoints; free some, or lower checkpoints.keep_last")
+        what = "checkpoints and outputs" if tables else "checkpoints"
+        lines.append(f"error: the disk does not hold the {what}; free some, or lower checkpoints.keep_last")
     return lines, need <= free
 
 
 # ---- The trial
+
+
+class _Kept:
+    """A task, and the networks that it built."""
+
+    parts: Parts
+
+    def __init__(self, task: Any):
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def build(self, *args: Any) -> Parts:
+        self.parts = self._task.build(*args)
+        return self.parts
 
 
 @dataclass

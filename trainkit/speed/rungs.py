@@ -22,6 +22,7 @@ FEWER_CHECKPOINTS = "an interrupted run loses more"
 FEWER_LINES = "fewer points in every curve"
 TO_SEE = "measured to see what a line costs"
 WORDS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
+_TEACHER = "task.cache_teacher"
 REFERENCE = ("train.precision=no", "train.compile=off", "device.tf32=false")
 """What losses and outputs are compared with: float32, eager."""
 
@@ -62,8 +63,8 @@ class Rung:
 
 NAMES = (
     "precision", "tf32", "channels_last", "compile", "cudnn_benchmark", "deterministic", "fused", "threads", "workers",
-    "prefetch", "pin", "persistent_workers", "cache", "micro_batch", "batch", "accumulation", "evaluations",
-    "checkpoints", "log", "expandable_segments", "launch_blocking",
+    "prefetch", "pin", "persistent_workers", "cache", "cache_teacher", "micro_batch", "batch", "accumulation",
+    "evaluations", "checkpoints", "log", "expandable_segments", "launch_blocking",
 )  # fmt: skip
 """All rungs, in the order in which they are measured."""
 
@@ -155,7 +156,20 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
         if word not in (own, "auto") and (gpu or word != "device")
     )
     rungs.append(Rung("cache", cached, absent="" if cached else "this data has no such choice"))
+    rungs.append(_teacher(recipe, ready))
     return rungs
+
+
+def _teacher(recipe: Recipe, ready: Ready) -> Rung:
+    """Whether a frozen teacher runs in every step. Losses are not compared: one output may stand for a large table."""
+    on = getattr(recipe.task, "cache_teacher", None)
+    if on is None:
+        return Rung("cache_teacher", absent="this task has no teacher that could be asked once")
+    if on:
+        return Rung("cache_teacher", (Try("the teacher in every step", (f"{_TEACHER}=false",), same_samples=False),))
+    if not ready.views:
+        return Rung("cache_teacher", absent="the augmentation has no countable views: only mirrored pictures have")
+    return Rung("cache_teacher", (Try("the teacher's outputs, once", (f"{_TEACHER}=true",), same_samples=False),))
 
 
 def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Rung]:
