@@ -84,10 +84,10 @@ class Ready:
     """Whether something in the network takes statistics of a micro-batch."""
     block: int
     """Samples that must not be parted; 1 where any may meet."""
-    views: int
-    """Countable versions of a picture; 0 where the augmentation has others."""
     machine: Mapping[str, Any]
     """`Machine.describe()`, and `torch`, `bf16`, `tf32`, `compiles` (an empty text, or why not), `cores`."""
+    views: int = 0
+    """Countable versions of a picture; 0 where the augmentation has others."""
 
 
 @dataclass(frozen=True)
