@@ -1,45 +1,61 @@
-"""Patches per second: prepared volumes against `.nii.gz` read each time and MONAI's cached data sets, in one run.
+"""Patches of 3-D volumes: the prepared form against `.nii.gz` read each time and MONAI's cached data sets.
 
-    python benchmarks/volume_reading.py                    TOM500: 16 x 224 x 224 of 20 x 512 x 512, drawn orbits
-    python benchmarks/volume_reading.py --shape cube       96^3 of 128 x 320 x 320, blobs
-    python benchmarks/volume_reading.py --growth           the same patches of volumes from 128^3 to 512^3
-    ... --rounds 7 --seconds 3 --cases 6                   rounds of all sides in turn, seconds each, volumes
+    python benchmarks/volume_reading.py
+    ... --cases cube                            96^3 of 128 x 320 x 320, blobs, instead of drawn orbits
 
-Each side is a process of its own in every round, rounds run all of them in turn, and ratios are of the same round. All
-draw one patch at a time, half of them on a voxel of an organ, oriented, clipped at percentiles and z-scored, as float32
-and uint8; MONAI does it with its own transforms, everything before the crop cached, places of organs included. Equal
-work is proved: each side's last patches must be what the prepared set holds where they were cut.
+One patch at a time, half of them on a voxel of an organ, oriented, clipped at percentiles and z-scored, as float32
+and uint8; files are in the page cache.
 
-What is prepared, imported or cached before the first patch is timed apart. One thread; files are in the page cache.
+    tom500    16 x 224 x 224 of 20 x 512 x 512, as TOM500's. `prepared` is ours, `in_memory` the same from memory. MONAI
+              does it with its own transforms, everything before the crop cached, places of organs included:
+              `monai_cached` as it comes, which copies the cached volume for each patch, `monai_shared` without that
+              copy, `monai_persistent` from disk. `nii_gz` reads and prepares the files for each patch
+    growth    prepared alone, without the way to float32: 96^3 of 512^3, and of smaller volumes in columns of their own;
+              blocks of patches of one volume after another, `growth` is the median ratio of 512^3 to 128^3 in a cycle
+
+Equal work is proved: a side's last patches must be, to half precision, what the prepared set holds where they were cut.
+What is opened or cached before the first patch is `ready`; files and MONAI's on disk are kept for further rounds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import importlib
+import itertools
 import os
+import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from contest import Contest, Sample, Target
 
-ROOT = Path(__file__).resolve().parents[1]
+HOME = Path(tempfile.gettempdir()) / "trainkit-bench-volumes-1"
+"""Where the files are kept between processes."""
+VOLUMES = 2
+SECONDS = 0.7
 KEPT = 4
 """Last patches of each side that are compared with the prepared set."""
 CLOSE = 5e-3
 """Half precision in between, and percentiles of another implementation."""
+UNUSED = ("mlflow", "transformers", "pandas", "matplotlib", "sklearn")
+"""MONAI imports these where they are there, for other things than volumes: longer than all that is measured."""
+GROWN = ((512, 512, 512), (256, 256, 256), (128, 320, 320), (128, 128, 128))
+CYCLES, PATCHES = 15, 16
+"""Blocks of each volume, and patches of a block."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """What is read: in the order in which volumes are stored."""
 
+    size: tuple[int, int, int]
+    """Of the files, (x, y, z)."""
     axes: str
     patch: tuple[int, int, int]
     names: tuple[str, ...]
@@ -48,74 +64,81 @@ class Shape:
 
 
 SHAPES = {
-    "tom500": Shape("yzx", (16, 224, 224), ("SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB"), "ASR"),
-    "cube": Shape("zyx", (96, 96, 96), ("blob", "rest"), "SAR"),
+    "tom500": Shape(
+        (512, 512, 20), "yzx", (16, 224, 224), ("SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB"), "ASR"
+    ),
+    "cube": Shape((320, 320, 128), "zyx", (96, 96, 96), ("blob", "rest"), "SAR"),
 }
 
 
-def write(folder: Path, shape: str, cases: int) -> None:
-    """The files, and their prepared form beside them."""
+def files(case: str) -> Path:
+    """The folder of the files of a case and of their prepared form, made when it is not there."""
+    home = HOME / case
+    if not home.is_dir():
+        HOME.mkdir(exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f"{case}.", dir=HOME))
+        try:
+            _write(aside, case)
+            os.rename(aside, home)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return home
+
+
+def _write(folder: Path, case: str) -> None:
     import nibabel
 
     from trainkit.data import sample_orbits, volume_import
 
+    shape = SHAPES[case]
     for part in ("image", "label"):
         (folder / "files" / part).mkdir(parents=True)
-    for case in range(cases):
-        if shape == "tom500":
-            size, spacing = (512, 512, 20), (0.3125, 0.3125, 3.85)
-            image, label = sample_orbits.draw(case + 1, size, spacing)
-            affine = sample_orbits.affine(case + 1, size, spacing)
+    for number in range(VOLUMES):
+        if case == "tom500":
+            spacing = (0.3125, 0.3125, 3.85)
+            image, label = sample_orbits.draw(number + 1, shape.size, spacing)
+            affine = sample_orbits.affine(number + 1, shape.size, spacing)
         else:
-            image, label = _blobs(case)
+            image, label = _blobs(number, shape.size)
             affine = np.eye(4)
         for part, array in (("image", np.round(image).astype(np.int16)), ("label", label)):
-            nibabel.save(nibabel.Nifti1Image(array, affine), folder / "files" / part / f"{case:03d}.nii.gz")
-    began = time.perf_counter()
-    report = volume_import.import_volumes(folder / "files", folder / "packed", names=list(SHAPES[shape].names))
-    print(f"imported in {time.perf_counter() - began:.1f} s: {report.bytes / 1e6:.0f} MB", flush=True)
+            nibabel.save(nibabel.Nifti1Image(array, affine), folder / "files" / part / f"{number:03d}.nii.gz")
+    volume_import.import_volumes(folder / "files", folder / "packed", names=list(shape.names))
 
 
-def _blobs(case: int) -> tuple[np.ndarray, np.ndarray]:
+def _blobs(case: int, size: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(case)
-    at = np.stack(np.meshgrid(*(np.linspace(-1, 1, n, dtype=np.float32) for n in (320, 320, 128)), indexing="ij"))
+    at = np.stack(np.meshgrid(*(np.linspace(-1, 1, n, dtype=np.float32) for n in size), indexing="ij"))
     inside = ((at - rng.uniform(-0.3, 0.3, (3, 1, 1, 1)).astype(np.float32)) ** 2).sum(0)
     label = ((inside < 0.12).astype(np.uint8) + (inside < 0.04)).astype(np.uint8)
     image = 400.0 * label + 1000 * np.exp(-inside) + rng.normal(0, 60, inside.shape).astype(np.float32)
     return image, label
 
 
-# ---- the sides: each yields (image float32, mask uint8, case, first voxel) for ever
+# ---- the sides: each yields (image float32, mask uint8, volume, first voxel) for ever
 
 Patches = Iterator[tuple[np.ndarray, np.ndarray, int, tuple[int, int, int]]]
 
 
 def prepared(folder: Path, shape: Shape, cache: str = "disk") -> Patches:
     """trainkit: rows of an epoch after another."""
-    split = _split(folder / "packed", shape, cache)
-    epoch = 0
-    while True:
+    split = _split(folder / "packed", shape.patch, cache)
+    for epoch in itertools.count():
         for row in split.order(epoch, 1)[:, 0]:
             rows = np.array([row])
             batch = split.on_device(split.fetch(rows, epoch))
             start = tuple(split.starts(rows, epoch)[0].tolist())
             case = int(split.cases[row // split.patches])
             yield batch["image"][0, 0].numpy(), batch["mask"][0].numpy(), case, start
-        epoch += 1
 
 
-def in_memory(folder: Path, shape: Shape) -> Patches:
-    """The same from memory."""
-    return prepared(folder, shape, "ram")
-
-
-def _split(packed: Path, shape: Shape, cache: str):
+def _split(packed: Path, patch: tuple[int, int, int], cache: str):
     from trainkit.data.volumes import Volumes
 
-    return Volumes(train=str(packed), patch=shape.patch, patches=64, foreground=0.5, cache=cache).open(0).train
+    return Volumes(train=str(packed), patch=patch, patches=64, foreground=0.5, cache=cache).open(0).train
 
 
-def files(folder: Path, shape: Shape) -> Patches:
+def nii_gz(folder: Path, shape: Shape) -> Patches:
     """`.nii.gz`, read and normalised for each patch, organs looked for in all of it."""
     import nibabel
 
@@ -144,7 +167,7 @@ def files(folder: Path, shape: Shape) -> Patches:
 
 
 def monai_cached(folder: Path, shape: Shape, copy: bool = True) -> Patches:
-    """MONAI's CacheDataset, everything before the crop in memory; by default it copies that for each patch."""
+    """MONAI's CacheDataset, everything before the crop in memory."""
     from monai.data import CacheDataset
 
     listed, transforms = _monai(folder, shape)
@@ -152,18 +175,12 @@ def monai_cached(folder: Path, shape: Shape, copy: bool = True) -> Patches:
     return _drawn(data, shape)
 
 
-def monai_shared(folder: Path, shape: Shape) -> Patches:
-    """The same without the copy, which a crop does not need."""
-    return monai_cached(folder, shape, copy=False)
-
-
 def monai_persistent(folder: Path, shape: Shape) -> Patches:
     """MONAI's PersistentDataset, everything before the crop on disk."""
     from monai.data import PersistentDataset
 
     listed, transforms = _monai(folder, shape)
-    place = folder / "persistent"
-    data = PersistentDataset(listed, transforms, cache_dir=place)
+    data = PersistentDataset(listed, transforms, cache_dir=folder / "persistent")
     for case in range(len(listed)):  # written before the clock starts
         data[case]
     # It keeps voxels alone: a crop's affine then counts voxels of the volume.
@@ -214,154 +231,132 @@ def _stored_affine(path: str, shape: Shape) -> np.ndarray:
     return image.affine[:, [*order, 3]]
 
 
-SIDES: dict[str, Callable[[Path, Shape], Patches]] = {
-    "prepared": prepared,
-    "prepared, in memory": in_memory,
-    "MONAI CacheDataset": monai_cached,
-    "MONAI CacheDataset, copy_cache=False": monai_shared,
-    "MONAI PersistentDataset": monai_persistent,
-    ".nii.gz each time": files,
-}
+# ---- what is measured
 
 
-def time_one(name: str, folder: Path, shape: Shape, seconds: float) -> dict[str, float]:
-    """One side for so long: patches and CPU seconds. Raises ValueError when its patches are not those of the set."""
-    import torch
-
-    torch.set_num_threads(1)
-    began = time.perf_counter()
-    patches = SIDES[name](folder, shape)
+def reading(make: Callable[[Path, Shape], Patches], case: str, *imports: str, slow: bool = False) -> Sample:
+    """Milliseconds of processor time a patch; no import counts as getting ready."""
+    folder, shape = files(case), SHAPES[case]
+    for name in imports:
+        importlib.import_module(name)
+    began = time.process_time()
+    patches = make(folder, shape)
     next(patches)
-    ready = time.perf_counter() - began
-    for _ in range(0 if name == ".nii.gz each time" else 10):
+    ready = time.process_time() - began
+    for _ in range(0 if slow else 10):
         next(patches)
     kept, done, cpu, began = [], 0, time.process_time(), time.perf_counter()
-    while time.perf_counter() - began < seconds or done < KEPT:
+    while time.perf_counter() - began < SECONDS or done < KEPT:
         kept = [*kept[-KEPT + 1 :], next(patches)]
         done += 1
-    taken, cpu = time.perf_counter() - began, time.process_time() - cpu
-    compare(kept, folder / "packed", shape)
-    return {"ready_s": ready, "patches": done, "s": taken, "cpu_s": cpu}
+    cpu = time.process_time() - cpu
+    return Sample(1e3 * cpu / done, compare(kept, folder / "packed", shape), {"ready, s": ready})
 
 
-def compare(kept: list, packed: Path, shape: Shape) -> None:
-    """Raise ValueError unless each patch is what the prepared set holds at its place."""
+def compare(kept: list, packed: Path, shape: Shape) -> list:
+    """Shape and types of the patches, and how many there are: each must be what the prepared set holds at its place.
+
+    Raises ValueError where one is not.
+    """
     from trainkit.data.packed_volumes import PackedVolumes
 
-    data = PackedVolumes(packed)
+    data, found = PackedVolumes(packed), set()
     for image, mask, case, start in kept:
         at = tuple(slice(s, s + p) for s, p in zip(start, shape.patch, strict=True))
-        if image.shape != shape.patch or image.dtype != np.float32 or mask.dtype != np.uint8:
-            raise ValueError(f"{image.dtype} {image.shape} and {mask.dtype} instead of float32 {shape.patch} and uint8")
-        off = np.abs(image - data.image(case)[at]).max()
-        if off > CLOSE or not np.array_equal(mask, data.label(case)[at]):
-            raise ValueError(f"case {case} at {start}: not the voxels of the prepared set (off by {off:.4f})")
+        held, labels = data.image(case)[at], data.label(case)[at]
+        if image.shape != held.shape or np.abs(image - held).max() > CLOSE or not np.array_equal(mask, labels):
+            raise ValueError(f"volume {case} at {start}: not the voxels of the prepared set")
+        found.add((*image.shape, str(image.dtype), str(mask.dtype)))
+    return [len(kept), *map(list, found)]
 
 
-def table(rounds: list[dict[str, dict[str, float]]]) -> str:
-    """Markdown: ms a patch, patches a second, and how many times longer than `prepared` took, by round."""
-    lines = ["| | ms a patch | patches/s | times as long | least | ready in, s |", "|---" * 6 + "|"]
-    for name in rounds[0]:
-        each = [r[name]["s"] / r[name]["patches"] for r in rounds]
-        ratios = [r[name]["s"] / r[name]["patches"] / (r["prepared"]["s"] / r["prepared"]["patches"]) for r in rounds]
-        middle = statistics.median(each)
-        ready = statistics.median(r[name]["ready_s"] for r in rounds)
-        cells = [f"{1e3 * middle:.3g}", f"{1 / middle:,.0f}", f"{statistics.median(ratios):.3g}", f"{min(ratios):.3g}"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {ready:.1f} |")
-    return "\n".join(lines)
+def growing() -> Sample:
+    """Patches of 96^3 of a volume of each size, blocks of one after the other."""
+    times: dict[tuple[int, int, int], list[float]] = {size: [] for size in GROWN}
+    patch = SHAPES["cube"].patch
+    with tempfile.TemporaryDirectory() as home:
+        splits = {size: _grown(Path(home) / f"{k}", size, patch) for k, size in enumerate(GROWN)}
+        for cycle in range(-1, CYCLES):  # in the first one every page is read
+            for size, split in splits.items():
+                rows = split.order(1, 1)[:PATCHES]
+                began = time.thread_time()
+                for row in rows:
+                    split.fetch(row, 1)
+                if cycle >= 0:
+                    times[size].append(1e3 * (time.thread_time() - began) / len(rows))
+        for k, split in enumerate(splits.values()):
+            rows = split.order(1, 1)[:1, 0]
+            batch, start = split.on_device(split.fetch(rows, 1)), tuple(split.starts(rows, 1)[0].tolist())
+            one = batch["image"][0, 0].numpy(), batch["mask"][0].numpy(), 0, start
+            compare([one], Path(home) / f"{k}", SHAPES["cube"])
+    most, least = times[GROWN[0]], times[GROWN[-1]]
+    more = {f"of {' x '.join(map(str, size))}": statistics.median(times[size]) for size in GROWN[1:]}
+    more["growth"] = statistics.median(a / b for a, b in zip(most, least, strict=True))
+    return Sample(statistics.median(most), None, more)
 
 
-def growth(folder: Path, rounds: int, seconds: float) -> str:
-    """Markdown: ms a patch of 96^3 by the size of its volume, and of 16 x 224 x 224; and per megabyte."""
+def _grown(folder: Path, size: tuple[int, int, int], patch: tuple[int, int, int]):
+    """One prepared volume of noise, a twentieth of it labelled."""
     from trainkit.data.packed_volumes import CaseInfo, Writer
     from trainkit.data.volume_prepare import Preparation
 
-    asked = [
-        ("cube", (128, 128, 128)),
-        ("cube", (128, 320, 320)),
-        ("cube", (256, 256, 256)),
-        ("cube", (512, 512, 512)),
-        ("tom500", (20, 512, 512)),
-    ]
-    splits, taken = [], [[] for _ in asked]
-    for k, (name, size) in enumerate(asked):
-        rng = np.random.default_rng(k)
-        shape, classes = SHAPES[name], len(SHAPES[name].names) + 1
-        with Writer(folder / f"grown{k}", how=Preparation(shape.axes)) as writer:
-            for case in range(2):
-                image = rng.standard_normal(size, np.float32).astype(np.float16)
-                label = np.zeros(size, np.uint8)
-                label[tuple(slice(side // 3, side // 2) for side in size)] = rng.integers(1, classes)
-                volumes = np.bincount(label.ravel(), minlength=classes).astype(float).tolist()
-                one = (1.0, 1.0, 1.0)
-                info = CaseInfo(f"{case}", f"{case}", size, one, size, one, float(image.min()), tuple(volumes), {}, {})
-                writer.add(info, image, label, None, case)
-            names = ["background", *shape.names]
-            writer.finish(names=names)
-        splits.append(_split(folder / f"grown{k}", shape, "disk"))
-        epochs = splits[-1].order(0, 1)[:, 0]
-        for row in epochs:  # every page is read once before the clock starts
-            splits[-1].fetch(np.array([row]), 0)
-        for case in range(2):
-            splits[-1].packed.check(case)
-    for _ in range(rounds):
-        for k, split in enumerate(splits):
-            rows, done, began = split.order(1, 1)[:, 0], 0, time.perf_counter()
-            while time.perf_counter() - began < seconds:
-                split.fetch(rows[done % len(rows)][None], 1)
-                done += 1
-            taken[k].append((time.perf_counter() - began) / done)
-    lines = ["| patch | volume | ms a patch | least | ms a MB |", "|---" * 5 + "|"]
-    for (name, size), times in zip(asked, taken, strict=True):
-        patch = SHAPES[name].patch
-        middle, megabytes = statistics.median(times), np.prod(patch) * 3 / 1e6
-        by = " x ".join(map(str, patch)), " x ".join(map(str, size))
-        ms = 1e3 * middle, 1e3 * min(times), 1e3 * middle / megabytes
-        lines.append(f"| {by[0]} | {by[1]} | {ms[0]:.3f} | {ms[1]:.3f} | {ms[2]:.3f} |")
-    return "\n".join(lines)
+    noise = np.random.default_rng(0).standard_normal((16, *size[1:]), np.float32).astype(np.float16)
+    image, label = np.tile(noise, (size[0] // 16, 1, 1)), np.zeros(size, np.uint8)
+    label[tuple(slice(side // 3, side // 2) for side in size)] = 1
+    volumes, one = np.bincount(label.ravel(), minlength=3).astype(float).tolist(), (1.0, 1.0, 1.0)
+    with Writer(folder, how=Preparation(SHAPES["cube"].axes)) as writer:
+        info = CaseInfo("0", "0", size, one, size, one, float(noise.min()), tuple(volumes), {}, {})
+        writer.add(info, image, label, None, 0)
+        writer.finish(names=["background", *SHAPES["cube"].names])
+    return _split(folder, patch, "disk")
 
 
-def main() -> None:
-    """Run the sides in turn and print their table."""
-    words = argparse.ArgumentParser()
-    words.add_argument("--shape", choices=sorted(SHAPES), default="tom500")
-    words.add_argument("--growth", action="store_true", help="volumes of several sizes, prepared")
-    words.add_argument("--rounds", type=int, default=7)
-    words.add_argument("--seconds", type=float, default=3.0, help="of each side in each round")
-    words.add_argument("--cases", type=int, default=6)
-    words.add_argument("--side", choices=sorted(SIDES), help=argparse.SUPPRESS)
-    words.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    asked = words.parse_args()
-    if asked.side:
-        print(json.dumps(time_one(asked.side, asked.folder, SHAPES[asked.shape], asked.seconds)))
-        return
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        if asked.growth:
-            print(growth(folder, asked.rounds, asked.seconds))
-        else:
-            write(folder, asked.shape, asked.cases)
-            rounds = []
-            for number in range(asked.rounds):
-                names = list(SIDES) if number % 2 == 0 else list(reversed(SIDES))
-                found = {name: _measured(name, folder, asked) for name in names}
-                rounds.append({name: found[name] for name in SIDES})
-            print(table(rounds))
-    print(f"\n{asked.rounds} rounds; load average {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end")
+def trainkit(case: str) -> Sample:
+    return growing() if case == "growth" else reading(prepared, case, "trainkit.data.volumes")
 
 
-def _measured(name: str, folder: Path, asked: argparse.Namespace) -> dict[str, float]:
-    words = ["--side", name, "--shape", asked.shape, "--folder", str(folder), "--seconds", str(asked.seconds)]
-    done = subprocess.run(
-        [sys.executable, __file__, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def in_memory(case: str) -> Sample:
+    return reading(partial(prepared, cache="ram"), case, "trainkit.data.volumes")
 
+
+def monai(make: Callable[[Path, Shape], Patches]) -> Callable[[str], Sample]:
+    """One of MONAI's."""
+
+    def side(case: str) -> Sample:
+        for name in UNUSED:
+            sys.modules.setdefault(name, None)  # as if it were not installed
+        return reading(make, case, "monai.data", "monai.transforms")
+
+    return side
+
+
+def from_files(case: str) -> Sample:
+    return reading(nii_gz, case, "nibabel", slow=True)
+
+
+CONTEST = Contest(
+    title="Patches of volumes",
+    unit="ms of CPU a patch",
+    baseline="prepared",
+    sides={
+        "prepared": trainkit,
+        "in_memory": in_memory,
+        "monai_cached": monai(monai_cached),
+        "monai_shared": monai(partial(monai_cached, copy=False)),
+        "monai_persistent": monai(monai_persistent),
+        "nii_gz": from_files,
+    },
+    ours=("prepared", "in_memory"),
+    cases=("tom500", "growth", "cube"),
+    on_request=("cube",),
+    only={"growth": ("prepared",)},
+    targets=(
+        Target("tom500", "nii_gz", 100, least=True, words=".nii.gz each time, / prepared,"),
+        Target("tom500", "monai_shared", 1, least=True, words="CacheDataset told not to copy, / prepared,"),
+        Target("growth", "prepared", 0.4, "of 128 x 320 x 320", words="96^3 of 128 x 320 x 320, ms,"),
+        Target("growth", "prepared", 1.2, "growth", words="growth from 128^3 to 512^3"),
+    ),
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(CONTEST.main(__doc__))

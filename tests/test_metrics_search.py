@@ -535,35 +535,3 @@ def test_three_thousand_queries_in_three_thousand_records_take_less_than_two_sec
     began = time.process_time()
     score_search(features, protocol, mean)
     assert time.process_time() - began < 2
-
-
-# ---- benchmarks/ranking.py
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    """The benchmark, with its sides in this process."""
-    import importlib.util
-    from pathlib import Path
-
-    path = Path(__file__).parent.parent / "benchmarks" / "ranking.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_ranking", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "child", module.one)
-    return module
-
-
-def test_the_benchmark_compares_equal_scores_and_leaves_out_what_has_no_room(bench):
-    lines = bench.table([150], 300, 60, repeats=2, room=1.0).splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| 150 x 150", "| 60 x 300"]
-    assert all(line.count("|") == lines[0].count("|") for line in lines[:4])
-    assert "GiB needed" not in lines[2] and "With 300 queries" in lines[-1]
-    assert "GiB needed" in bench.table([150], 0, 0, repeats=1, room=0.1)
-
-
-def test_the_benchmark_refuses_unequal_work(bench, monkeypatch):
-    wrong = bench.SIDES["sorted"]
-    monkeypatch.setitem(bench.SIDES, "sorted", lambda *made: {k: v - 0.1 for k, v in wrong(*made).items()})
-    with pytest.raises(ValueError, match="unequal work"):
-        bench.line(150, 150, 1, 10.0)
