@@ -1,6 +1,7 @@
 """What the contest of steadiness makes of the times of steps."""
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,3 +38,16 @@ def test_a_slope_is_that_of_the_differences_and_their_interval_that_of_scipy(ste
 
 def test_a_spread_is_that_of_the_slowest_hundredth(steadiness):
     assert steadiness.spread(np.r_[np.ones(98), 3.0, 3.0, 3.0]) == 3
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="needs Linux")
+def test_waiting_is_what_is_neither_work_nor_standing_in_line(steadiness):
+    began = steadiness.waited()
+    time.sleep(0.2)
+    rested = steadiness.waited()
+    end = time.thread_time() + 0.2
+    while time.thread_time() < end:
+        pass
+    worked = steadiness.waited()
+    assert rested - began == pytest.approx(0.2, abs=0.05)
+    assert worked - rested < 0.05
