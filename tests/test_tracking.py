@@ -1075,3 +1075,20 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
         assert sys.getswitchinterval() == pytest.approx(sender.SWITCH_SECONDS)
     finally:
         sys.setswitchinterval(before)
+
+
+def test_runs_that_were_left_are_looked_for_at_the_first_line_and_once():
+    done, sent = [], threading.Semaphore(0)
+    store = SimpleNamespace(shown="store", abandoned=lambda: done.append("looked") or [])
+    box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release())
+    one = sender.Sender(store, None, box, waits=False)
+    one.start()
+    try:
+        time.sleep(0.1)
+        assert not done, "while a training starts it has the interpreter for itself"
+        for _ in range(2):
+            one.wake.set()
+            assert sent.acquire(timeout=10)
+        assert done == ["looked", "sent", "sent"]
+    finally:
+        one.stop()
