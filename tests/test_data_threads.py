@@ -1,5 +1,6 @@
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -56,6 +57,22 @@ def test_the_first_error_is_raised(four):
 
     with pytest.raises(ValueError, match="part 2"):
         threads.in_parts(work, 4, 1)
+
+
+def test_the_calling_thread_works_too_and_nobody_after_the_call(four):
+    names, ended = set(), []
+
+    def work(part: slice) -> None:
+        names.add(threading.current_thread().name)
+        if part.start == 0:
+            raise ValueError("part 0")
+        time.sleep(0.05)
+        ended.append(part.start)
+
+    with pytest.raises(ValueError, match="part 0"):
+        threads.in_parts(work, 4, 1)
+    assert len(names) > 1 and threading.current_thread().name in names
+    assert sorted(ended) == [1, 2, 3]
 
 
 class _Counts(Dataset):
