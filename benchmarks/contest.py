@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Target:
-    """What is aimed at: the ratio of a side to the baseline, or its own figure, is at most (or at least) this."""
+    """What is aimed at: the ratio of a side to another, or its own figure, is at most (or at least) this."""
 
     case: str
     side: str
@@ -96,6 +96,8 @@ class Target:
     """Whether the figure must reach the limit instead of staying below it."""
     words: str = ""
     """In words, for the table."""
+    against: str = ""
+    """The side that ratio and difference are to; empty for the baseline."""
 
 
 @dataclass(frozen=True)
@@ -284,13 +286,13 @@ class Contest:
     def figure(self, found: Mapping[str, Any], target: Target) -> float | None:
         """What a target speaks of; None where that was not measured."""
         sides = found["cases"].get(target.case, {})
-        samples = sides.get(target.side, [])
-        if not samples or (target.of in ("ratio", "difference") and not sides[found["baseline"]]):
+        samples, against = sides.get(target.side, []), target.against or found["baseline"]
+        if not samples or (target.of in ("ratio", "difference") and not sides.get(against)):
             return None
         if target.of == "ratio":
-            return statistics.median(ratios(sides, target.side, found["baseline"]))
+            return statistics.median(ratios(sides, target.side, against))
         if target.of == "difference":
-            return statistics.median(differences(sides, target.side, found["baseline"]))
+            return statistics.median(differences(sides, target.side, against))
         return statistics.median(s["value"] if target.of == "value" else s["more"][target.of] for s in samples)
 
     def _cells(self, sides: Mapping[str, Sequence[Mapping[str, Any]]], side: str, extra: Sequence[str]) -> list[str]:

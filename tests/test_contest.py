@@ -96,6 +96,20 @@ def test_targets_are_met_or_missed(race, contest):
     assert "gone is absent: no such package" in "\n".join(made.lines(found))
 
 
+def test_a_target_can_be_against_another_side_than_the_baseline(race, contest):
+    targets = (
+        contest.Target("small", "ours", 3, against="other", least=True, words="/ other"),
+        contest.Target("small", "ours", 1.0, "difference", against="other", words="over other"),
+        contest.Target("small", "ours", 3, against="gone", least=True),
+    )
+    figures = {"plain": [1.0, 1.0, 1.0], "other": [2.0, 2.0, 4.0], "ours": [6.0, 10.0, 10.0], "gone": "no such package"}
+    made, found, _ = race(figures, targets=targets)
+    assert [line.strip() for line in made.lines(found) if "target" in line] == [
+        "target: / other at least 3: 3, met",
+        "target: over other at most 1: 6, MISSED",
+    ]
+
+
 def test_a_case_that_the_baseline_cannot_do_has_figures_and_no_ratios(race, contest):
     targets = (contest.Target("small", "ours", 5.0, "value"), contest.Target("small", "ours", 0.5))
     made, found, asked = race({"plain": [1.0], "ours": [2.0]}, only={"small": ("ours",)}, targets=targets)
@@ -244,3 +258,4 @@ def test_every_subject_of_the_suite_is_a_contest_whose_targets_exist(contest, mo
         assert made.baseline in made.sides
         for target in made.targets:
             assert target.case in made.cases and target.side in made.sides, (name, target)
+            assert not target.against or target.against in made.sides, (name, target)
