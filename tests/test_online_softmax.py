@@ -70,9 +70,17 @@ def relative(a: Tensor, b: Tensor) -> float:
 # Value and gradient
 
 
+def relative_to_the_greatest(monkeypatch, whether: bool) -> None:
+    """Exponentials of logits less the greatest so far, as where the scale is large, which that of a test seldom is."""
+    if whether:
+        monkeypatch.setattr(online_softmax, "_bounded", lambda scale, centre: False)
+
+
 @pytest.mark.parametrize("kind", ["easy", "random", "hard"])
 @pytest.mark.parametrize("margin", MARGINS, ids=str)
-def test_loss_and_gradients_are_those_of_the_whole_matrix(margin, kind):
+@pytest.mark.parametrize("running", [False, True])
+def test_loss_and_gradients_are_those_of_the_whole_matrix(monkeypatch, running, margin, kind):
+    relative_to_the_greatest(monkeypatch, running)
     x, centre, label = drawn(kind)
     centre.requires_grad_()
     quality = torch.linspace(-1, 1, B, dtype=torch.float64)
@@ -127,13 +135,31 @@ def test_a_batch_of_one_class_of_two_and_samples_at_the_ends_of_the_scale():
             expected = F.normalize(x) @ F.normalize(centre).T
             torch.testing.assert_close(found.target, expected.gather(1, label[:, None])[:, 0])
             torch.testing.assert_close(found.nearest, expected.gather(1, 1 - label[:, None])[:, 0])
-            assert torch.equal(found.others, torch.zeros(3))
+            torch.testing.assert_close(found.others, torch.zeros(3), rtol=0, atol=2.5e-7)  # ln of a ratio rounded twice
+
+
+def test_no_sum_of_exponentials_leaves_the_numbers():
+    """All other centres at the embedding, opposite to it, and at a scale that only the greatest logit can bound."""
+    label = torch.zeros(2, dtype=torch.long)
+    classes = 20_000
+    for scale, bounded in ((64.0, True), (75.0, True), (80.0, False), (1e4, False)):
+        for sign in (1.0, -1.0):
+            x = F.normalize(torch.arange(1.0, 65.0)[None]).repeat(2, 1).requires_grad_()
+            centre = (sign * x.detach()[:1]).repeat(classes, 1)
+            assert online_softmax._bounded(scale, centre) == bounded
+            found = rivals(x, centre, label, scale, unit=True)
+            (grad,) = torch.autograd.grad(found.others.sum(), x)
+            torch.testing.assert_close(found.others, torch.full((2,), math.log(classes - 1)), rtol=1e-5, atol=0)
+            torch.testing.assert_close(found.nearest, torch.full((2,), sign))
+            assert relative(grad, scale * centre[:2]) < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["easy", "random", "hard"])
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
-def test_the_error_in_float32_is_that_of_the_plain_chain(monkeypatch, kind, trained):
+@pytest.mark.parametrize("running", [False, True])
+def test_the_error_in_float32_is_that_of_the_plain_chain(monkeypatch, running, kind, trained):
     """Normwise, against float64: at most 1.5 times that of the chain that keeps all logits."""
+    relative_to_the_greatest(monkeypatch, running)
     errors = []
     margin, classes, size = ArcFace(), 3000, 64
     exact_x, exact_centre, label = drawn(kind, classes=classes, size=size, dim=128)

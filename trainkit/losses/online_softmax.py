@@ -3,11 +3,14 @@
 A margin changes the logit of the target alone. Of all other classes the loss needs one number a sample, the logarithm
 of the sum of their exponentials, and its gradient, which is their mean centre under the softmax: what attention
 computes with centres for keys and values. Like attention (Milakov and Gimelshein 2018, arXiv 1805.02867; Rabe and
-Staats 2021, arXiv 2112.05682) it is summed over portions of the classes, relative to the greatest logit so far.
+Staats 2021, arXiv 2112.05682) it is summed over portions of the classes, relative to the greatest logit so far. Logits
+of attention have no bound; a cosine has one, and where `scale` is so small that no sum of exponentials can leave the
+range of numbers, as 64 is in float32, they are summed as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -63,26 +66,33 @@ class _Rivals(torch.autograd.Function):
     def forward(
         ctx: Any, x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inverse_C1 = None if unit else _lengths(centre_CD).reciprocal_()
         target_BD = centre_CD[label_B]
-        if inverse_C1 is not None:
-            target_BD.mul_(inverse_C1[label_B])
+        inverse_C1 = None
+        if not unit:
+            target_BD.mul_(_inverse_lengths(target_BD))
+            inverse_C1 = centre_CD.new_empty(len(centre_CD), 1)
         x_BD = x_BD * scale
+        bounded = _bounded(scale, centre_CD)
         most_B = torch.full_like(x_BD[:, 0], torch.finfo(x_BD.dtype).min)
         sum_B = torch.zeros_like(most_B)
         mean_BD = torch.zeros_like(x_BD) if ctx.needs_input_grad[0] else None
-        for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1):
+        for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1, measure=True):
             _put(logit_Bc, label_B - start, -torch.inf)
             more_B = torch.maximum(most_B, logit_Bc.amax(1))
-            fade_B = (most_B - more_B).exp_()
+            if not bounded:
+                fade_B = (most_B - more_B).exp_()
+                logit_Bc.sub_(more_B[:, None])
+                sum_B.mul_(fade_B)
+                if mean_BD is not None:
+                    mean_BD.mul_(fade_B[:, None])
             most_B = more_B
-            p_Bc = logit_Bc.sub_(most_B[:, None]).exp_()
-            sum_B.mul_(fade_B).add_(p_Bc.sum(1))
+            p_Bc = logit_Bc.exp_()
+            sum_B.add_(p_Bc.sum(1))
             if mean_BD is not None:
-                torch.addmm(mean_BD.mul_(fade_B[:, None]), p_Bc, centre_cD, out=mean_BD)
-        others_B = sum_B.log()
+                torch.addmm(mean_BD, p_Bc, centre_cD, out=mean_BD)
         if mean_BD is not None:
             mean_BD.mul_(scale / sum_B[:, None])
+        others_B = (sum_B.mul_((-most_B).exp_()) if bounded else sum_B).log()
         ctx.scale = scale
         cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
         trained = ctx.needs_input_grad[1]
@@ -116,19 +126,32 @@ class _Rivals(torch.autograd.Function):
         return x_grad, centre_grad, None, None, None
 
 
-def _lengths(centre_CD: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(centre_CD, dim=1, keepdim=True).clamp_(min=_SHORTEST)
+def _bounded(scale: float, centre_CD: Tensor) -> bool:
+    """Whether the exponential of each logit and their sum are normal numbers whatever the cosines; e^2 is to spare."""
+    return scale + math.log(len(centre_CD)) < math.log(torch.finfo(centre_CD.dtype).max) - 2
 
 
-def _portions(x_BD: Tensor, centre_CD: Tensor, inverse_C1: Tensor | None) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """First class, centres of length 1 and their products with `x`, in memory that the next ones use again."""
+def _inverse_lengths(x_ND: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x_ND, dim=1, keepdim=True).clamp_(min=_SHORTEST).reciprocal_()
+
+
+def _portions(
+    x_BD: Tensor, centre_CD: Tensor, inverse_C1: Tensor | None, measure: bool = False
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """First class, centres of length 1 and their products with `x`, in memory that the next ones use again.
+
+    To `measure` is to write the inverse lengths, while the centres of a portion are at hand.
+    """
     classes, each = len(centre_CD), max(1, PORTION.get(x_BD.device.type, 2**20) // len(x_BD))
     logits = x_BD.new_empty(len(x_BD) * min(each, classes))
     centres = None if inverse_C1 is None else x_BD.new_empty(min(each, classes), x_BD.shape[1])
     for start in range(0, classes, each):
         centre_cD = centre_CD[start : start + each]
         if inverse_C1 is not None:
-            centre_cD = torch.mul(centre_cD, inverse_C1[start : start + each], out=centres[: len(centre_cD)])
+            inverse_c1 = inverse_C1[start : start + each]
+            if measure:
+                inverse_c1.copy_(_inverse_lengths(centre_cD))
+            centre_cD = torch.mul(centre_cD, inverse_c1, out=centres[: len(centre_cD)])
         logit_Bc = logits[: len(x_BD) * len(centre_cD)].view(len(x_BD), len(centre_cD))
         yield start, centre_cD, torch.mm(x_BD, centre_cD.T, out=logit_Bc)
 
