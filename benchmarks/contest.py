@@ -115,6 +115,8 @@ class Contest:
     """Cases that are run only where `--cases` names them."""
     ours: Sequence[str] = ("trainkit",)
     """The sides that are this project's; the others are its peers."""
+    once: Sequence[str] = ()
+    """Cases of the first round alone."""
     more_is_better: bool = False
     tolerance: float = 0.0
     """By which share numbers of a proof may differ."""
@@ -161,6 +163,8 @@ class Contest:
         for number in range(rounds):
             turn = number % len(sides)
             for case in cases:
+                if number and case in self.once:
+                    continue
                 able = [side for side in (*sides[turn:], *sides[:turn]) if side in self.only.get(case, sides)]
                 able = [side for side in able if side not in absent]
                 for group in [able] if self.turns else [[side] for side in able]:

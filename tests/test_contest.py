@@ -154,6 +154,11 @@ def test_a_case_on_request_runs_only_where_it_is_named(contest, monkeypatch):
     assert ran == [["small"], ["huge"]]
 
 
+def test_a_case_that_is_run_once_is_of_the_first_round_alone(race):
+    made, found, asked = race({"plain": [4.0, 4.0, 4.0], "ours": [2.0, 2.0, 2.0]}, once=("small",))
+    assert asked == [["plain"], ["ours"]] and "| small | ours | 2 | 2 | 0.5 | 0.5 to 0.5 |" in made.lines(found)
+
+
 def test_a_busy_machine_has_no_result(race):
     made, found, _ = race({"plain": [1.0], "ours": [2.0]})
     assert not any("no result" in line for line in made.lines(found))
