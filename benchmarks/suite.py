@@ -74,9 +74,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--keep", type=Path, default=Path("mlruns") / "bench", help="folder of the figures")
-    parser.add_argument(
-        "--resume", action="store_true", help="what lies there is not measured again"
-    )
+    parser.add_argument("--resume", action="store_true", help="what lies there is not measured again")
     parser.add_argument("--write", type=Path, help="a document, of all that lies in that folder")
     asked = parser.parse_args()
     asked.keep.mkdir(parents=True, exist_ok=True)
