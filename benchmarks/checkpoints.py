@@ -220,7 +220,10 @@ CONTEST = Contest(
     unit="ms held up",
     baseline="torch.save",
     sides={"torch.save": torch_save, "dcp": dcp, "at once": at_once, "trainkit": trainkit},
-    targets=(Target("", "trainkit", 0.1, words="of what torch.save takes, trainkit holds the training up"),),
+    targets=(
+        Target("", "trainkit", 0.1, words="of what torch.save takes, trainkit holds the training up"),
+        Target("", "trainkit", 50, "first", words="ms, the first save"),
+    ),
 )
 
 if __name__ == "__main__":
