@@ -99,29 +99,42 @@ def side(word: str) -> Sample:
 
     import torch
 
-    from trainkit import journal, loop, order, tabulated
-    from trainkit.launch import launch
+    from trainkit import loop, order, tabulated
+    from trainkit.machine import Machine
     from trainkit.speed.clock import Clock
     from trainkit.speed.flops import Counter
-    from trainkit.store import Store
+    from trainkit.store import RunFolder
     from trainkit.task import At
+    from trainkit.tracking import Silent
+    from trainkit.witness import Witness
+
+    said: list[dict[str, float]] = []
+
+    class Kept(Witness):
+        """Keeps each line; there is no store, whose libraries would take longer than the training."""
+
+        def line(self, step: int, steps: int, learned: dict[str, float], measured: dict[str, float]) -> None:
+            said.append({**learned, **measured})
 
     loop.Clock = functools.partial(Clock, now=time.process_time)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        os.environ["TRAINKIT_STORE"] = str(home / "store")
         os.environ["ACCELERATE_USE_CPU"] = "true"
-        path = _prepare(home, word)
+        recipe = order.load(order.Order(_prepare(home, word)))
+        run = Kept(
+            recipe, "", "", RunFolder(home), Silent(), True, lambda: False,
+            {"teacher": home / "teacher.safetensors"}, outputs=home / "outputs",
+        )  # fmt: skip
+        machine = Machine(recipe)
+        machine.configure(recipe)
         began = time.process_time()
-        if launch(order.Order(path), lambda: False):
-            raise RuntimeError("the training did not finish")
+        loop.train(recipe, recipe.data.open(recipe.seed), machine, run)
         whole = time.process_time() - began
-        history = journal.read(Store.locate().runs()[-1].journal)
-        losses = [point.value for point in history.metrics["train/loss"]]
-        steps = [point.value for point in history.metrics["speed/step_ms_p50"]][1:]
-        step = float(np.median(steps))
+        losses = [line["train/loss"] for line in said]
+        if len(losses) != STEPS:
+            raise RuntimeError("the training did not finish")
+        step = float(np.median([line["speed/step_ms_p50"] for line in said[1:]]))
 
-        recipe = order.load(order.Order(path))
         data = recipe.data.open(0)
         parts = recipe.task.build(data.meta, {"teacher": home / "teacher.safetensors"}, 0)
         net, teacher = (m.to(memory_format=torch.channels_last) for m in (parts.learns, parts.frozen["teacher"]))
@@ -155,7 +168,7 @@ def side(word: str) -> Sample:
         }
         if word == "disk":
             more["build"] = whole - 1e-3 * step * STEPS
-            (table,) = (home / "store" / "outputs").glob("[!.]*/outputs.npy")
+            (table,) = (home / "outputs").glob("[!.]*/outputs.npy")
             stored, index, view = tabulated.Stored(table, 2), batch["index"], batch["view"]
             more["gather_share"] = 1e3 * _timed(lambda: stored.rows(index, view), 100) / step
             more["gather"] = 1e6 * _gather(home)

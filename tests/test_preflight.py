@@ -154,6 +154,15 @@ def test_a_disk_that_does_not_hold_the_checkpoints_is_told_of(tmp_path, quick):
     assert preflight.report(recipe, cut, tried, free=(keep + 1) * tried.bytes)[1]
 
 
+def test_networks_that_are_asked_once_are_timed_and_nothing_is_kept_of_them(tmp_path, quick):
+    recipe, cut, tried = flown(tmp_path, "task.teacher=oracle", "task.stored=true")
+    train = recipe.data.open(recipe.seed).train
+    (one,) = tried.building
+    assert (one.name, one.samples, one.views) == ("teacher", train.size, train.views)
+    assert one.bytes == 2 * train.size * train.views * 4, "four classes, half precision"
+    assert 0 < one.seconds == preflight.forecast(recipe, cut, tried).before_s and not (tmp_path / "outputs").exists()
+
+
 def test_what_a_table_of_outputs_takes_is_forecast(tmp_path, quick):
     recipe, cut, tried = flown(tmp_path)
     assert tried.building == []
