@@ -144,6 +144,8 @@ class Contest:
             print(_MARK + json.dumps(asdict(self._one(*asked.one))), flush=True)
             return 0
         sides = [self.baseline, *(side for side in asked.sides if side != self.baseline)]
+        # Told to end, it ends those that stand still as well.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         found = self.run(Path(sys.argv[0]), sides, asked.cases, asked.rounds)
         if asked.json:
             asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
