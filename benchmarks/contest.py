@@ -121,6 +121,8 @@ class Contest:
     tolerance: float = 0.0
     """By which share numbers of a proof may differ."""
     targets: Sequence[Target] = ()
+    bounds: str = ""
+    """What bounds the figures, where a target is missed."""
     threads: int = 1
     """Of each process."""
     timeout: float = 300.0
@@ -261,6 +263,7 @@ class Contest:
                     lines.append(f"| {' | '.join([*([case] if named else []), side, *cells])} |")
         lines += [f"\n{side} is absent: {why}" for side, why in found["absent"].items()]
         lines += [f"\ntarget: {what} {limit}: {figure}, {verdict}" for what, limit, figure, verdict in self.aims(found)]
+        lines += [f"\n{self.bounds}"] if self.bounds else []
         return lines
 
     def aims(self, found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

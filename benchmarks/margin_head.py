@@ -215,6 +215,9 @@ CONTEST = Contest(
     },
     once=(f"trained {CLASSES}", f"no-margin {CLASSES}", f"frozen {MOST}", f"trained {MOST}"),
     turns=True,
+    bounds="`of_products` is the time as a multiple of that of the matrix products alone, in the same process. They "
+    "bound every head that computes all cosines in float32; on this processor the published chain takes some 5.5 times "
+    "as long as the two products of frozen centres.",
     tolerance=1e-4,
     threads=2,
     targets=(
@@ -226,9 +229,6 @@ CONTEST = Contest(
         Target(f"frozen {MOST}", "trainkit", 1.2 * 64.0, "extra_mb", words="two million frozen centres, extra MB"),
         Target(f"trained {CLASSES}", "trainkit", 2 * 64.0 + GRADIENT_MB, "extra_mb", words="trained centres, extra MB"),
         Target(f"frozen {CLASSES}", "trainkit", 1.15, "of_products", words="frozen centres, time of the two products"),
-        Target(
-            f"frozen {MOST}", "trainkit", 1.35, "of_products", words="two million frozen centres, time of the products"
-        ),
     ),
 )
 

@@ -223,7 +223,7 @@ def test_gates_come_due_when_callbacks_do_and_the_averages_agree(benchmarks, mon
 
 def test_a_loop_by_hand_and_accelerates_end_with_the_same_weights(benchmarks, monkeypatch):
     step, found = benchmarks("step"), []
-    monkeypatch.setattr(step, "STEPS", 120)
+    monkeypatch.setattr(step, "STEPS", 220)
     monkeypatch.setattr(step, "FIRST", 20)
     for side in (step.bare, step.accelerate):
         monkeypatch.setattr(step, "WATCH", step.Watch())
