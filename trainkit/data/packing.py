@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import filelock
-
 from trainkit.data import importing, packed
 from trainkit.data.evaluations import Evaluation
 from trainkit.data.packed import Packed, is_packed
@@ -56,6 +54,8 @@ def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], 
     """Have a folder of the cache made where it is not there yet. Processes that start together make it once."""
     if is_made(folder):
         return
+    import filelock
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         (folder.parent / ".gitignore").write_text("*\n")

@@ -7,12 +7,14 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from trainkit.errors import UserError
+
+if TYPE_CHECKING:  # imported where a picture is read: checking a recipe reads none
+    from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 """The decoders that data may reach; every other one that PIL knows is surface for attacks."""
@@ -75,6 +77,8 @@ def decode(data: bytes, where: str) -> np.ndarray:
     Grey, palette, 1-bit, 16-bit and CMYK pictures are converted, alpha is dropped, an EXIF orientation is applied.
     Raises UserError naming `where` for anything damaged, animated, too large or of another format.
     """
+    from PIL import Image, ImageOps
+
     if not data:
         raise UserError(where, "0 bytes", "an encoded picture")
     try:
@@ -213,6 +217,8 @@ def _centre(height: int, width: int, size: tuple[int, int]) -> tuple[float, floa
 
 
 def _resized(pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> np.ndarray:
+    from PIL import Image
+
     # Cutting within the resize keeps a picture of 1 x 5000 from becoming 224 x 1,120,000 on its way.
     picture = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
     return np.asarray(picture)
@@ -220,6 +226,8 @@ def _resized(pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float,
 
 def encode(pixels: np.ndarray) -> bytes:
     """Losslessly, as PNG."""
+    from PIL import Image
+
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG", compress_level=1)
     return stream.getvalue()
