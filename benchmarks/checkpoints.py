@@ -224,6 +224,7 @@ CONTEST = Contest(
         Target("", "trainkit", 0.1, words="of what torch.save takes, trainkit holds the training up"),
         Target("", "trainkit", 50, "first", words="ms, the first save"),
     ),
+    share=0.34,
 )
 
 if __name__ == "__main__":

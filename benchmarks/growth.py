@@ -255,6 +255,7 @@ CONTEST = Contest(
     ),
     turns=True,
     timeout=300,
+    share=0.34,
 )
 
 if __name__ == "__main__":

@@ -240,6 +240,7 @@ CONTEST = Contest(
         for side, limit in (("encoded", 3), ("simplejpeg", 3), ("cached", 50))
         for peer in ("imagefolder", "datasets")
     ),
+    share=0.67,
 )
 
 if __name__ == "__main__":

@@ -230,6 +230,7 @@ CONTEST = Contest(
         Target(f"trained {CLASSES}", "trainkit", 2 * 64.0 + GRADIENT_MB, "extra_mb", words="trained centres, extra MB"),
         Target(f"frozen {CLASSES}", "trainkit", 1.15, "of_products", words="frozen centres, time of the two products"),
     ),
+    share=0.67,
 )
 
 if __name__ == "__main__":

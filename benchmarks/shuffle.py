@@ -96,6 +96,7 @@ CONTEST = Contest(
         Target("", "trainkit", 1.0, of="MB, of 1e9", words="MB held for 1,000 million rows"),
         Target("", "trainkit", 0.001, words="first batch, / sampler,"),
     ),
+    share=0.67,
 )
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ CONTEST = Contest(
         Target("mistake", "trainkit", 0.3, of="difference", words="a mistake, s beyond importing torch,"),
         Target("first step", "trainkit", 2.0, of="value", words="the first step after imports, s,"),
     ),
+    share=0.67,
 )
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ CONTEST = Contest(
         Target("", "trainkit", 50.0, of="waited us", words="us a step that other threads or a disk held up"),
     ),
     timeout=600,
-    share=0.4,
+    share=0.34,
 )
 
 if __name__ == "__main__":

@@ -472,6 +472,7 @@ CONTEST = Contest(
     sides=SIDES,
     turns=True,
     targets=[Target("", "trainkit", 20, "difference", words="trainkit beyond bare, us a step")],
+    share=0.67,
 )
 
 

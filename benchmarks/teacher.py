@@ -204,6 +204,7 @@ CONTEST = Contest(
         Target("", "online", 1.1, "parts", words="a step with the teacher over teacher and student"),
         Target("", "stored", 0.01, "gather_share", words="looking up rows, as a share of the step"),
     ),
+    share=0.67,
 )
 
 if __name__ == "__main__":

@@ -161,6 +161,7 @@ CONTEST = Contest(
         Target("", "trainkit", 10.0, "value", words="us of the training thread a step"),
         Target("", "trainkit", 10.0, "in a row", words="us a call with nothing between calls"),
     ),
+    share=0.67,
 )
 
 if __name__ == "__main__":

@@ -356,6 +356,7 @@ CONTEST = Contest(
         Target("growth", "prepared", 0.4, "of 128 x 320 x 320", words="96^3 of 128 x 320 x 320, ms,"),
         Target("growth", "prepared", 1.2, "growth", words="growth from 128^3 to 512^3"),
     ),
+    share=0.67,
 )
 
 if __name__ == "__main__":
