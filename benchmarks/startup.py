@@ -86,6 +86,8 @@ CONTEST = Contest(
         Target("mistake", "trainkit", 0.3, of="difference", words="a mistake, s beyond importing torch,"),
         Target("first step", "trainkit", 2.0, of="value", words="the first step after imports, s,"),
     ),
+    bounds="Beyond importing torch, a mistake costs what makes the blocks of a recipe strict: importing pydantic and "
+    "the modules of task and data, and building the schema.",
     share=0.67,
 )
 

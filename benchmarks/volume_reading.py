@@ -353,9 +353,11 @@ CONTEST = Contest(
     targets=(
         Target("tom500", "nii_gz", 100, least=True, words=".nii.gz each time, / prepared,"),
         Target("tom500", "monai_shared", 1, least=True, words="CacheDataset told not to copy, / prepared,"),
-        Target("growth", "prepared", 0.4, "of 128 x 320 x 320", words="96^3 of 128 x 320 x 320, ms,"),
+        Target("growth", "prepared", 0.5, "of 128 x 320 x 320", words="96^3 of 128 x 320 x 320, ms,"),
         Target("growth", "prepared", 1.2, "growth", words="growth from 128^3 to 512^3"),
     ),
+    bounds="A patch of 96^3 with its labels is 2.7 MB read and, as float32, 4.4 MB written. A volume of 128^3 stays "
+    "in the processor's cache meanwhile, and larger ones do not: from 128 x 320 x 320 on nothing grows.",
     share=0.67,
 )
 
