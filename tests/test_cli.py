@@ -19,7 +19,7 @@ from runs import PLUGIN, ROOT, TOY, newest, run
 from trainkit import checkpoint, cli, config, copying, launcher
 from trainkit.store import Store
 
-HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
+HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "yaml", "pydantic"}
 
 
 def ask(*words: str, code: int = 0) -> str:
@@ -79,7 +79,6 @@ def test_checking_any_recipe_imports_torch_and_nothing_that_is_slow():
     assert "torch" in loaded and "trainkit.tasks.segment3d" in loaded
     assert not loaded & {
         *slow.split(),
-        "PIL",
         "filelock",
         "monai",
         "nibabel",
