@@ -19,7 +19,7 @@ from runs import PLUGIN, ROOT, TOY, newest, run
 from trainkit import checkpoint, cli, config, copying, launcher
 from trainkit.store import Store
 
-HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "yaml", "pydantic"}
+HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
 
 
 def ask(*words: str, code: int = 0) -> str:
