@@ -13,8 +13,7 @@ Sides take turns of half a second or more, of two batches at a time, one of each
 
 `us of CPU` counts all processes of a side: it says less of the neighbours than samples a second do. `of the decoder` is
 the share of what the decoder alone reaches on all cores: after each turn a quarter of a second of decoding the same
-files by as many threads as cores, each into one array. (Two virtual cores may be the two threads of one real one: then
-both at once decode far less than twice what one does.)
+files by as many threads as cores, each into one array: two virtual cores need not decode twice what one does.
 """
 
 from __future__ import annotations

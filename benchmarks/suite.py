@@ -43,8 +43,9 @@ SUBJECTS = (
 HEAD = """# Performance
 
 Ratios to other ways of doing the same work, measured side by side in one run; written by `make bench-full` and never by
-hand. A figure is the median over rounds, a ratio the median of ratios within a round, with its range; every process
-runs one side of one case once. What claims to do the same work has proved it, by equal weights or equal samples.
+hand. A figure is the median over rounds, a ratio the median of ratios within a round, with its range; where sides take
+turns, that of a round is the median of its turns. Every process runs one side of one case once. What claims to do the
+same work has proved it, by equal weights or equal samples.
 """
 
 

@@ -30,7 +30,9 @@ def test_parts_cover_everything_once(four, many, least, parts):
 
 def test_parts_are_worked_on_at_the_same_time(four):
     meet = threading.Barrier(4, timeout=10)  # one after another, they would wait for each other in vain
-    threads.in_parts(lambda part: meet.wait(), 4, 1)
+    places = []
+    threads.in_parts(lambda part: places.append(meet.wait()), 4, 1)
+    assert sorted(places) == [0, 1, 2, 3]
 
 
 def test_alone_the_calling_thread_does_it(monkeypatch):
