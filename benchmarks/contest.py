@@ -31,6 +31,7 @@ is marked as no result: then a ratio says more about the neighbours.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -388,16 +389,26 @@ class _Process:
     def go(self, seconds: float) -> bool:
         """Give it a turn, and stop it after that; whether it wants another. The first is up to its first block."""
         if self._running is None:
-            running = self._start(turns=True)
+            self._start(turns=True)
         else:
-            running = self._running
-            os.killpg(running.pid, signal.SIGCONT)
+            self._signal(signal.SIGCONT)
             os.write(self._go, b".")
         ready, _, _ = select.select([self._told], [], [], seconds)
         if ready and os.read(self._told, 1) == b".":
-            os.killpg(running.pid, signal.SIGSTOP)
+            self._signal(signal.SIGSTOP)
             return True
         return False
+
+    def _signal(self, number: int) -> None:
+        """To its group, and to what it has started in groups of their own."""
+        import psutil
+
+        own = self._running.pid
+        os.killpg(own, number)
+        for child in psutil.Process(own).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getpgid(child.pid) != own:
+                    child.send_signal(number)
 
     def ended(self, seconds: float) -> tuple[str, str, int]:
         """What it said, and its exit code."""

@@ -1067,7 +1067,7 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
     sys.setswitchinterval(0.005)
     try:
         sent = threading.Event()
-        one = sender.Sender(store, None, SimpleNamespace(send=lambda client: sent.set()), waits=False)
+        one = sender.Sender(store, None, SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
         one.start()
         one.wake.set()
         assert sent.wait(10)
@@ -1080,7 +1080,7 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
 def test_runs_that_were_left_are_looked_for_at_the_first_line_and_once():
     done, sent = [], threading.Semaphore(0)
     store = SimpleNamespace(shown="store", abandoned=lambda: done.append("looked") or [])
-    box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release())
+    box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release(), courier=None)
     one = sender.Sender(store, None, box, waits=False)
     one.start()
     try:

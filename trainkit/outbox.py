@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.journal import Journal, Point, rows
 from trainkit.redact import without_secrets
 from trainkit.store import RunFolder, write_aside
+
+if TYPE_CHECKING:
+    from trainkit.courier import Courier
 
 _BATCH = 1000
 
@@ -33,6 +36,8 @@ class Outbox:
         self._path.mkdir(exist_ok=True)
         self._sent = folder.path / "sent.json"
         self._lock = threading.Lock()
+        self.courier: Courier | None = None
+        """What hands metrics over, where there is one."""
         waiting = self.waiting()
         self._number = int(waiting[-1].name) if waiting else 0
         try:
@@ -98,7 +103,9 @@ class Outbox:
     def _send_batch(self, client: Any, batch: list[tuple[str, Point]]) -> None:
         from mlflow.exceptions import MlflowException
 
-        metrics = [_entity(name, point) for name, point in batch]
+        if self.courier is not None and self.courier.took(self.run_id, batch):
+            return
+        metrics = [entity(name, point) for name, point in batch]
         try:
             client.log_batch(self.run_id, metrics=metrics)
         except MlflowException as error:
@@ -176,7 +183,7 @@ class Outbox:
             # With the time it has in the journal, so that the run does not get a second row.
             point = self.journal.lookup(name, job["step"])
             point = point or Point(job["step"], float(value), time.time_ns() // 1_000_000)
-            metrics.append(_entity(name, point, made[key], data.get(name.partition("/")[0])))
+            metrics.append(entity(name, point, made[key], data.get(name.partition("/")[0])))
         if metrics:
             client.log_batch(self.run_id, metrics=metrics)
 
@@ -187,7 +194,8 @@ class Outbox:
         return client.get_run(self.run_id).info.lifecycle_stage == "active"
 
 
-def _entity(name: str, point: Point, model_id: str | None = None, dataset: Any = None) -> Any:
+def entity(name: str, point: Point, model_id: str | None = None, dataset: Any = None) -> Any:
+    """A value as MLflow takes it."""
     from mlflow.entities import Metric
 
     # MLflow would store an infinity as 1.8e308, which ruins every chart; the journal has it as it was.

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+from trainkit import courier
 from trainkit.errors import UserError
 from trainkit.journal import Journal
 from trainkit.outbox import Outbox
@@ -54,6 +55,10 @@ class Sender(threading.Thread):
                 self._close_abandoned()
             if self.released.is_set():
                 self._try()
+                if self._outbox.courier is None and time.thread_time() > courier.WORTH_SECONDS:
+                    self._outbox.courier = courier.Courier(self._store)
+        if self._outbox.courier is not None:
+            self._outbox.courier.close()
 
     def _try(self) -> None:
         try:
