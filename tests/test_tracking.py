@@ -608,8 +608,8 @@ def test_a_sender_that_dies_takes_no_line_with_it(home, begin, monkeypatch):
 
 def test_one_value_the_store_refuses_does_not_hold_up_the_others(home, begin, monkeypatch):
     tracker = begin()
-    real = outbox._entity
-    monkeypatch.setattr(outbox, "_entity", lambda name, *rest: real(name.replace("bad", "b@d"), *rest))
+    real = outbox.entity
+    monkeypatch.setattr(outbox, "entity", lambda name, *rest: real(name.replace("bad", "b@d"), *rest))
     tracker.log(1, {"a": 1.0, "bad": 2.0, "c": 3.0})
     assert tracker.flush()
     assert [row[0] for row in rows(home)] == ["a", "c"]
