@@ -149,7 +149,7 @@ def alone(decoder: Callable, packed) -> Callable[[], float]:
     found = [np.frombuffer(packed.encoded(row), np.uint8) for row in range(len(packed))]
 
     def decode(number: int) -> int:
-        following, out, count = itertools.cycle(found[number:] + found[:number]), np.empty((SIDE, SIDE, 3), np.uint8), 0
+        following, out, count = itertools.cycle(found[number:] + found[:number]), np.empty((SIDE, SIDE, 4), np.uint8), 0
         end = time.perf_counter() + ALONE
         while time.perf_counter() < end:
             for data in itertools.islice(following, 64):

@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+import threading
 import warnings
 from pathlib import Path
 
@@ -516,6 +517,29 @@ def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder
         assert pictures.plain_jpeg(make()) == ((40, 56) if name in PLAIN else None), name
     assert data._known.tolist() == [packed._PLAIN] * len(PLAIN) + [packed._CHECKED] * len(OTHERS)
     assert data._proved >= len(PLAIN), "Pillow has not decoded them"
+
+
+def test_once_it_has_proved_itself_a_decoder_reads_groups_and_pillow_what_it_cannot(tmp_path, monkeypatch):
+    made = [make() for make in (PLAIN | OTHERS).values()]
+    data = packed_bytes(tmp_path / "set", 4 * made)
+    asked, small = [], 5 * 40 * 56 * 4  # several groups, the last of them not whole
+    monkeypatch.setattr(pictures.Room, "_BYTES", small)
+    monkeypatch.setattr(pictures, "_own", threading.local())
+
+    def picky(encoded, out) -> np.ndarray:
+        asked.append(out)
+        if len(asked) % 11 == 0:
+            raise ValueError("not this time")
+        out[:, :, :3], out[:, :, 3] = pictures.decode(encoded.tobytes(), ""), len(asked)
+        return out
+
+    monkeypatch.setattr(pictures, "plain_decoder", lambda: picky)
+    expected = [pictures.decode(encoded, "").transpose(2, 0, 1) for encoded in 4 * made]
+    plain = np.tile(np.arange(len(made)) < len(PLAIN), 4).nonzero()[0]
+    with threads.alone():
+        for rows in (np.arange(len(data)), plain, np.arange(len(data))[::-1]):
+            assert (data.fetch(rows) == np.stack([expected[row] for row in rows])).all()
+    assert len(asked) > 2 * len(plain)
 
 
 def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog):

@@ -98,3 +98,18 @@ def test_a_fork_does_not_wait_for_threads_that_it_has_not(four, monkeypatch):
     monkeypatch.undo()
     loader = DataLoader(_Counts(), num_workers=1, multiprocessing_context="fork", timeout=30, batch_size=None)
     assert all(int(names) >= 1 for names in loader)
+
+
+def test_with_turns_who_is_ready_takes_the_next_part(four):
+    """One thread that is slow at its first part leaves the others to those that are not."""
+    by, slow = {}, threading.Event()
+
+    def work(part: slice) -> None:
+        by[part.start] = threading.current_thread().name
+        if part.start == 0:
+            assert slow.wait(30), "the others did not do all but one part"
+        elif len(by) == 8:
+            slow.set()
+
+    threads.in_parts(work, 8, 1, turns=2)
+    assert sorted(by) == list(range(8)) and list(by.values()).count(by[0]) == 1

@@ -24,6 +24,7 @@ and 17 us with channels last.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -54,6 +55,8 @@ _PROOFS = 16
 """Pictures whose pixels are compared with those imported before a faster decoder than Pillow's is believed."""
 _COPIED, _DECODED = 1 << 20, 1 << 16
 """Bytes of pixels from which a thread of their own copies, or decodes, faster: each takes 0.1 ms or more."""
+_TURNS = 8
+"""Slices a thread that decodes gets of a batch."""
 
 _PROTOCOLS = {"Pairs": Pairs, "Templates": Templates, "Identification": Identification}
 
@@ -162,7 +165,7 @@ class Packed(hashed.Hashed):
         def read(part: slice) -> None:
             found[part] = [self.picture(row) for row in rows[part].tolist()]
 
-        threads.in_parts(read, len(rows), 1)
+        threads.in_parts(read, len(rows), 1, _TURNS)
         return found
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
@@ -180,8 +183,8 @@ class Packed(hashed.Hashed):
         def read(part: slice) -> None:
             (self._copy if self.store == "decoded" else self._decode_all)(rows[part], images[part])
 
-        alike = _COPIED if self.store == "decoded" else _DECODED
-        threads.in_parts(read, len(rows), max(1, alike // (3 * self.size[0] * self.size[1])))
+        alike, turns = (_COPIED, 1) if self.store == "decoded" else (_DECODED, _TURNS)
+        threads.in_parts(read, len(rows), max(1, alike // (3 * self.size[0] * self.size[1])), turns)
         return images
 
     def _copy(self, rows: np.ndarray, images: np.ndarray) -> None:
@@ -190,18 +193,31 @@ class Packed(hashed.Hashed):
             self._check_row(int(rows[position]), images[position])
 
     def _decode_all(self, rows: np.ndarray, images: np.ndarray) -> None:
-        pixels = np.empty((*self.size, 3), np.uint8)
-        for position, row in enumerate(rows.tolist()):
-            images[position] = self._decode(row, pixels).transpose(2, 0, 1)
+        room, stored = pictures.Room.of_thread(self.size), self._images
+        # Asked of all rows at once, and the same few words for each: what Python does for a picture keeps other threads
+        # from the interpreter. With a function and a question for each, two threads read 7 % fewer.
+        decoder = self._decoder if self._proved >= _PROOFS and (self._known[rows] == _PLAIN).all() else None
+        ends = list(zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True))
+        for first in range(0, len(rows), len(room.places)):
+            some, pixels = slice(first, first + len(room.places)), None
+            if decoder is not None:
+                places = zip(room.places, ends[some], strict=False)
+                with contextlib.suppress(RuntimeError, ValueError):
+                    pixels = [decoder(stored[begin:end], place) for place, (begin, end) in places]
+            if pixels is None:
+                pixels = [
+                    self._decode(row, place) for row, place in zip(rows[some].tolist(), room.places, strict=False)
+                ]
+            room.put(pixels, images[some])
 
-    def _decode(self, row: int, out: np.ndarray | None = None) -> np.ndarray:
-        """Pixels of an encoded row, (height, width, 3); in `out` or elsewhere."""
+    def _decode(self, row: int, room: np.ndarray | None = None) -> np.ndarray:
+        """Pixels of an encoded row, (height, width, 3); where room is given, maybe there, (height, width, 4)."""
         if self._known[row] == _NEW:
             self._check_row(row, self.encoded(row))
         if self._known[row] == _PLAIN and self._decoder is not None:
             try:
                 begin, end = self._offsets[row : row + 2].tolist()
-                pixels = self._decoder(self._images[begin:end], out)
+                pixels = self._decoder(self._images[begin:end], room)
             except (RuntimeError, ValueError):
                 pixels = None
             if pixels is not None and (self._proved >= _PROOFS or self._proves(row, pixels)):
@@ -215,7 +231,7 @@ class Packed(hashed.Hashed):
 
     def _proves(self, row: int, pixels: np.ndarray) -> bool:
         """Whether these are the pixels that were imported; where not, this decoder is not asked again."""
-        if content(pixels.transpose(2, 0, 1)) == int(self._contents[row]):
+        if content(pixels[:, :, :3].transpose(2, 0, 1)) == int(self._contents[row]):
             self._proved += 1
             return True
         _log.warning("%s: the fast decoder reads it otherwise than it was imported; Pillow takes over", self.where(row))

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -27,29 +28,42 @@ def count() -> int:
     return max(1, min(MOST, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
-def in_parts(work: Callable[[slice], None], many: int, least: int) -> None:
+def in_parts(work: Callable[[slice], None], many: int, least: int, turns: int = 1) -> None:
     """Call `work` on slices that cover range(many) once, on several threads where each then gets `least` or more.
 
     The calling thread is one of them: to wake another one in its place took 0.9 of the 2.3 ms of a
-    batch of 256 cached faces on 2 busy cores.
+    batch of 256 cached faces on 2 busy cores. With `turns` there are as many slices a thread, and who is
+    ready takes the next: cores are not equally fast, and decoding 256 faces took 5 % longer by halves.
     Raises what `work` raises, when all have ended; of several errors, that of the first slice.
     """
     global _pool
-    parts = min(count(), many // least)
-    if parts < 2:
+    hands = min(count(), many // least)
+    if hands < 2:
         work(slice(0, many))
         return
     if _pool is None:
         _pool = ThreadPoolExecutor(MOST, "trainkit-read")
+    parts = min(hands * turns, many // least)
     ends = [many * part // parts for part in range(parts + 1)]
-    own, *others = [slice(*pair) for pair in itertools.pairwise(ends)]
-    helping = [_pool.submit(work, part) for part in others]
-    try:
-        work(own)
-    finally:
-        wait(helping)
-    for done in helping:
-        done.result()
+    waiting = deque(slice(*pair) for pair in itertools.pairwise(ends))
+    failed: dict[int, BaseException] = {}
+
+    def take() -> None:
+        while True:
+            try:
+                part = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                work(part)
+            except BaseException as error:
+                failed[part.start] = error
+
+    helping = [_pool.submit(take) for _ in range(hands - 1)]
+    take()
+    wait(helping)
+    if failed:
+        raise failed[min(failed)]
 
 
 @contextlib.contextmanager
