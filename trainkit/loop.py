@@ -277,7 +277,6 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             if "figures" in due:
                 clock.to("log")
                 run.draw(outcome.curves)
-            bare.train()
         if asked:
             save()
             outcome.status = "KILLED"
