@@ -9,7 +9,7 @@ import click
 import pytest
 import yaml
 
-from trainkit import cli, config
+from trainkit import cli, command, config
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -137,7 +137,7 @@ def test_every_command_that_is_shown_is_understood():
                 continue
             seen += 1
             assert {word.split("=")[0] for word in rest if word.startswith("--")} <= known_options(command), words
-            recipe = cli._recipe(rest[0]) if rest else Path()
+            recipe = command.recipe_file(rest[0]) if rest else Path()
             if command.name in ("run", "check") and (ROOT / recipe).is_file() and "--plugin" not in rest:
                 config.load(ROOT / recipe, [word for word in rest[1:] if re.match(r"[\w.]+=", word)])
             missing = rest and re.fullmatch(r"(recipes/)?\w+(\.yaml)?", rest[0]) and not (ROOT / recipe).exists()

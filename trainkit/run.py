@@ -14,7 +14,7 @@ if sys.path and Path(sys.path[0] or ".").resolve() == _here:
 # 255 samples/s so and at 275 when they spin; beside one other busy process at 98 instead of 37.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from trainkit.cli import run  # noqa: E402
+from trainkit.verbs.training import run  # noqa: E402
 
 if __name__ == "__main__":
     try:

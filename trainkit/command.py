@@ -1,0 +1,83 @@
+"""What the verbs of the command line share: how they fail, and words that several of them take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainkit.errors import EXIT_CODE, UserError
+
+
+class Plain(click.Command):
+    """A command whose user's mistakes are one message and exit code 2, without a traceback."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run the words of a command line."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = EXIT_CODE
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else self.name
+            code = _say(f"{error.format_message().rstrip('.')}; see {path} --help")
+        except click.ClickException as error:
+            code = _say(error.format_message())
+        except UserError as error:
+            code = EXIT_CODE if error.told else _say(str(error))
+        except click.Abort:
+            code = 130
+        # A verb returns nothing, or its exit code.
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class Commands(Plain, click.Group):
+    """A group of such commands."""
+
+
+def _say(message: str) -> int:
+    rank = os.environ.get("RANK", "0")
+    click.echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {message}", err=True)
+    return EXIT_CODE
+
+
+plugins_option = click.option(
+    "--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words."
+)
+words_argument = click.argument("overrides", nargs=-1)
+
+
+def recipe_file(word: str) -> Path:
+    """The recipe's file: as given, else one that comes with trainkit: `adadistill` or `recipes/adadistill.yaml`."""
+    path = Path(word)
+    if path.is_file() or path.parent not in (Path("."), Path("recipes")):
+        return path
+    shipped = shipped_recipes() / (path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml")
+    return shipped if shipped.is_file() else path
+
+
+def shipped_recipes() -> Path:
+    """The folder of the recipes that come with trainkit."""
+    return Path(__file__).resolve().parent.parent / "recipes"
+
+
+@contextlib.contextmanager
+def bar(what: str, unit: str = "picture") -> Iterator[Callable[[int, int], None]]:
+    """A progress bar; what it gives is called with how many are done, of how many."""
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit=unit, disable=None) as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield on_progress

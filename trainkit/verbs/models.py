@@ -1,0 +1,97 @@
+"""What a trained network is taken away by: predictions, files, embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trainkit.command import bar, plugins_option
+from trainkit.errors import EXIT_CODE
+
+
+@click.command()
+@click.argument("run")
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+def projector(run: str, out: Path | None) -> None:
+    """Write the inspected embeddings of RUN to the folder OUT (projector/RUN) for TensorBoard's projector."""
+    from trainkit.report import projector
+    from trainkit.store import Store
+
+    store = Store.locate()
+    out = out or Path("projector") / store.find(run).name
+    for done in projector.export(store, run, out):
+        click.echo(f"{done.folder}: {done.samples} embeddings of {done.dimensions} dimensions")
+    click.echo(f"open it: tensorboard --logdir {out}")
+
+
+@click.command()
+@click.argument("run")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--mirror", is_flag=True, help="Average over mirror images: of pictures 2, of volumes 8 times the time.")
+@plugins_option
+def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
+    """Write label maps of the pictures or volumes at SOURCE to the folder OUT, by the best weights of RUN.
+
+    Of pictures they are OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE is a folder
+    of pictures, one picture, or a set with masks whose split it names: cityscapes#val. Of volumes they are
+    OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data set: tom500#val. A file that cannot be read
+    is named and left out; the exit code is then 2.
+    """
+    from trainkit import predicting
+    from trainkit.errors import few
+
+    with bar("predicting", "file") as on_progress:
+        done = predicting.predict(run, source, out, mirror=mirror, plugins=plugins, on_progress=on_progress)
+    for line in done.notes:
+        click.echo(f"note: {line}")
+    for line in done.damaged:
+        click.echo(f"left out: {line}", err=True)
+    labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
+    click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
+    return EXIT_CODE if done.damaged else 0
+
+
+@click.command("export")
+@click.argument("run")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(["safetensors", "onnx"]),
+    help="Which files; may be repeated.  [default: both]",
+)
+@click.option("--pictures", default=8, show_default=True, help="How many real pictures the files are compared on.")
+@click.option("--latency", is_flag=True, help="Time one picture: float32 and bfloat16, eager, compiled, ONNX Runtime.")
+@click.option("--seconds", default=30.0, show_default=True, help="With --latency: how long, without compilation.")
+@plugins_option
+def export_(
+    run: str,
+    out: Path,
+    formats: tuple[str, ...],
+    pictures: int,
+    latency: bool,
+    seconds: float,
+    plugins: tuple[str, ...],
+) -> None:
+    """Write the network of the best weights of RUN, of the task segment2d, to the folder OUT for use elsewhere.
+
+    OUT/model.safetensors and OUT/model.onnx take RGB pixels and give logits; OUT/model.json says all about them. Files
+    that find something else on real pictures than the trained network are not kept.
+    """
+    from trainkit import export
+
+    def say(line: str) -> None:
+        click.echo(f"{line} ...", err=True)
+
+    how = {"pictures": pictures, "latency": latency, "seconds": seconds, "plugins": plugins}
+    done = export.export(run, out, formats or export.FORMATS, say=say, **how)
+    for line in done.notes:
+        click.echo(f"note: {line}")
+    for file in done.written:
+        agreed = done.agreements.get(file.name)
+        click.echo(f"{file}: {agreed or 'what the files are, and how they were checked'}")
+    for line in done.latency.lines() if done.latency else ():
+        click.echo(line)
