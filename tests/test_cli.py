@@ -18,6 +18,7 @@ from runs import PLUGIN, ROOT, TOY, newest, run
 
 from trainkit import checkpoint, cli, config, copying, launcher
 from trainkit.store import Store
+from trainkit.verbs import training
 
 HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
 
@@ -279,8 +280,8 @@ def test_the_command_reads_its_words_in_any_order(monkeypatch):
     monkeypatch.setattr(launcher, "stop_flag", lambda: lambda: False)
     monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping: orders.append(order) or 143)
     for words in (["x.yaml", "--resume"], ["x.yaml", "a=1", "--resume", "name", "b=2"], ["--plugin", "p", "x.yaml"]):
-        assert CliRunner().invoke(cli.run, words).exit_code == 143
-    done = CliRunner().invoke(cli.run, ["adadistill", "--check"])
+        assert CliRunner().invoke(training.run, words).exit_code == 143
+    done = CliRunner().invoke(training.run, ["adadistill", "--check"])
     assert done.output == config.dump(config.load(ROOT / "recipes" / "adadistill.yaml"))
     assert [(str(o.path), o.resume, tuple(o.overrides), tuple(o.plugins)) for o in orders] == [
         ("x.yaml", "", (), ()),

@@ -9,7 +9,8 @@ import click
 import pytest
 import yaml
 
-from trainkit import cli, command, config
+from trainkit import cli, config
+from trainkit.verbs import training
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -129,7 +130,7 @@ def test_every_command_that_is_shown_is_understood():
                     assert rest[0] in command.commands, words
                     command, rest = command.commands[rest[0]], rest[1:]
             elif "trainkit/run.py" in words:
-                command, at = cli.run, words.index("trainkit/run.py")
+                command, at = training.run, words.index("trainkit/run.py")
                 rest = words[at + 1 :]
                 if "--config_file" in words:
                     assert (ROOT / words[words.index("--config_file") + 1]).is_file(), words
@@ -137,7 +138,7 @@ def test_every_command_that_is_shown_is_understood():
                 continue
             seen += 1
             assert {word.split("=")[0] for word in rest if word.startswith("--")} <= known_options(command), words
-            recipe = command.recipe_file(rest[0]) if rest else Path()
+            recipe = recipe_file(rest[0]) if rest else Path()
             if command.name in ("run", "check") and (ROOT / recipe).is_file() and "--plugin" not in rest:
                 config.load(ROOT / recipe, [word for word in rest[1:] if re.match(r"[\w.]+=", word)])
             missing = rest and re.fullmatch(r"(recipes/)?\w+(\.yaml)?", rest[0]) and not (ROOT / recipe).exists()
