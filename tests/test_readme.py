@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from trainkit import cli, config
+from trainkit.command import recipe_file
 from trainkit.verbs import training
 
 ROOT = Path(__file__).resolve().parents[1]
