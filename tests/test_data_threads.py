@@ -106,10 +106,10 @@ def test_with_turns_who_is_ready_takes_the_next_part(four):
 
     def work(part: slice) -> None:
         by[part.start] = threading.current_thread().name
+        if len(by) == 8:
+            slow.set()
         if part.start == 0:
             assert slow.wait(30), "the others did not do all but one part"
-        elif len(by) == 8:
-            slow.set()
 
     threads.in_parts(work, 8, 1, turns=2)
     assert sorted(by) == list(range(8)) and list(by.values()).count(by[0]) == 1
