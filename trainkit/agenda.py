@@ -36,14 +36,9 @@ class Agenda:
 
     def ask(self, step: int, elapsed: float, seconds_per_step: float) -> list[str]:
         """Names of the events that happen at `step`. Called on every rank at the same steps."""
-        due, clocked = [], []
-        for name, gate in self.gates.items():
-            if step >= gate.due:
-                due.append(name)
-                if gate.clocked:
-                    clocked.append(name)
+        due = [name for name, gate in self.gates.items() if step >= gate.due]
         decided: dict[str, Decision] = {}
-        if clocked:
+        if clocked := [name for name in due if self.gates[name].clocked]:
             for name in clocked:
                 past = self._recorded.get((name, step))
                 decided[name] = past or self.gates[name].decide(step, elapsed, seconds_per_step)

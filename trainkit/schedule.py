@@ -194,13 +194,13 @@ class Gate:
 
     def after(self, step: int, seconds_per_step: float = 0.0) -> int:
         """The first step after `step` at which the event may be due."""
+        if self._length:
+            return (step // self._length + 1) * self._length
         if self.every is None:
             return self.NEVER
-        if self.every.timed:
-            # Rather too early than too late, since the pace of now may not last: then it asks again.
-            ahead = 0.5 * self.every.seconds / seconds_per_step if seconds_per_step > 0 else 1
-            return step + max(1, min(int(ahead), 1_000_000))
-        return (step // self._length + 1) * self._length
+        # Rather too early than too late, since the pace of now may not last: then it asks again.
+        ahead = 0.5 * self.every.seconds / seconds_per_step if seconds_per_step > 0 else 1
+        return step + max(1, min(int(ahead), 1_000_000))
 
     def decide(self, step: int, elapsed: float, seconds_per_step: float) -> tuple[bool, int]:
         """Whether the event happens at `step`, and the step at which to ask again.
