@@ -240,7 +240,9 @@ class Contest:
             return [f"NO TABLE: the sides did not do the same work: {line}" for line in found["unequal"]]
         m = found["machine"]
         head = f"{m['cpu']}, {m['cores']} cores, {self.threads} thread(s) a process; {m['versions']}"
-        lines = [f"### {found['title']}", "", f"{found['date']}; {head}; others used {found['busy']:g} cores."]
+        rounds = f"{found['rounds']} rounds{', each of many turns' if self.turns else ''}"
+        others = f"others used {found['busy']:g} cores"
+        lines = [f"### {found['title']}", "", f"{found['date']}; {rounds}; {head}; {others}."]
         if found["busy"] > BUSY:
             lines.append(f"**The machine was busy: more than {BUSY:g} cores of others. These ratios are no result.**")
         extra = sorted(

@@ -107,6 +107,7 @@ CONTEST = Contest(
         Target("10000", "counted", 150, "MB", words="10,000 queries and records, MB"),
         Target("100000", "counted", 1000, "MB", words="100,000 queries and records, MB"),
     ),
+    share=0.67,
 )
 
 
