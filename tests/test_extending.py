@@ -38,7 +38,8 @@ def test_it_is_resumed_to_the_same_bits(dots):
     assert parted.code == 143
     parted = trained(dots, *words, resume=parted.folder.name)
     assert parted.code == 0 and parted.repeatable == whole.repeatable
-    assert all((parted.last.tensors["model"][name] == tensor).all() for name, tensor in whole.last.tensors["model"].items())
+    for name, tensor in whole.last.tensors["model"].items():
+        assert (parted.last.tensors["model"][name] == tensor).all(), name
 
 
 def test_its_mistakes_are_named_in_the_recipe(dots):
