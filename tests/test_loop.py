@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import TOY, run, stop_after
+from runs import TOY, newest, run, stop_after
 
 from trainkit.data import loading
 from trainkit.errors import UserError
@@ -351,6 +351,18 @@ def test_a_changed_recipe_is_not_resumed():
         run("optim.lr=0.01", resume="")
     with pytest.raises(UserError, match=r"recipe .* expected .*; start a new run for a changed recipe"):
         run("optim.lr=0.01", resume=first.folder.name)
+
+
+def test_resume_or_start_serves_the_first_time_and_every_other():
+    from trainkit.launch import launch
+    from trainkit.order import Order
+
+    begun = launch(Order(TOY, (), ("toy",), resume="", or_start=True), stop_after(3)), newest()
+    assert begun[0] == 143
+    again = launch(Order(TOY, (), ("toy",), resume="", or_start=True), lambda: False), newest()
+    assert again[0] == 0 and again[1] == begun[1] and again[1].info().status == "FINISHED"
+    launch(Order(TOY, ("seed=1",), ("toy",), resume="", or_start=True), stop_after(3))
+    assert newest() != again[1], "a changed recipe starts a run of its own"
 
 
 def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():

@@ -107,7 +107,8 @@ def _run(
 
     def open_folder() -> tuple[str, bool]:
         # What was interrupted may have been a run that this one needs, or an earlier fold; it has been finished by now.
-        begins = order.resume == "" and (parent is not None or any(need.new for need in needs.values()))
+        begins = order.or_start or parent is not None or any(need.new for need in needs.values())
+        begins = begins and order.resume == ""
         folder, resuming = begin(order, store, recipe.name, recipe.seed, recipe_hash, config.dump(recipe), begins)
         write_aside(folder.path / META, json.dumps(asdict(data.meta), indent=1) + "\n")
         return str(folder.path), resuming

@@ -26,6 +26,8 @@ class Order:
     """Continue on another number of processes: every sample still counts once, but bits are no longer promised."""
     folds: bool = False
     """Train once for each part into which the data is divided, that part held out."""
+    or_start: bool = False
+    """Where `resume` is empty and there is nothing to continue, start a run."""
 
 
 def check(order: Order) -> str:

@@ -23,6 +23,7 @@ NEWEST = ""
     metavar="[RUN]",
     help="Continue a run; without a name the newest unfinished one of this recipe.",
 )
+@click.option("--resume-or-start", "or_start", is_flag=True, help="The same; where there is none, start one.")
 @click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed.")
 @click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out.")
 @click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end.")
@@ -32,6 +33,7 @@ def run(
     overrides: tuple[str, ...],
     check: bool,
     resume: str | None,
+    or_start: bool,
     elastic: bool,
     folds: bool,
     score: str | None,
@@ -53,7 +55,10 @@ def run(
 
     from trainkit import order as orders
 
-    order = orders.Order(recipe_file(recipe), overrides, plugins, resume, elastic, folds)
+    if or_start and resume:
+        raise click.UsageError(f"--resume {resume} or --resume-or-start: leave one of them out")
+    resume = NEWEST if or_start else resume
+    order = orders.Order(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start)
     if folds and score is not None:
         raise click.UsageError("--score is of one run, not with --folds")
     if check:

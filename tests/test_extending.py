@@ -1,0 +1,47 @@
+"""The plug-in of docs/extending.md, as it stands there."""
+
+import re
+import sys
+
+import pytest
+from runs import ROOT, Ran, newest, stop_after
+
+from trainkit.launch import launch
+from trainkit.order import Order
+
+
+@pytest.fixture
+def dots(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    for language, name in (("python", "dots.py"), ("yaml", "dots.yaml")):
+        (code,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "dots.yaml"
+    sys.modules.pop("dots", None)
+
+
+def trained(recipe, *words, stopping=lambda: False, resume=None) -> Ran:
+    return Ran(launch(Order(recipe, words, ("dots",), resume), stopping), newest())
+
+
+def test_the_plugin_of_the_page_learns(dots):
+    ran = trained(dots, "log={system_every: null}")
+    assert ran.code == 0 and ran.folder.info().status == "FINISHED"
+    assert ran.series("val/off")[-1] < 0.6 * ran.series("val/off_usual")[-1]
+
+
+def test_it_is_resumed_to_the_same_bits(dots):
+    words = ("train.length=8 steps", "data.samples=64", "checkpoints={every: 3 steps}", "log={system_every: null}")
+    whole = trained(dots, *words)
+    parted = trained(dots, *words, stopping=stop_after(5))
+    assert parted.code == 143
+    parted = trained(dots, *words, resume=parted.folder.name)
+    assert parted.code == 0 and parted.repeatable == whole.repeatable
+    for name, tensor in whole.last.tensors["model"].items():
+        assert (parted.last.tensors["model"][name] == tensor).all(), name
+
+
+def test_its_mistakes_are_named_in_the_recipe(dots):
+    with pytest.raises(Exception, match="samples and test are 1 or more"):
+        trained(dots, "data.samples=0")

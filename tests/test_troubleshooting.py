@@ -1,0 +1,34 @@
+"""Messages that docs/troubleshooting.md explains are messages that are given."""
+
+import ast
+import re
+
+import pytest
+from runs import ROOT
+
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## Not an error")[0]
+EXPLAINED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    """Every string of the source but docstrings, those of f-strings as they are written."""
+    strings = []
+    for file in sorted((ROOT / "trainkit").rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                strings.append(ast.unparse(node))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+                strings.append(node.value)
+    return "\n".join(strings)
+
+
+@pytest.mark.parametrize("fragment", EXPLAINED)
+def test_a_message_that_is_explained_is_given_somewhere(fragment, said):
+    assert fragment in said
+
+
+def test_the_page_explains_messages():
+    assert len(EXPLAINED) > 15 and len(set(EXPLAINED)) == len(EXPLAINED)
