@@ -39,11 +39,14 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     if path.is_dir() and (path / checkpoint.MANIFEST).exists():
         click.echo(checkpoint.describe(path))
         return
+    from trainkit import lineage
     from trainkit.store import Store
 
     folder = Store.locate().find(what)
     for key, value in vars(folder.info()).items():
         click.echo(f"{key:14} {value}")
+    if changed := lineage.read(folder):
+        click.echo(f"\n{changed}", nl=False)
     for step in sorted(folder.checkpoints.glob("step-*")):
         click.echo()
         click.echo(checkpoint.describe(step))
@@ -65,10 +68,16 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 @click.argument("new", type=click.Path(path_type=Path))
 @plugins_option
 def cp(recipe: str, new: Path, plugins: tuple[str, ...]) -> None:
-    """Copy RECIPE to NEW for another data set; the lines to change are marked."""
+    """Copy RECIPE, or that of a run, to NEW for another data set; the lines to change are marked."""
     from trainkit import copying
 
-    marked = copying.copy(recipe_file(recipe), new, plugins)
+    path, source = recipe_file(recipe), ""
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+        from trainkit.store import Store
+
+        run = Store.locate().find(recipe)
+        path, source = run.recipe, f"run {run.name}"
+    marked = copying.copy(path, new, plugins, source)
     click.echo(f"{new}: change the {marked} lines marked with {copying.MARK!r}, then: trainkit check {new}")
 
 
