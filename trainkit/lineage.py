@@ -7,6 +7,7 @@ artifacts, and at the head of its page.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,9 +117,10 @@ def _around(tags: Mapping[str, str]) -> dict[str, str]:
 
 def _tags(folder: RunFolder, store: Store) -> dict[str, str]:
     """The tags of a run in MLflow; none where that has not got it."""
-    from mlflow.exceptions import MlflowException
+    with contextlib.suppress(UserError):
+        if run_id := folder.info().run_id:
+            from mlflow.exceptions import MlflowException
 
-    try:
-        return dict(store.client().get_run(folder.info().run_id).data.tags)
-    except (MlflowException, UserError):
-        return {}
+            with contextlib.suppress(MlflowException):
+                return dict(store.client().get_run(run_id).data.tags)
+    return {}

@@ -87,14 +87,14 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
 
 def _once(history: journal.History) -> list[str]:
     """What a run has cost, and when it was first as good as was asked for, in lines."""
-    found = {
-        prefix: {k.removeprefix(prefix): points[-1].value for k, points in history.metrics.items() if k.startswith(prefix)}
-        for prefix in (costs.PREFIX, targets.PREFIX)
-    }
-    spent = [f"{value:.3g} {name}" for name, value in found[costs.PREFIX].items()]
-    first = [f"{name} after {value:.0f} s" for name, value in found[targets.PREFIX].items()]
-    said = ("cost", ", ".join(spent).replace("_", " ")), ("first", ", ".join(first))
-    return [f"{word:6} {text}" for word, text in said if text]
+    spent = [f"{value:.3g} {name}".replace("_", " ") for name, value in _last(history, costs.PREFIX).items()]
+    first = [f"{name} after {value:.0f} s" for name, value in _last(history, targets.PREFIX).items()]
+    return [f"{word:6} {', '.join(said)}" for word, said in (("cost", spent), ("first", first)) if said]
+
+
+def _last(history: journal.History, prefix: str) -> dict[str, float]:
+    """Last values of the metrics whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): p[-1].value for k, p in history.metrics.items() if k.startswith(prefix)}
 
 
 def _shares(outcome: Outcome) -> dict[str, float]:
