@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from types import SimpleNamespace
 
 import pytest
-from runs import TOY, run, stop_after
+from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit import checkpoint, config, costs
 from trainkit.errors import UserError
@@ -16,6 +17,11 @@ from trainkit.store import RunFolder, Store
 from trainkit.targets import Targets, reached, settled
 from trainkit.tracking import METRIC_NAME, Silent, Tracker
 from trainkit.witness import Witness
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch):
+    monkeypatch.syspath_prepend(PLUGIN)
 
 
 def loaded(*words: str):
@@ -111,7 +117,7 @@ def test_each_target_is_timed_at_the_evaluation_that_first_reaches_it(store, cap
     assert first > 1, "nothing to tell apart"
     assert at == {f"val/accuracy_{best:.10g}": first, "val/accuracy_0": 1, "val/ema/accuracy_0": 1}
     began, late = (times[f"time_to/{name}"][0].value for name in ("val/accuracy_0", f"val/accuracy_{best:.10g}"))
-    assert 0 < began < late < ran.series("final/time/total_s")[0] + 60
+    assert 0 < began < late < ran.series("final/time/total_s")[0]
     assert ran.repeatable == plain.repeatable, "nothing else has changed"
     said = capsys.readouterr().out
     assert f"step {first}: val/accuracy_{best:.10g} reached after 0:" in said
@@ -194,22 +200,14 @@ def test_gpus_cost_where_the_run_trains_on_them(monkeypatch):
 
 
 def test_a_run_logs_what_it_cost_at_its_end_and_counts_its_first_part(store):
+    began = time.perf_counter()
     first = run("log.ceilings=off", stopping=stop_after(6))
     assert not [name for name in first.history.metrics if name.startswith("cost/")]
     kept = first.last.state
     ran = run("log.ceilings=off", resume="")
     ((name, (point,)),) = [m for m in ran.history.metrics.items() if m[0].startswith("cost/")]
     assert name == "cost/core_hours" and point.step == 12
-    cores = kept["spent"][name] * 3600 / kept["elapsed"]
-    assert cores == pytest.approx(costs.cores([("here", *processors())]), rel=0.05)
-    least = (kept["elapsed"] + ran.series("final/time/total_s")[0]) * cores / 3600
-    assert least * 0.95 <= point.value <= least * 1.5
-
-
-def processors():
-    import os
-
-    from trainkit.speed.control_group import Groups
-
-    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return own, Groups().quota()
+    cores = costs.allotted(SimpleNamespace(each=lambda thing: [thing], device=SimpleNamespace(type="cpu")))[name]
+    least = kept["elapsed"] + ran.series("final/time/total_s")[0]
+    assert 0.999 * least <= point.value * 3600 / cores <= time.perf_counter() - began
+    assert kept["spent"][name] * 3600 / cores >= 0.999 * kept["elapsed"]
