@@ -173,6 +173,15 @@ def test_sources_versions_and_hardware_that_differ_are_said_where_both_runs_tell
     ]
 
 
+def test_of_what_bears_the_name_of_a_secret_only_that_it_changed_is_said(store):
+    begun("x", status="FINISHED").recipe.write_text("name: x\ndata:\n  hub_token: canary-1\n")
+    new = begun("x")
+    new.recipe.write_text("name: x\ndata:\n  hub_token: canary-2\n")
+    tracker = told(new)
+    for text in (tracker.files["recipe/changes.txt"], tracker.told["mlflow.note.content"]):
+        assert "data.hub_token" in text and "[hidden]" in text and "canary" not in text
+
+
 def test_of_many_lines_the_page_shows_the_first(store):
     old = begun("x", status="FINISHED")
     old.recipe.write_text("".join(f"key{n}: 1\n" for n in range(50)))

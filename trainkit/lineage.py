@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainkit import changes, copying
 from trainkit.errors import UserError
+from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.store import RunFolder, Store, write_aside
 
 FILE = "changes.txt"
@@ -96,8 +98,9 @@ def _followed(
 
 def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str]) -> str:
     """What differs between two runs: recipe; and data, sources, versions and hardware as far as both tell of them."""
-    found = changes.lines(changes.diff(changes.read(before.recipe), changes.read(after.recipe)))
-    lines = found or ["the recipe is the same"]
+    found = changes.diff(changes.read(before.recipe), changes.read(after.recipe))
+    shown = [replace(one, before=HIDDEN, after=HIDDEN) if is_secret_name(one.key) else one for one in found]
+    lines = changes.lines(shown) or ["the recipe is the same"]
     then, now = (_around(tags) for tags in (_tags(before, store), _tags(after, store) | dict(digests)))
     both = [name for name in then if name in now]
     other = changes.lines(changes.diff({name: then[name] for name in both}, {name: now[name] for name in both}))
