@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,8 @@ def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Map
     found = changes.diff(changes.read(before.recipe), changes.read(after.recipe))
     shown = [replace(one, before=HIDDEN, after=HIDDEN) if is_secret_name(one.key) else one for one in found]
     lines = changes.lines(shown) or ["the recipe is the same"]
-    then, now = (_around(tags) for tags in (_tags(before, store), _tags(after, store) | dict(digests)))
+    then, now = _tags([before, after], store)
+    then, now = _around(then), _around(now | dict(digests))
     both = [name for name in then if name in now]
     other = changes.lines(changes.diff({name: then[name] for name in both}, {name: now[name] for name in both}))
     return "\n".join([*lines, *(["", "besides the recipe:", *other] if other else [])])
@@ -118,12 +119,16 @@ def _around(tags: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _tags(folder: RunFolder, store: Store) -> dict[str, str]:
-    """The tags of a run in MLflow; none where that has not got it."""
-    with contextlib.suppress(UserError):
-        if run_id := folder.info().run_id:
-            from mlflow.exceptions import MlflowException
+def _tags(folders: Sequence[RunFolder], store: Store) -> list[dict[str, str]]:
+    """The tags of runs in MLflow; none of a run that it has not got."""
+    from mlflow.exceptions import MlflowException
 
-            with contextlib.suppress(MlflowException):
-                return dict(store.client().get_run(run_id).data.tags)
-    return {}
+    found, client = [], None
+    for folder in folders:
+        tags: dict[str, str] = {}
+        with contextlib.suppress(UserError, MlflowException):
+            if run_id := folder.info().run_id:
+                client = client or store.client()  # which looks the database over
+                tags = dict(client.get_run(run_id).data.tags)
+        found.append(tags)
+    return found
