@@ -9,7 +9,7 @@ from trainkit import config
 from trainkit.errors import UserError
 
 MARK = "# <- change"
-_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "time_to", "downloads")
+_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "downloads")
 
 
 def headline(path: Path) -> str:
@@ -24,12 +24,11 @@ def header(path: Path) -> str:
     return "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))])
 
 
-def copy(recipe: Path, new: Path, plugins: Sequence[str] = (), source: str = "") -> int:
+def copy(recipe: Path, new: Path, plugins: Sequence[str] = ()) -> int:
     """Write a copy of a valid recipe to a new file and return the number of marked lines.
 
     The header goes: its figures were measured on the old data. Marked are the name and whatever names data, evaluation
-    sets, metrics, classes' weights or other files. The new header says what was copied: `source`, as `run NAME`, or the
-    file. Raises UserError when the new file exists.
+    sets, metrics, classes' weights or other files. Raises UserError when the new file exists.
     """
     config.load(recipe, (), tuple(plugins))
     if new.exists():
@@ -39,7 +38,7 @@ def copy(recipe: Path, new: Path, plugins: Sequence[str] = (), source: str = "")
     lines = recipe.read_text(encoding="utf-8").split("\n")
     while lines and (lines[0].startswith("#") or not lines[0]):
         lines.pop(0)
-    out, block, marked = [f"# Copied from {source or recipe.name}.", "#", "# result   not yet measured"], "", 0
+    out, block, marked = [f"# Copied from {recipe.name}.", "#", "# result   not yet measured"], "", 0
     for line in lines:
         if line and not line[0].isspace() and not line.startswith("#"):
             block = line.split(":")[0]

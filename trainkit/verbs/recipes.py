@@ -68,16 +68,10 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 @click.argument("new", type=click.Path(path_type=Path))
 @plugins_option
 def cp(recipe: str, new: Path, plugins: tuple[str, ...]) -> None:
-    """Copy RECIPE, or that of a run, to NEW for another data set; the lines to change are marked."""
+    """Copy RECIPE to NEW for another data set; the lines to change are marked."""
     from trainkit import copying
 
-    path, source = recipe_file(recipe), ""
-    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
-        from trainkit.store import Store
-
-        run = Store.locate().find(recipe)
-        path, source = run.recipe, f"run {run.name}"
-    marked = copying.copy(path, new, plugins, source)
+    marked = copying.copy(recipe_file(recipe), new, plugins)
     click.echo(f"{new}: change the {marked} lines marked with {copying.MARK!r}, then: trainkit check {new}")
 
 
