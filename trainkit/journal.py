@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from trainkit.errors import UserError
 
-MEASURED = ("speed/", "time/", "device/", "system/", "final/speed/", "final/time/")
+MEASURED = ("speed/", "time/", "time_to/", "cost/", "device/", "system/", "final/speed/", "final/time/")
 """Prefixes of names that never repeat; when such a step is computed again the first measurement stands."""
 
 _HOLD_BYTES = 64 * 1024
@@ -137,6 +137,12 @@ class Journal:
             return last
         end = self._pass_on()
         return next((p for _, n, p in rows(self.path, 0, end) if (n, p.step) == (name, step)), None)
+
+    def names(self) -> set[str]:
+        """Names of all metrics that have a value; of what was cut off, none."""
+        with self._lock:
+            self._take_in()
+            return set(self._last)
 
     def highest(self, prefix: str) -> int:
         """Greatest step at which a metric of this prefix was logged, in what was cut off too; -1 when never."""

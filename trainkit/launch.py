@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainkit import config
+from trainkit import config, lineage
 from trainkit.errors import UserError
 from trainkit.needs import Need, best_weights, gather
 from trainkit.opening import about, begin, ending
@@ -96,7 +96,7 @@ def _run(
     parent: str | None = None,
 ) -> tuple[Any, RunFolder]:
     """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder."""
-    from trainkit import loop
+    from trainkit import costs, loop
     from trainkit.report import closing
     from trainkit.speed import ceilings
     from trainkit.witness import Witness
@@ -134,6 +134,8 @@ def _run(
             order.elastic,
             source=os.path.relpath(order.path),
             outputs=store.home / "outputs",
+            changed=lineage.note(folder),
+            allotted=costs.allotted(machine),
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
@@ -199,8 +201,11 @@ def _tracked(
         tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        splits = evaluated(recipe, data)
+        digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
+        lineage.tell(tracker, folder, store, order.path, {lineage.DATA: data.meta.digest, **digests}, parent)
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
-        for split in {split.digest: split for split in evaluated(recipe, data).values()}.values():
+        for split in {split.digest: split for split in splits.values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)
         return path, decided

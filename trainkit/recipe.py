@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from trainkit.blocks import Named
 from trainkit.schedule import AnySpan, Curve, Share, Span, TrainingSpan
+from trainkit.targets import Targets, settled
 
 TABLES: dict[str, dict[str, str]] = {
     "task": {
@@ -321,6 +322,9 @@ class Recipe:
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     best: Best | None = None
     stop_when: StopWhen | None = None
+    time_to: dict[str, list[float] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)
+    """Metrics, and values of each whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. More is better, unless
+    `best` or `stop_when` of that metric says otherwise, or the entry does: `{lfw/eer: {at: [0.05], mode: min}}`."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     log: Log = field(default_factory=Log, metadata=_NOT_IN_HASH)
     downloads: list[Download] = field(default_factory=list, metadata=_NOT_IN_HASH)
@@ -337,10 +341,15 @@ class Recipe:
                 f"draws P x K = {block} samples that belong together: take micro_batch {block} and a batch_size that "
                 "is a multiple of it"
             )
-        for key, what in (("best", self.best), ("stop_when", self.stop_when)):
-            if what is not None and what.metric.split("/")[0] not in self.evaluations:
+        rules = {"best.metric": self.best, "stop_when.metric": self.stop_when}
+        self.time_to = dict(settled(self.time_to, rules.values()))
+        named = [(key, rule.metric) for key, rule in rules.items() if rule is not None]
+        named += [("time_to", metric) for metric in self.time_to]
+        for key, metric in named:
+            evaluation, slash, _ = metric.partition("/")
+            if not slash or evaluation not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
-                raise ValueError(f"{key}.metric is {what.metric!r}, of no evaluation here; there are: {known}")
-        for key, what in (("best", self.best), ("stop_when", self.stop_when)):
-            if what is not None and "/ema/" in what.metric and self.train.ema is None:
-                raise ValueError(f"{key}.metric is of averaged weights, and train.ema is not set")
+                raise ValueError(f"{key} is {metric!r}, of no evaluation here; there are: {known}")
+        for key, metric in named:
+            if "/ema/" in metric and self.train.ema is None:
+                raise ValueError(f"{key} is of averaged weights, and train.ema is not set")

@@ -59,6 +59,8 @@ class RunInfo:
     key: str | None = None
     """`run_key` of the recipe and data; equal keys mean that the run need not be repeated."""
     parent: str | None = None
+    follows: str | None = None
+    """Name of the run against which it says what was changed."""
     last_step: int = 0
     pid: int = 0
     host: str = ""
@@ -365,6 +367,14 @@ class Store:
         """The newest finished run of this `run_key`."""
         for info, folder in reversed(self._known(key)):
             if info.key == key and info.status == "FINISHED":
+                return folder
+        return None
+
+    def newest_finished(self, experiment: str, before: float) -> RunFolder | None:
+        """The newest run of an experiment that began before a moment, has finished, and stands beneath no other."""
+        for info, folder in reversed(self._known(json.dumps(experiment))):
+            whole = info.status == "FINISHED" and info.experiment == experiment and info.parent is None
+            if whole and info.started < before and folder.recipe.is_file():
                 return folder
         return None
 

@@ -5,6 +5,7 @@ The loop calls a witness on every rank; on ranks other than 0 it keeps silent.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit import checkpoint, journal
+from trainkit import checkpoint, journal, targets
 from trainkit.committing import Commit
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
@@ -58,13 +59,29 @@ class Witness:
     """The training's `Clock`, from its start on."""
     source: str = "RECIPE"
     """The recipe's file, as a command would name it."""
+    changed: str = ""
+    """What the run follows and what was changed since, as its page says it."""
+    allotted: Mapping[str, float] = field(default_factory=dict)
+    """What an hour of the run costs, by metric: `costs.allotted`."""
 
     def __post_init__(self) -> None:
         self._bar = None
+        # What the checkpoint that is resumed from says of the time until then.
+        self._before = json.loads((self.checkpoint / checkpoint.STATE).read_text()) if self.checkpoint else {}
         self._due = 0
         self._told = 0.0
         self._commit: Commit | None = None
         self._signalled, self.stopping = self.stopping, self._asked_to_stop
+
+    def elapsed(self) -> float:
+        """Seconds of the training; of a resumed one also those until its checkpoint, and not what came to nothing."""
+        return self._before.get("elapsed", 0.0) + self.clock.elapsed()
+
+    def spent(self) -> dict[str, float]:
+        """What the training has cost so far, counted as `elapsed` is: hours of cores, and of GPUs where it has them."""
+        before = self._before.get("spent", {})
+        own = {name: many * self.clock.elapsed() / 3600 for name, many in self.allotted.items()}
+        return {name: before.get(name, 0.0) + own.get(name, 0.0) for name in {**before, **own}}
 
     def say(self, text: str) -> None:
         """Print lines, above the progress bar where there is one."""
@@ -118,6 +135,10 @@ class Witness:
         counted = {f"eval/{name}/unique_samples": scored[name].samples, f"time/eval_{name}_s": seconds}
         best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
+        if self.recipe.time_to:
+            now = self.elapsed()
+            for target in self.tracker.once(step, targets.reached(self.recipe.time_to, metrics, now)):
+                self.say(f"step {step}: {target.removeprefix(targets.PREFIX)} reached after {_duration(now)}")
         if leads and self.recipe.log.rows:
             self.tracker.table(f"rows/{name}_best.parquet", scored[name].rows)
         for title, scores in scored.items():
@@ -154,7 +175,7 @@ class Witness:
         Before the next update, and before anything else changes what was promised to `copies`, call `copied`.
         """
         # What is logged from here on is computed again by a run that is resumed from this.
-        state = {**state, "journal": self.tracker.position()}
+        state = {**state, "journal": self.tracker.position(), "spent": self.spent()}
         self._commit = Commit(copies, lambda tensors: self._write(step, tensors, state, best))
         self._commit.start()
 

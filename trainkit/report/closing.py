@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit import journal
+from trainkit import costs, journal, targets
 from trainkit.loop import Outcome
 from trainkit.needs import best_weights
 from trainkit.witness import Witness
 
 _CLASSES = 12
 """Classes in a table; all are in MLflow."""
+_OTHERS = ("best", "final", "eval", targets.PREFIX.strip("/"))
+"""First words of metrics in which no network comes before the evaluation."""
 
 
 def write(run: Witness, outcome: Outcome) -> None:
@@ -27,7 +29,7 @@ def write(run: Witness, outcome: Outcome) -> None:
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     if outcome.status == "FINISHED":
-        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()})
+        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | run.spent())
     newest = run.newest_checkpoint()
     if newest is not None:
         tracker.model("last", newest / "model.safetensors", outcome.step, outcome.final)
@@ -57,6 +59,7 @@ def table(run: Witness, outcome: Outcome, store: Any) -> str:
     lines += [
         f"speed  {speed['speed/samples_per_s']:.1f} samples/s in training; {speed['time/total_s']:.0f} s in all",
         f"time   {shares}",
+        *_once(history),
         *(f"{'why' if k == 0 else '':6} {line}" for k, line in enumerate(outcome.verdict.splitlines()[1:])),
         "",
         f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})",
@@ -77,9 +80,21 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
     for name, points in history.metrics.items():
         head, _, metric = name.rpartition("/")
         who, _, rest = head.partition("/")
-        if title := titles.get(head) or (who if rest == evaluation and who not in ("best", "final", "eval") else None):
+        if title := titles.get(head) or (who if rest == evaluation and who not in _OTHERS else None):
             rows.setdefault(title, {})[metric] = points[-1].value
     return rows
+
+
+def _once(history: journal.History) -> list[str]:
+    """What a run has cost, and when it was first as good as was asked for, in lines."""
+    spent = [f"{value:.3g} {name}".replace("_", " ") for name, value in _last(history, costs.PREFIX).items()]
+    first = [f"{name} after {value:.0f} s" for name, value in _last(history, targets.PREFIX).items()]
+    return [f"{word:6} {', '.join(said)}" for word, said in (("cost", spent), ("first", first)) if said]
+
+
+def _last(history: journal.History, prefix: str) -> dict[str, float]:
+    """Last values of the metrics whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): p[-1].value for k, p in history.metrics.items() if k.startswith(prefix)}
 
 
 def _shares(outcome: Outcome) -> dict[str, float]:

@@ -208,8 +208,9 @@ class Observer:
         lines = verdict.words(e, found, self._run.source)
         text = "".join(f"{line}  \n" for line in [*lines, *verdict.unmeasured(e)])
         tracker.artifact_text("speed/verdict.md", text)
-        # The first of them in the table of runs, all at the head of the run's page.
-        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": text})
+        # The first of them in the table of runs; all on the run's page, below what was changed.
+        note = self._run.changed + text
+        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": note})
         return "\n".join(lines)
 
     def _compiled(self) -> Compiled | None:

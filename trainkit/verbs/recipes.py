@@ -39,11 +39,14 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     if path.is_dir() and (path / checkpoint.MANIFEST).exists():
         click.echo(checkpoint.describe(path))
         return
+    from trainkit import lineage
     from trainkit.store import Store
 
     folder = Store.locate().find(what)
     for key, value in vars(folder.info()).items():
         click.echo(f"{key:14} {value}")
+    if changed := lineage.read(folder):
+        click.echo(f"\n{changed}", nl=False)
     for step in sorted(folder.checkpoints.glob("step-*")):
         click.echo()
         click.echo(checkpoint.describe(step))
