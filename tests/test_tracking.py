@@ -962,7 +962,7 @@ def witness_of(tracker, main=True):
 
     from trainkit.witness import Witness
 
-    recipe = SimpleNamespace(log=SimpleNamespace(rows=True))
+    recipe = SimpleNamespace(log=SimpleNamespace(rows=True), best=None)
     return Witness(recipe, "", "", None, tracker, main, lambda: False)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit import checkpoint, journal
+from trainkit import checkpoint, journal, records
 from trainkit.committing import Commit
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
@@ -119,7 +119,8 @@ class Witness:
         best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
         if leads and self.recipe.log.rows:
-            self.tracker.table(f"rows/{name}_best.parquet", scored[name].rows)
+            for word, rows in records.kept_rows(self.recipe, name, scored).items():
+                self.tracker.table(f"rows/{word}_best.parquet", rows)
         for title, scores in scored.items():
             word = title.replace("/", "_")
             for kind, columns in scores.tables.items():
