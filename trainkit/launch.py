@@ -199,7 +199,9 @@ def _tracked(
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
-        for split in {split.digest: split for split in evaluated(recipe, data).values()}.values():
+        splits = evaluated(recipe, data)
+        folder.update(evaluated={name: split.digest for name, split in splits.items()})
+        for split in {split.digest: split for split in splits.values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)
         return path, decided
