@@ -24,6 +24,7 @@ from trainkit.changes import Change
 from trainkit.errors import UserError, few
 from trainkit.journal import Point
 from trainkit.metrics import resampling
+from trainkit.redact import without_secrets
 from trainkit.store import RunFolder, Store
 
 BENEATH = re.compile(r"trainkit\.(fold|seed|repeat)\.(\d+)")
@@ -239,7 +240,7 @@ def _side(run: RunFolder, store: Store, client: Any) -> Side:
             tags = dict(client.get_run(run_id).data.tags)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise UserError(store.shown, f"the store refuses: {str(error)[:300]}") from None
+                raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
     found = sorted(
         (match[1], int(match[2]), name) for tag, name in tags.items() if (match := BENEATH.fullmatch(tag)) is not None
     )
@@ -489,3 +490,36 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
                 yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told"
         if not pair.scores:
             yield f"{first.name} and {side.name} have no score of the same name"
+
+
+def log(store: Store, found: Comparison) -> str:
+    """Keep a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
+
+    Its artifacts are the text, the page, the picture and the values. It has no folder and no metrics, so that no table
+    of runs ranks it. Raises UserError where the store does not take it.
+    """
+    from mlflow.exceptions import MlflowException
+
+    from trainkit.provenance import origin
+    from trainkit.report import comparison
+
+    client, info = store.client(), found.sides[0].folder.info()
+    names = ", ".join(side.name for side in found.sides)
+    tags = {**origin(), COMPARED: names, "mlflow.note.content": "  \n".join(comparison.verdicts(found))}
+    try:
+        experiment = client.get_experiment_by_name(info.experiment or "")
+        if experiment is None:
+            raise UserError(f"run {found.sides[0].name}", f"its experiment is not in {store.shown}", remedy="--no-log")
+        run = client.create_run(
+            experiment.experiment_id,
+            run_name="comparison",
+            tags={key: without_secrets(value)[:8000] for key, value in tags.items()},
+        )
+        with tempfile.TemporaryDirectory() as aside:
+            for ending in ("txt", "html", "png", "json"):
+                comparison.write(found, Path(aside) / f"comparison.{ending}")
+            client.log_artifacts(run.info.run_id, aside)
+        client.set_terminated(run.info.run_id)
+    except MlflowException as error:
+        raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
+    return run.info.run_id
