@@ -21,10 +21,7 @@ Columns = Mapping[str, np.ndarray]
 
 NEVER_READ = ("embedding", "thumbnail")
 """Columns that make up most of a file and that no score is computed from."""
-_LOWER = re.compile(
-    r"(?:.*\.)?(?:nll|ece|eer|loss|error|mae|mse|rmse)"
-    r"|hd95_.*|asd_.*|volume_error_.*|missed|invented|bayes_error|intra|.*_error"
-)
+_LOWER = re.compile(r"nll|ece|eer|loss|mae|mse|rmse|(?:.*_)?error|hd95_.*|asd_.*|volume_error_.*|missed|invented|intra")
 _NO_SCORE = re.compile(r"threshold|xnorm|cases|pictures|(?:.*\.)?unmatched|.*_(?:std|low|high|far)|.*_share")
 
 
