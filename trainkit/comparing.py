@@ -24,11 +24,13 @@ from trainkit.changes import Change
 from trainkit.errors import UserError, few
 from trainkit.journal import Point
 from trainkit.metrics import resampling
-from trainkit.redact import without_secrets
+from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.store import RunFolder, Store
 
 BENEATH = re.compile(r"trainkit\.(fold|seed|repeat)\.(\d+)")
 """Tags of a run that name those beneath it, in their order."""
+DATA = "trainkit.data"
+"""With a dot and its name, the tag of the digest of an evaluation's data."""
 COMPARED = "trainkit.compared"
 """Tag of the MLflow run that holds a comparison: the names of what was compared."""
 _PLACE = {
@@ -86,7 +88,9 @@ class Side:
     folds: tuple[RunFolder, ...] = ()
     """Of a cross-validation the runs of its folds."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """In MLflow."""
+    """Of the run that was named, in MLflow."""
+    told: tuple[Mapping[str, str], ...] = ()
+    """Tags of each run that was scored: of the repeats, of the folds, or of the run itself."""
 
     @property
     def name(self) -> str:
@@ -105,7 +109,7 @@ class Side:
 
     def digest(self, evaluation: str) -> tuple[str, ...] | None:
         """Of the data of an evaluation: one, or that of each fold; None where it is not known or runs differ in it."""
-        found = [(run.info().evaluated or {}).get(evaluation) for run in self.folds or self.runs]
+        found = [tags.get(f"{DATA}.{evaluation}") for tags in self.told]
         digests = tuple(digest for digest in found if digest)
         if not digests or len(digests) < len(found) or (not self.folds and len(set(digests)) > 1):
             return None
@@ -225,36 +229,50 @@ def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
     sides = tuple(_side(run, store, client) for run in runs)
     level = 1 - (1 - chance.LEVEL) / max(1, len(sides) - 1)
     with tempfile.TemporaryDirectory() as aside:
-        reader = _Reader(store, client, aside)
+        reader = _Reader(client, aside)
         pairs = tuple(_pair(sides[0], side, reader, level) for side in sides[1:])
     return Comparison(sides, pairs, tuple(_speed(sides)), tuple(_notes(sides, pairs)), level)
 
 
 def _side(run: RunFolder, store: Store, client: Any) -> Side:
-    from mlflow.exceptions import MlflowException
-
-    tags: dict[str, str] = {}
-    run_id = run.info().run_id
-    if run_id is not None:
-        try:
-            tags = dict(client.get_run(run_id).data.tags)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
+    tags = _tags(run, store, client)
     found = sorted(
         (match[1], int(match[2]), name) for tag, name in tags.items() if (match := BENEATH.fullmatch(tag)) is not None
     )
     beneath = tuple(store.find(name) for _, _, name in found)
+    told = tuple(_tags(child, store, client) for child in beneath) or (tags,)
     if found and found[0][0] == "fold":
-        return Side(run, (run,), beneath, tags)
-    return Side(run, beneath or (run,), (), tags)
+        return Side(run, (run,), beneath, tags, told)
+    return Side(run, beneath or (run,), (), tags, told)
+
+
+def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
+    """The tags of a run in MLflow, after what it had yet to send; none of a run that it has not got."""
+    from mlflow.exceptions import MlflowException
+
+    from trainkit.tracking import send_rest
+
+    outbox, run_id = run.path / "outbox", run.info().run_id
+    if run_id is None:
+        return {}
+    if outbox.is_dir() and any(outbox.iterdir()) and not run.alive():
+        send_rest(run, store)
+    try:
+        return dict(client.get_run(run_id).data.tags)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return {}
+        raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
 
 
 # ---- Two sides -------------------------------------------------------------------------------------------------------
 
 
 def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
-    recipe = changes.diff(first.recipe, second.recipe)
+    recipe = [
+        replace(change, before=HIDDEN, after=HIDDEN) if is_secret_name(change.key) else change
+        for change in changes.diff(first.recipe, second.recipe)
+    ]
     if max(len(first.runs), len(second.runs)) > 1:  # every repeat has its own
         recipe = [change for change in recipe if change.key != "seed"]
     theirs = second.recipe.get("evaluations") or {}
@@ -381,8 +399,8 @@ def _mean(runs: Sequence[Mapping[str, np.ndarray]]) -> Callable[[str], np.ndarra
 class _Reader:
     """Rows that runs kept of their evaluations."""
 
-    def __init__(self, store: Store, client: Any, aside: str):
-        self._store, self._client, self._aside = store, client, aside
+    def __init__(self, client: Any, aside: str):
+        self._client, self._aside = client, aside
         self._found: dict[tuple[str, str], dict[str, np.ndarray] | None] = {}
 
     def rows(self, run: RunFolder, head: str) -> dict[str, np.ndarray] | None:
@@ -399,13 +417,9 @@ class _Reader:
         from mlflow.exceptions import MlflowException
         from pyarrow import parquet
 
-        from trainkit.tracking import send_rest
-
-        outbox, run_id = run.path / "outbox", run.info().run_id
+        run_id = run.info().run_id
         if run_id is None:
             return None
-        if outbox.is_dir() and any(outbox.iterdir()) and not run.alive():
-            send_rest(run, self._store)
         out = Path(self._aside) / run.name
         out.mkdir(exist_ok=True)
         try:

@@ -200,7 +200,7 @@ def _tracked(
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
         splits = evaluated(recipe, data)
-        folder.update(evaluated={name: split.digest for name, split in splits.items()})
+        tracker.tags({f"trainkit.data.{name}": split.digest for name, split in splits.items()})
         for split in {split.digest: split for split in splits.values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)

@@ -56,8 +56,6 @@ class RunInfo:
     """Id of the run in MLflow."""
     experiment: str | None = None
     data_digest: str | None = None
-    evaluated: dict[str, str] | None = None
-    """Digest of the data of each evaluation."""
     key: str | None = None
     """`run_key` of the recipe and data; equal keys mean that the run need not be repeated."""
     parent: str | None = None

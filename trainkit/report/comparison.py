@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit import changes
+from trainkit import changes, yamltext
 from trainkit.report.closing import aligned, numbers, split
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ def text(found: Comparison) -> str:
     lines = ["", *(f"{letter}  {_about(side)}" for letter, side in zip(called, found.sides, strict=True)), ""]
     lines += [f"note   {note}" for note in found.notes] + ([""] if found.notes else [])
     for letter, pair in zip(called[1:], found.pairs, strict=True):
-        lines += [f"what {letter} changes", *_said(pair.changes, "the recipe is the same"), ""]
+        lines += [f"what {letter} changes", *(changes.lines(pair.changes) or ["the recipe is the same"]), ""]
         if pair.place:
-            lines += [f"what else differed at {letter}", *_said(pair.place), ""]
+            width = max(len(change.key) for change in pair.place)
+            beside = [f"{c.key:{width}}  {_word(c.before)} -> {_word(c.after)}" for c in pair.place]
+            lines += [f"what else differed at {letter}", *beside, ""]
         for evaluation, scores in _by_evaluation(pair.scores):
             lines += [*_table(evaluation, scores, called[0], letter, found.level), ""]
     lines += [*_speeds(found, called), ""]
@@ -81,8 +83,11 @@ def _about(side: Any) -> str:
     return f"{side.name}  {info.status.lower()}, step {info.last_step}{several}"
 
 
-def _said(found: Sequence[Change], none: str = "") -> list[str]:
-    return [f"  {line}" for line in changes.lines(found)] or [f"  {none}"]
+def _word(value: Any) -> str:
+    """A value of a recipe, or of where a run ran, as a word."""
+    if isinstance(value, changes.Absent):
+        return "(none)"
+    return yamltext.cut(value if isinstance(value, str) else yamltext.flow(value))
 
 
 def _by_evaluation(scores: Sequence[Score]) -> Iterator[tuple[str, list[Score]]]:
@@ -272,10 +277,8 @@ def _raw(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _changed(found: Sequence[Change], first: str, letter: str) -> str:
-    rows = []
-    for change in found:
-        before, _, after = changes.lines([change])[0].removeprefix(change.key).strip().partition(" -> ")
-        rows.append([f"<code>{_safe(word)}</code>" for word in (change.key, before, after)])
+    words = [(change.key, _word(change.before), _word(change.after)) for change in found]
+    rows = [[f"<code>{_safe(word)}</code>" for word in line] for line in words]
     return _raw(["", first, letter], rows)
 
 
