@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from pyarrow import parquet
 from runs import own_store, run
 from scipy import stats
 
-from trainkit import cli, comparing, journal, seeding
+from trainkit import cli, comparing, journal, records, seeding
 from trainkit.comparing import compare
 from trainkit.errors import UserError
 from trainkit.report import comparison
 from trainkit.store import RunFolder, Store
+from trainkit.task import Scores
 
 
 @pytest.fixture(scope="module")
@@ -333,3 +335,21 @@ def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, 
 def test_help_says_what_a_run_may_be():
     said = CliRunner().invoke(cli.main, ["compare", "--help"]).output
     assert "RUN RUN" in said and "`last`" in said and "`best`" in said
+
+
+# ---- What is kept to be compared -------------------------------------------------------------------------------------
+
+
+def test_rows_of_averaged_weights_are_kept_where_the_best_is_chosen_by_them():
+    scored = {name: Scores({}, {"of": [name]}) for name in ("val", "val/ema")}
+    for metric, words in (("val/ema/top1", {"val", "val_ema"}), ("val/top1", {"val"}), ("lfw/ema/auc", {"val"})):
+        kept = records.kept_rows(SimpleNamespace(best=SimpleNamespace(metric=metric)), "val", scored)
+        assert set(kept) == words and all(rows == {"of": [word.replace("_", "/")]} for word, rows in kept.items())
+    assert set(records.kept_rows(SimpleNamespace(best=None), "val", scored)) == {"val"}
+
+
+def test_every_run_says_which_data_each_evaluation_is_of(trained):
+    store, runs = trained
+    tags = {name: store.client().get_run(folder.info().run_id).data.tags for name, folder in runs.items()}
+    digests = {name: own[f"{comparing.DATA}.val"] for name, own in tags.items()}
+    assert digests["plain"] == digests["slow"] == digests["plain1"] == "val-37-1.0" != digests["other"]

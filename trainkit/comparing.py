@@ -239,11 +239,14 @@ def _side(run: RunFolder, store: Store, client: Any) -> Side:
     found = sorted(
         (match[1], int(match[2]), name) for tag, name in tags.items() if (match := BENEATH.fullmatch(tag)) is not None
     )
-    beneath = tuple(store.find(name) for _, _, name in found)
+    beneath = [store.find(name) for _, _, name in found]
+    folds = bool(found) and found[0][0] == "fold"
+    if not folds:  # of repeats, those that came to an end
+        beneath = [child for child in beneath if child.info().status == "FINISHED"]
     told = tuple(_tags(child, store, client) for child in beneath) or (tags,)
-    if found and found[0][0] == "fold":
-        return Side(run, (run,), beneath, tags, told)
-    return Side(run, beneath or (run,), (), tags, told)
+    return (
+        Side(run, (run,), tuple(beneath), tags, told) if folds else Side(run, tuple(beneath) or (run,), (), tags, told)
+    )
 
 
 def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
@@ -290,7 +293,9 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
             drawn = _drawn(first, second, head, shared, reader, level)
         else:
             unknown = [side.name for side in (first, second) if side.digest(name) is None]
-            why = f"which data {unknown[0]} was scored on is not known" if unknown else "scored on other data"
+            why = "scored on other data"
+            if unknown:
+                why = f"the data of {unknown[0]} is not known, or not the same in all its runs"
             drawn = _Drawn({}, "", why, comparable=False)
         for metric in shared:
             values = first.scores[head][metric], second.scores[head][metric]
@@ -443,7 +448,7 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
     """What differed beside the recipe."""
     places = []
     for side in (first, second):
-        place: dict[str, Any] = {label: side.tags[tag] for tag, label in _PLACE.items() if tag in side.tags}
+        place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
         digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})
         places.append(place | {"training data": ", ".join(digest[:12] for digest in digests)})
     return changes.diff(*places)
@@ -499,7 +504,7 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
             yield f"{first.name} learns {tasks[0]}, {side.name} {tasks[1]}: different tasks"
         for name, same in pair.same_data.items():
             if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
-                yield f"{name}: which data {few(unknown)} was scored on is not known, or differs among its runs"
+                yield f"{name}: the data of {few(unknown)} is not known, or not the same in all its runs"
             elif not same:
                 yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told"
         if not pair.scores:
@@ -520,20 +525,18 @@ def log(store: Store, found: Comparison) -> str:
     client, info = store.client(), found.sides[0].folder.info()
     names = ", ".join(side.name for side in found.sides)
     tags = {**origin(), COMPARED: names, "mlflow.note.content": "  \n".join(comparison.verdicts(found))}
-    try:
-        experiment = client.get_experiment_by_name(info.experiment or "")
-        if experiment is None:
-            raise UserError(f"run {found.sides[0].name}", f"its experiment is not in {store.shown}", remedy="--no-log")
-        run = client.create_run(
-            experiment.experiment_id,
-            run_name="comparison",
-            tags={key: without_secrets(value)[:8000] for key, value in tags.items()},
-        )
-        with tempfile.TemporaryDirectory() as aside:
-            for ending in ("txt", "html", "png", "json"):
-                comparison.write(found, Path(aside) / f"comparison.{ending}")
-            client.log_artifacts(run.info.run_id, aside)
-        client.set_terminated(run.info.run_id)
-    except MlflowException as error:
-        raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
-    return run.info.run_id
+    tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
+    with tempfile.TemporaryDirectory() as aside:
+        for ending in ("txt", "html", "png", "json"):
+            comparison.write(found, Path(aside) / f"comparison.{ending}")
+        try:
+            experiment = client.get_experiment_by_name(info.experiment or "")
+            if experiment is None:
+                where = f"run {found.sides[0].name}"
+                raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
+            run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
+            client.log_artifacts(run_id, aside)
+            client.set_terminated(run_id)
+        except MlflowException as error:
+            raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
+    return run_id

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from trainkit.errors import UserError
 
 
-def _file(ending: str, what: str):
+def _file(ending: str, what: str) -> Callable[[Any], Any]:
     return click.option(
         f"--{ending}", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=f"Write {what} to FILE."
     )
