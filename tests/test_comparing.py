@@ -246,7 +246,8 @@ def test_the_terminal_says_what_changed_what_it_did_and_what_it_cost(trained, mo
     (line,) = [line for line in lines if line[:2] == ["accuracy", "*"]]
     assert line[2:5] == [f"{ends[0]:.4f}", f"{ends[1]:.4f}", f"{ends[1] - ends[0]:+.4f}"]
     assert line[-3:] == ["worse", "beyond", "chance"]
-    assert any(line[:1] == ["speed/samples_per_s"] and len(line) == 3 for line in lines)
+    (speed,) = [line for line in lines if line[:1] == ["speed/samples_per_s"]]
+    assert float(speed[3]) == pytest.approx(float(speed[2]) / float(speed[1]), abs=0.02)
     assert "verdict  B is worse beyond chance than A: best/val/accuracy" in said and "another seed" in said
 
 
@@ -275,6 +276,7 @@ def test_the_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     assert said.count("written") == 3
     text, page = (tmp_path / "out.html").read_text(), Tags()
     page.feed(text)
+    assert page.seen.count("polyline") == 2, "the score that decides, of both over the steps"
     assert page.open == [] and "svg" in page.seen and "script" not in page.seen and "link" not in page.seen
     assert "://" not in text and "prefers-color-scheme: dark" in text
     assert runs["plain"].name in text and "optim.lr" in text and "worse beyond chance" in text

@@ -43,7 +43,7 @@ def text(found: Comparison) -> str:
             lines += [f"what else differed at {letter}", *beside, ""]
         for evaluation, scores in _by_evaluation(pair.scores):
             lines += [*_table(evaluation, scores, called[0], letter, found.level), ""]
-    lines += [*_speeds(found, called), ""]
+    lines += [*aligned(_speeds(found)), ""]
     lines += verdicts(found)
     return "\n".join(lines)
 
@@ -146,9 +146,14 @@ def _percent(level: float) -> str:
     return f"{100 * level:.3g} %"
 
 
-def _speeds(found: Comparison, called: Sequence[str]) -> list[str]:
-    """Rates, times and costs of all sides, in columns; shares below half a percent everywhere are left out."""
-    rows = [["speed and cost", *called]]
+def _speeds(found: Comparison) -> list[list[str]]:
+    """Rates, times and costs of all sides, as the rows of a table; of two sides with the ratio of what is no share.
+
+    Shares below half a percent everywhere are left out.
+    """
+    called = letters(len(found.sides))
+    two = len(called) == 2
+    rows = [["speed and cost", *called, *["B / A"] * two]]
     for speed in found.speed:
         share = speed.name.endswith("_share")
         if share and all(value is None or value < 0.005 for value in speed.values):
@@ -157,8 +162,12 @@ def _speeds(found: Comparison, called: Sequence[str]) -> list[str]:
             words = ["-" if value is None else f"{100 * value:.0f} %" for value in speed.values]
         else:
             words = numbers([math.nan if value is None else value for value in speed.values])
-        rows.append([speed.name, *words])
-    return aligned(rows)
+        rows.append([speed.name, *words, *[_ratio(*speed.values[:2]) if not share else ""] * two])
+    return rows
+
+
+def _ratio(before: float | None, after: float | None) -> str:
+    return f"{after / before:.2f}" if before and after is not None else "-"
 
 
 def write(found: Comparison, file: Path) -> None:
@@ -228,7 +237,12 @@ code { font: 13px ui-monospace, monospace; }
 .note { border-left: 3px solid var(--worse); padding-left: .8rem; }
 .better { color: var(--better); } .worse { color: var(--worse); } .quiet { color: var(--quiet); }
 svg { vertical-align: middle; }
+.curves { width: 100%; max-width: 48rem; } .curves text { fill: var(--quiet); font-size: 12px; }
 """
+
+
+_HUES = ("#0072b2", "#d55e00", "#009e73", "#b85c94", "#b87a00", "#3b8fc0")
+"""Of the sides."""
 
 
 def html(found: Comparison) -> str:
@@ -249,15 +263,49 @@ def html(found: Comparison) -> str:
             body += [f"<h2>What else differed at {letter}</h2>", _changed(pair.place, called[0], letter)]
         for evaluation, scores in _by_evaluation(pair.scores):
             body += [f"<h2>{_safe(evaluation)}</h2>", _scores(scores, called[0], letter, found.level)]
-    body += ["<h2>Speed and cost</h2>"]
-    rows = [[speed.name, *("-" if v is None else f"{v:.4g}" for v in speed.values)] for speed in found.speed]
-    body.append(_cells(["", *called], rows))
+    body += [_curves(found), "<h2>Speed and cost</h2>"]
+    head, *rows = _speeds(found)
+    body.append(_cells(["", *head[1:]], rows))
     inside = "\n".join(body)
+    style = _STYLE + "".join(f".s{k} {{ stroke: {hue}; color: {hue}; }}\n" for k, hue in enumerate(_HUES))
     title = _safe(" and ".join(side.name for side in found.sides))
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{_STYLE}</style>\n</head>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{style}</style>\n</head>\n'
         f"<body>\n{inside}\n</body>\n</html>\n"
+    )
+
+
+def _curves(found: Comparison) -> str:
+    """The score that decides over the steps, a line for each run; empty where it was measured once."""
+    if found.primary is None:
+        return ""
+    name = found.primary.name.removeprefix("best/").removeprefix("pooled/")
+    lines = [
+        (k, [(point.step, point.value) for point in metrics.get(name, []) if math.isfinite(point.value)])
+        for k, side in enumerate(found.sides)
+        for metrics in side.metrics
+    ]
+    steps, heights = ([point[axis] for _, points in lines for point in points] for axis in (0, 1))
+    if len(set(steps)) < 2:
+        return ""
+    left, right, low, high = min(steps), max(steps), min(heights), max(heights)
+    tall = (high - low) or 1.0
+    drawn = []
+    for k, points in lines:
+        path = " ".join(
+            f"{60 + 560 * (x - left) / (right - left):.1f},{210 - 190 * (y - low) / tall:.1f}" for x, y in points
+        )
+        drawn.append(f'<polyline class="s{k % len(_HUES)}" points="{path}" fill="none" stroke-width="2"/>')
+    words = [(55, 214, "end", numbers([low])[0]), (55, 24, "end", numbers([high])[0])]
+    words += [(60, 232, "start", f"{left:,}"), (620, 232, "end", f"{right:,}"), (340, 232, "middle", "optimizer step")]
+    drawn += [f'<text x="{x}" y="{y}" text-anchor="{at}">{_safe(word)}</text>' for x, y, at, word in words]
+    called = "  ".join(
+        f'<span class="s{k % len(_HUES)}">{letter}</span>' for k, letter in enumerate(letters(len(found.sides)))
+    )
+    return (
+        f"<h2>{_safe(name)}</h2><p>{called}</p>"
+        f'<svg class="curves" viewBox="0 0 640 240" role="img" aria-label="{_safe(name)}">{"".join(drawn)}</svg>'
     )
 
 
