@@ -15,6 +15,7 @@ from trainkit import chance, comparing
 from trainkit.chance import Interval, Units
 from trainkit.data.protocols import Classes, Identification, Pairs, Retrieval, Scenes, Search, Segmentation
 from trainkit.metrics import resampling, segmentation
+from trainkit.metrics.boundaries import boundary_counts
 from trainkit.metrics.classification import score_classes
 from trainkit.metrics.identification import score_identification
 from trainkit.metrics.retrieval import score_retrieval
@@ -337,11 +338,12 @@ def test_scenes_are_scored_as_pictures_that_are_there_several_times(tmp_path):
     found = np.where(draw.random(mask.shape) < 0.6, mask, draw.integers(0, 4, mask.shape))
     mask[draw.random(mask.shape) < 0.1] = 255
     mask, found, names = torch.tensor(mask.astype(np.uint8)), torch.tensor(found), ("a", "b", "c", "d", "never")
-    asked = {"miou", "pixel_accuracy", "mean_accuracy", "fwiou"}
+    asked = {"miou", "pixel_accuracy", "mean_accuracy", "fwiou", "boundary_f"}
 
     def scored(which):
+        counts = pixel_counts(found[which], mask[which], 5) | boundary_counts(found[which], mask[which], 5, 1.0)
         protocol = Scenes(tuple(f"scene{k}" for k in which), names)
-        return score_scenes({k: v.float() for k, v in pixel_counts(found[which], mask[which], 5).items()}, protocol)
+        return score_scenes({name: many.float() for name, many in counts.items()}, protocol)
 
     scores = scored(np.arange(7))
     rows = kept(scores, tmp_path)

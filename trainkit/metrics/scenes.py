@@ -153,6 +153,8 @@ def score_scenes(
         "confusions": _mistakes(counts, left_out, protocol),
     }
     columns = picture | {"intersection": hit, "predicted": predicted, "actual": actual}
+    if outlines is not None:
+        columns["boundary"] = outlines  # of each class, as those before it
     if protocol.kind == "overlays":
         if split is None:
             raise ValueError("overlays need the split, whose pictures they show")
@@ -215,18 +217,21 @@ def units(rows: Mapping[str, np.ndarray]) -> Units:
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """miou, pixel_accuracy, mean_accuracy and fwiou of `score_scenes`, (draws,) each.
+    """miou, pixel_accuracy, mean_accuracy, fwiou and boundary_f of `score_scenes`, (draws,) each.
 
     The pixels of picture i count `times[:, i]` times. A class that a draw has not got is in none of its means.
     """
     hit, predicted, actual = (times @ rows[name].astype(np.float64) for name in ("intersection", "predicted", "actual"))
     iou, labelled = _iou(hit, predicted, actual), actual.sum(1)
-    return {
+    metrics = {
         "miou": chance.over(iou),
         "pixel_accuracy": _share(hit.sum(1), labelled),
         "mean_accuracy": chance.over(_share(hit, actual)),
         "fwiou": _share((np.where(actual > 0, iou, 0) * actual).sum(1), labelled),
     }
+    if "boundary" in rows:
+        metrics["boundary_f"] = chance.over(chance.mean(rows["boundary"], times))
+    return metrics
 
 
 def _confusion(rows: Mapping[str, Tensor], total: list[np.ndarray], protocol: Scenes) -> tuple[np.ndarray, int]:
