@@ -69,7 +69,7 @@ class Score:
     why: str = ""
     """What keeps a difference from being judged; empty where it is."""
     primary: bool = False
-    """Whether it is by this score that the first run chose its best."""
+    """Whether it is by this score that the first run, or else the other, chose its best."""
     lower_is_better: bool = False
 
     @property
@@ -281,7 +281,7 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
     theirs = second.recipe.get("evaluations") or {}
     digests = {name: (first.digest(name), second.digest(name)) for name in first.recipe.get("evaluations") or {}}
     same = {name: one is not None and one == other for name, (one, other) in digests.items() if name in theirs}
-    best = first.recipe.get("best") or {}
+    best = first.recipe.get("best") or second.recipe.get("best") or {}
     decides = _deciding(best.get("metric") or "", first, second)
     scores: list[Score] = []
     for head in first.scores:
