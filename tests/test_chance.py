@@ -182,6 +182,18 @@ def test_classes_are_scored_as_pictures_that_are_there_several_times(classes, tm
     assert classes > 2 or math.isnan(alone["auc"][0])
 
 
+def test_pictures_of_a_group_are_drawn_together(tmp_path):
+    rng = np.random.default_rng(13)
+    label, group = rng.integers(0, 3, 40), rng.integers(4, 11, 40)
+    scores = score_classes(rng.normal(size=(40, 3)), Classes(label, ("a", "b", "c"), group=group))
+    rows = kept(scores, tmp_path)
+    units = resampling.kind(rows).units(rows)
+    assert str(units) == f"{len(set(group.tolist()))} groups"
+    assert {(a == b) for a, b in zip(group[1:] == group[:-1], units.of[1:] == units.of[:-1], strict=True)} == {True}
+    other = rows | {"group": rows["group"][::-1]}
+    assert resampling.differing(rows, other) == "their rows differ in 'group'"
+
+
 def pairs(rng, many: int = 120) -> tuple[np.ndarray, Pairs]:
     person = rng.integers(0, 25, 80)
     embedding = rng.normal(size=(80, 6)) + 2.0 * rng.normal(size=(25, 6))[person]

@@ -73,6 +73,8 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     }
     if len(protocol.names) == 2:
         rows["score"] = difference(logits)
+    if protocol.group is not None:
+        rows["group"] = protocol.group
     tables = {"per_class": {"class": list(protocol.names), **{name: or_none(c) for name, c in table.items()}}}
     commonest = counts.sum(axis=1).max() / counts.sum()
     bound = by_chance(int(counts.sum()), float(commonest))
@@ -187,8 +189,8 @@ def by_chance(trials: int, p: float) -> float | None:
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """Every picture is drawn by itself."""
-    return Units("pictures", np.arange(len(rows["label"])))
+    """A group, as a person or a video, is drawn with all its pictures; where none are known, a picture."""
+    return Units.by(rows["group"], "groups") if "group" in rows else Units("pictures", np.arange(len(rows["label"])))
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:

@@ -63,7 +63,7 @@ class Means(Kind):
 KINDS = (
     Kind("verification", ("distance", "same", "fold"), ("first", "second", "same", "fold")),
     Kind("identification", ("probe", "rank", "match_score"), ("probe", "label")),
-    Kind("classification", ("label", "prediction", "confidence", "probability"), ("label",)),
+    Kind("classification", ("label", "prediction", "confidence", "probability"), ("label", "group")),
     Kind("retrieval", ("relevant", "map_at_r", "rank"), ("label", "relevant")),
     Kind("search", ("list", "query", "ap", "inp"), ("list", "trial", "query", "person", "relevant")),
     Kind("segmentation", ("patient", "dice", "volume_truth_mm3_"), ("id", "patient")),
