@@ -364,6 +364,13 @@ def test_scenes_are_scored_as_pictures_that_are_there_several_times(tmp_path):
     again = scored(np.repeat(np.arange(7), often)).metrics
     got = kind.resampled(rows, often[None].astype(float))
     assert {name: got[name][0] for name in asked} == pytest.approx({name: again[name] for name in asked})
+    # The rows have no names of classes; those that a run has logged are in their order, without that which never is.
+    whole = kind.resampled(rows, np.ones((1, 7)))
+    classes = {f"{start}.{name}" for start in ("iou", "boundary_f") for name in "abcd"}
+    assert classes == {name for name in scores.metrics if "." in name}
+    by_name = resampling.named(got, whole, list(scores.metrics))
+    assert {name: by_name[name][0] for name in classes} == pytest.approx({name: again[name] for name in classes})
+    assert resampling.named(got, whole, ["iou.a", "iou.b"]).keys() == asked, "too few to tell which is which"
 
 
 def test_rows_of_a_task_of_ones_own_have_the_means_of_their_columns():

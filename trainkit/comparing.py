@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from trainkit.changes import Change
 from trainkit.errors import UserError, few
 from trainkit.journal import Point
 from trainkit.metrics import resampling
+from trainkit.metrics.resampling import Kind
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.store import RunFolder, Store
 
@@ -375,21 +376,23 @@ def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader:
     if not size:
         return _Drawn({}, "", "there are no rows")
     units = kind.units(one)
+    runs: list[list[_Scored]] = [
+        [_Scored(kind, rows, list(side.scores[head])) for rows in found]
+        for side, found in zip((first, second), sides, strict=True)
+    ]
     # Only of what the rows give is anything drawn: all of them together must score what the run has logged.
     known = set(metrics)
-    for side, found in zip((first, second), sides, strict=True):
-        for k, rows in enumerate(found):
-            whole = kind.resampled(rows, np.ones((1, size)))
-            known &= {
-                metric
-                for metric in known & whole.keys()
-                if np.isclose(whole[metric][0], side.scores[head][metric][k], rtol=1e-5, atol=1e-7)
-            }
+    for side, own in zip((first, second), runs, strict=True):
+        for k, run in enumerate(own):
+            given = run.scores(np.ones((1, size)))
+            logged = {metric: side.scores[head][metric][k] for metric in known & given.keys()}
+            known = {m for m, value in logged.items() if np.isclose(given[m][0], value, rtol=1e-5, atol=1e-7)}
     differences: dict[str, list[np.ndarray]] = {metric: [] for metric in metrics if metric in known}
     for times in chance.times(units):
-        means = [_mean([kind.resampled(rows, times) for rows in found]) for found in sides]
+        drawn = [[run.scores(times) for run in own] for own in runs]
         for metric, blocks in differences.items():
-            blocks.append(means[1](metric) - means[0](metric))
+            before, after = (np.mean([scores[metric] for scores in own], axis=0) for own in drawn)
+            blocks.append(after - before)
     intervals = {}
     for metric, blocks in differences.items():
         gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
@@ -397,8 +400,16 @@ def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader:
     return _Drawn(intervals, str(units), "")
 
 
-def _mean(runs: Sequence[Mapping[str, np.ndarray]]) -> Callable[[str], np.ndarray]:
-    return lambda metric: np.mean([run[metric] for run in runs], axis=0)
+class _Scored:
+    """What the rows of a run score when they are drawn."""
+
+    def __init__(self, kind: Kind, rows: Mapping[str, np.ndarray], names: Sequence[str]):
+        self._kind, self._rows, self._names = kind, rows, names
+        self._whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
+
+    def scores(self, times: np.ndarray) -> dict[str, np.ndarray]:
+        """Metrics by the names that the run has logged, (draws,) each, where row i is there `times[:, i]` times."""
+        return resampling.named(self._kind.resampled(self._rows, times), self._whole, self._names)
 
 
 class _Reader:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -115,3 +116,19 @@ def lower_is_better(metric: str) -> bool:
 def is_score(metric: str) -> bool:
     """Whether a metric says how good a network is; not so a threshold, a count, or the end of an interval."""
     return _NO_SCORE.fullmatch(metric) is None
+
+
+def named(drawn: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
+    """Scores of classes by their names, where rows know only how many there are: all scores, (draws,) each.
+
+    What ends in a dot (`iou.`) is (draws, C). `whole` is the same of all rows, once; `names` are those that the run has
+    logged, in the order of the classes, of which a class that never occurs has none. Where these are not as many as
+    classes occur, the classes are left out.
+    """
+    found = {name: values for name, values in drawn.items() if values.ndim == 1}
+    for start in drawn.keys() - found.keys():
+        values, own = drawn[start], [name for name in names if name.startswith(start)]
+        occurs = np.flatnonzero(np.isfinite(whole[start][0]))
+        if len(own) == len(occurs):
+            found |= {name: values[:, k] for name, k in zip(own, occurs, strict=True)}
+    return found

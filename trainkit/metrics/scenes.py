@@ -217,7 +217,9 @@ def units(rows: Mapping[str, np.ndarray]) -> Units:
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """miou, pixel_accuracy, mean_accuracy, fwiou and boundary_f of `score_scenes`, (draws,) each.
+    """miou, pixel_accuracy, mean_accuracy, fwiou and boundary_f of `score_scenes`, (draws,) each; those of classes too.
+
+    `iou.` and `boundary_f.` are (draws, C): the rows do not name the classes.
 
     The pixels of picture i count `times[:, i]` times. A class that a draw has not got is in none of its means.
     """
@@ -225,12 +227,14 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     iou, labelled = _iou(hit, predicted, actual), actual.sum(1)
     metrics = {
         "miou": chance.over(iou),
+        "iou.": iou,
         "pixel_accuracy": _share(hit.sum(1), labelled),
         "mean_accuracy": chance.over(_share(hit, actual)),
         "fwiou": _share((np.where(actual > 0, iou, 0) * actual).sum(1), labelled),
     }
     if "boundary" in rows:
-        metrics["boundary_f"] = chance.over(chance.mean(rows["boundary"], times))
+        metrics["boundary_f."] = chance.mean(rows["boundary"], times)
+        metrics["boundary_f"] = chance.over(metrics["boundary_f."])
     return metrics
 
 
