@@ -92,7 +92,7 @@ def test_checking_any_recipe_imports_torch_and_nothing_that_is_slow():
 
 def test_help_names_every_verb_and_every_verb_has_help():
     text = ask("--help")
-    for verb in ("check", "cp", "data", "fetch", "ls", "run", "show", "ui"):
+    for verb in ("check", "compare", "cp", "data", "fetch", "ls", "run", "show", "ui"):
         assert f"\n  {verb} " in text and "--help" in ask(verb, "--help")
     assert all(f"\n  {verb} " in ask("data", "--help") for verb in ("import", "info", "verify"))
     assert ask("--version").strip().endswith(__import__("trainkit").__version__)

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -270,6 +271,9 @@ def test_groups_are_held_out_by_name(eyes):
     data = Images(train=str(eyes), evaluate={"mine": "held_out"}, image_size=8, group=PERSON, hold_out=["p3", "p7"])
     found = data.open(0).evaluations
     assert found["mine"].groups() == {"p3", "p7"} and "held_out" not in found
+    names = found["mine"].packed.group_names
+    group = [names[k] for k in found["mine"].protocol.group]
+    assert group == [re.search(PERSON, found["mine"].packed.ids()[row])[1] for row in found["mine"].rows]
     data.hold_out = ["p3", "p99"]
     with pytest.raises(UserError, match=r"groups that are not there: p99; expected some of: p0, p1"):
         data.open(0)
@@ -285,6 +289,7 @@ def test_nothing_is_held_out_by_picture_unless_asked(eyes):
     data.group = "each"
     opened = data.open(0)
     assert opened.evaluations["held_out"].size == 10 and opened.train.size == 30
+    assert opened.evaluations["held_out"].protocol.group is None
 
 
 def test_classes_must_be_left_to_train_on(tmp_path):

@@ -962,7 +962,7 @@ def witness_of(tracker, main=True):
 
     from trainkit.witness import Witness
 
-    recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={})
+    recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None)
     return Witness(recipe, "", "", None, tracker, main, lambda: False)
 
 

@@ -43,7 +43,7 @@ class Outcome:
     best: list[dict[str, Any]] = field(default_factory=list)
     """The best evaluations, best first: value, step."""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per-sample columns of the last evaluations, by evaluation."""
+    """Per-sample columns of the last evaluations, by `records.kept_rows`."""
     speed: dict[str, float] = field(default_factory=dict)
     """Rates and time shares over the whole training."""
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             run.scored(state.step, name, scored, metrics, seconds, leads)
             held[name] = state.step
             state.final.update(metrics)
-            outcome.rows[name] = scored[name].rows
+            outcome.rows |= records.kept_rows(recipe, name, scored)
             titles = {name: "this run", f"{name}/ema": "averaged weights"}
             outcome.curves.setdefault(name, {}).update({titles[t]: scores.curves for t, scores in scored.items()})
         if better:  # after the last of them: a run resumed from here does not hold them again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from trainkit.errors import UserError
 from trainkit.recipe import Recipe
@@ -39,6 +40,16 @@ def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, f
     state.best.sort(key=lambda record: (-record["value"] if best.mode == "max" else record["value"], record["step"]))
     del state.best[max(1, recipe.checkpoints.keep_best) :]
     return leads, any(record["step"] == state.step for record in state.best)
+
+
+def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+    """Rows of an evaluation that are kept, by the word that their file begins with.
+
+    Those of the weights as they are; and those of their average, where it is by it that a checkpoint is the best.
+    """
+    best = recipe.best.metric if recipe.best else ""
+    titles = [title for title in scored if title == evaluation or best.startswith(f"{title}/")]
+    return {title.replace("/", "_"): scored[title].rows for title in titles}
 
 
 def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:

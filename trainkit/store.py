@@ -330,8 +330,16 @@ class Store:
                 _log.warning("%s: cannot be read: %s", runs / name / "run.json", error)
         return sorted(found, key=lambda entry: (entry[0].started, entry[1].name))
 
-    def find(self, word: str) -> RunFolder:
-        """The run of this name, unique beginning of a name, or MLflow id. Raises UserError naming the nearest."""
+    def find(self, word: str, beside: RunFolder | None = None) -> RunFolder:
+        """The run of this name, unique beginning of a name, or MLflow id.
+
+        `last` is the newest that finished, `best` that with the best primary metric of the experiment of the run
+        `beside`, or of the last. Raises UserError naming the nearest.
+        """
+        if word == "last":
+            return self._finished(word)[-1][1]
+        if word == "best":
+            return self._best(beside)
         word = word.rstrip("/")
         if "/" in word and Path(word).absolute().parent == (self.home / "runs").absolute():
             word = Path(word).name
@@ -353,6 +361,35 @@ class Store:
         near = difflib.get_close_matches(word, names, n=3, cutoff=0.4) or names[-3:]
         remedy = f"the nearest are {', '.join(near)}" if near else "there are no runs yet"
         raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
+
+    def _finished(self, word: str) -> list[tuple[RunInfo, RunFolder]]:
+        """Runs that finished, oldest first. Raises UserError, for a run called `word`, where there is none."""
+        found = [entry for entry in self._known("FINISHED") if entry[0].status == "FINISHED" and entry[0].run_id]
+        if not found:
+            raise UserError(f"run {word!r}", f"no run in {self.home / 'runs'} has finished", remedy="train one first")
+        return found
+
+    def _best(self, beside: RunFolder | None) -> RunFolder:
+        """The finished run with the best primary metric of an experiment."""
+        found = self._finished("best")
+        experiment = (beside.info() if beside else found[-1][0]).experiment
+        folders = {info.run_id: folder for info, folder in found if info.experiment == experiment}
+        client = self.client()
+        kept = client.get_experiment_by_name(experiment or "")
+        metric = kept.tags.get("mlflow.experiment.primaryMetric.name") if kept else None
+        if not metric:
+            remedy = "name a metric in the recipe: `best: {metric: ...}`"
+            raise UserError("run 'best'", f"experiment {experiment!r} has no primary metric", remedy=remedy)
+        name = f"best/{metric}"
+        values = {}
+        for run in client.search_runs([kept.experiment_id], max_results=50_000):
+            value = run.data.metrics.get(name)
+            if run.info.run_id in folders and value is not None and value == value:
+                values[run.info.run_id] = value
+        if not values:
+            raise UserError("run 'best'", f"no finished run of experiment {experiment!r} has {name}")
+        highest = kept.tags.get("mlflow.experiment.primaryMetric.greaterIsBetter") != "False"
+        return folders[(max if highest else min)(values, key=values.__getitem__)]
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
         """The newest run of a recipe (and hash) that began, did not finish and is not being written now."""

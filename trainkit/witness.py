@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit import checkpoint, journal, targets
+from trainkit import checkpoint, journal, records, targets
 from trainkit.committing import Commit
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
@@ -140,7 +140,8 @@ class Witness:
             for target in self.tracker.once(step, targets.reached(self.recipe.time_to, metrics, now)):
                 self.say(f"step {step}: {target.removeprefix(targets.PREFIX)} reached after {_duration(now)}")
         if leads and self.recipe.log.rows:
-            self.tracker.table(f"rows/{name}_best.parquet", scored[name].rows)
+            for word, rows in records.kept_rows(self.recipe, name, scored).items():
+                self.tracker.table(f"rows/{word}_best.parquet", rows)
         for title, scores in scored.items():
             word = title.replace("/", "_")
             for kind, columns in scores.tables.items():

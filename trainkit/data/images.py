@@ -345,7 +345,10 @@ class ImageSplit:
         if self.kind == "inspection":
             ids = self.packed.ids()
             return Inspection(self.label, self.names, tuple(ids[row] for row in self.rows.tolist()))
-        return (Separation if self.kind == "separation" else Classes)(self.label, self.names)
+        if self.kind == "separation":
+            return Separation(self.label, self.names)
+        group = None if self.packed.groups is None else np.asarray(self.packed.groups[self.rows])
+        return Classes(self.label, self.names, group=group)
 
     def groups(self) -> set[str]:
         """Names of the groups of which it has pictures; empty where none are known."""

@@ -86,6 +86,8 @@ class Classes:
     """int64 (images,), class of each row of the split."""
     names: tuple[str, ...]
     """Name of each class, in the order of their numbers."""
+    group: np.ndarray | None = field(default=None, kw_only=True)
+    """int64 (images,), which images have a person, video or source in common; None where nothing says."""
 
     def __len__(self) -> int:
         return len(self.label)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from trainkit import chance
+from trainkit.chance import Units
 from trainkit.data.protocols import Classes
 from trainkit.errors import UserError
-from trainkit.metrics.calibration import reliability
-from trainkit.metrics.verification import as_array, operating_points, or_none
+from trainkit.metrics.calibration import BINS, reliability
+from trainkit.metrics.verification import as_array, operating_points, or_none, resampled_auc
 from trainkit.task import Scores
 
 VALUES_AT_ONCE = 4_000_000
@@ -26,8 +29,9 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     class numbered 1, `protocol.names[1]`, ties counting half.
 
     A picture labelled -1 has no label: it has its row in the table and counts in no metric. Means over classes are
-    over those that occur among the labels; f1 and auc are left out when one of the two classes does not. Raises
-    UserError for scores that are not finite, a label that is not a class, or a split without labels.
+    over those that occur among the labels; f1 and auc are left out when one of the two classes does not. Of two classes
+    the rows have `score`, that of class 1 less that of class 0; `place` is how many classes come before the label's.
+    Raises UserError for scores that are not finite, a label that is not a class, or a split without labels.
     """
     logits, label = as_array(logits), labels(protocol, where)
     if logits.ndim != 2 or logits.shape != (len(label), len(protocol.names)) or len(protocol.names) < 2:
@@ -65,7 +69,12 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
         "prediction": names[decided.prediction].tolist(),
         "confidence": decided.confidence,
         "probability": np.exp(-decided.nll),
+        "place": decided.place,
     }
+    if len(protocol.names) == 2:
+        rows["score"] = difference(logits)
+    if protocol.group is not None:
+        rows["group"] = protocol.group
     tables = {"per_class": {"class": list(protocol.names), **{name: or_none(c) for name, c in table.items()}}}
     commonest = counts.sum(axis=1).max() / counts.sum()
     bound = by_chance(int(counts.sum()), float(commonest))
@@ -177,3 +186,47 @@ def by_chance(trials: int, p: float) -> float | None:
     log_chance = log_ways + np.arange(trials + 1) * np.log(p) + np.arange(trials, -1, -1) * np.log1p(-p)
     enough = int(np.searchsorted(np.cumsum(np.exp(log_chance)), 0.999))
     return enough / trials if enough < trials else None
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """A group, as a person or a video, is drawn with all its pictures; where none are known, a picture."""
+    return Units.by(rows["group"], "groups") if "group" in rows else Units("pictures", np.arange(len(rows["label"])))
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics of `score_classes`, (draws,) each, where row i of its table is there `times[:, i]` times.
+
+    Means over classes are over those that a draw has. nan where a draw has too little for a score.
+    """
+    known = np.array([label is not None for label in rows["label"].tolist()])
+    label, prediction = (rows[name][known].astype(str) for name in ("label", "prediction"))
+    confidence, probability = (rows[name][known] for name in ("confidence", "probability"))
+    times = times[:, known]
+    right = label == prediction
+    names, both = np.unique(np.concatenate([label, prediction]), return_inverse=True)
+    own, taken = both[: len(label)], both[len(label) :]
+    hit = chance.summed(times * right, own, len(names))
+    support, predicted = chance.summed(times, own, len(names)), chance.summed(times, taken, len(names))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        f1 = np.where(support > 0, 2 * hit / (support + predicted), np.nan)
+        metrics = {
+            "top1": chance.mean(right, times),
+            "balanced_accuracy": chance.over(hit / support),
+            "f1_macro": chance.over(f1),
+            "nll": chance.mean(-np.log(probability), times),
+        }
+        edges = np.arange(BINS + 1) / BINS
+        place = (np.searchsorted(edges, confidence, side="left") - 1).clip(min=0)
+        gaps = chance.summed(times * (right - confidence), place, BINS)
+        metrics["ece"] = np.abs(gaps).sum(1) / times.sum(1)
+        if "place" in rows:
+            metrics["top5"] = chance.mean(rows["place"][known] < 5, times)
+        if "score" in rows:
+            score = rows["score"][known]
+            metrics["accuracy"] = metrics["top1"]
+            # The class that is called positive: what is predicted with a score above 0.
+            positive = (score > 0) == right
+            found = times @ (positive & right)
+            metrics["f1"] = 2 * found / (times @ positive + times @ (score > 0))
+            metrics["auc"] = resampled_auc(score, positive, times)
+    return metrics

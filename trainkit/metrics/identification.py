@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trainkit import chance
+from trainkit.chance import Units
 from trainkit.data.protocols import Identification
 from trainkit.errors import UserError
 from trainkit.metrics.verification import as_array, refuse_nonfinite
@@ -99,3 +102,13 @@ def ranks(
         best[part] = top[:, 0].numpy()
         rival[part] = score.amax(dim=1).numpy()
     return rank, best, rival
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """A person is drawn with all their probes."""
+    return Units.by(rows["label"], "people")
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """The rates of `score_identification`, (draws,) each, where probe i is there `times[:, i]` times."""
+    return {f"rank_{k}": chance.mean(rows["rank"] <= k, times) for k in RANKS}

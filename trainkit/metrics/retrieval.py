@@ -5,11 +5,14 @@ R-precision and MAP@R as in Musgrave et al., "A Metric Learning Reality Check" (
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from trainkit import chance
+from trainkit.chance import Units
 from trainkit.data.protocols import Retrieval
 from trainkit.errors import UserError
 from trainkit.metrics.classification import by_chance
@@ -17,6 +20,8 @@ from trainkit.metrics.verification import normalised
 from trainkit.task import Scores
 
 RANKS = (1, 5)
+MANY = 20
+"""Classes from which the bootstrap draws classes and not pictures."""
 SCORES_AT_ONCE = 8_000_000
 STEPS = 2.0**40
 """Cosines are told apart in this many steps, about 1e-12: in exact numbers equal ones differ by up to 1e-15 in float64,
@@ -57,12 +62,14 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
         "nearest": found.nearest,
         "nearest_label": label[found.nearest],
         "similarity": found.similarity,
+        "rank": found.rank,
+        "r_precision": found.r_precision,
         "map_at_r": found.map_at_r,
     }
     # Two pictures are often nearest to each other and right or wrong together: as good as half as many queries.
     bound = by_chance(int(asked.sum()) // 2, float(found.relevant[asked].mean() / (len(label) - 1)))
-    chance = {"recall_at_1": bound} if bound is not None and "recall_at_1" in metrics else {}
-    return Scores(metrics, table, chance=chance)
+    guessed = {"recall_at_1": bound} if bound is not None and "recall_at_1" in metrics else {}
+    return Scores(metrics, table, chance=guessed)
 
 
 @dataclass(frozen=True)
@@ -128,3 +135,23 @@ def look_up(unit: np.ndarray, label: np.ndarray) -> Found:
     return Found(
         relevant[back], order[nearest][back], similarity[back] / STEPS, rank[back], precise[back], mean_precise[back]
     )
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """A class is drawn with all its pictures, which look for each other; where there are few classes, a picture."""
+    asked = rows["relevant"] > 0
+    if len(np.unique(rows["label"][asked])) >= MANY:
+        return Units.by(rows["label"], "classes")
+    return Units("pictures", np.arange(len(asked)))
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics of `score_retrieval`, (draws,) each, where query i is there `times[:, i]` times.
+
+    What was found is left as it was: among whom a query looks is not drawn.
+    """
+    asked = rows["relevant"] > 0
+    times = times[:, asked]
+    found = {f"recall_at_{k}": rows["rank"][asked] <= k for k in RANKS}
+    found |= {name: rows[name][asked] for name in ("r_precision", "map_at_r")}
+    return {name: chance.mean(values, times) for name, values in found.items()}

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainkit import seeding
+from trainkit import chance, seeding
+from trainkit.chance import Units
 from trainkit.data.protocols import Scenes
 from trainkit.errors import UserError
 from trainkit.metrics.boundaries import COUNTS
@@ -152,6 +153,8 @@ def score_scenes(
         "confusions": _mistakes(counts, left_out, protocol),
     }
     columns = picture | {"intersection": hit, "predicted": predicted, "actual": actual}
+    if outlines is not None:
+        columns["boundary"] = outlines  # of each class, as those before it
     if protocol.kind == "overlays":
         if split is None:
             raise ValueError("overlays need the split, whose pictures they show")
@@ -206,6 +209,33 @@ def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tu
         out.append(_iou(times @ hit, times @ predicted, times @ actual))
     each = np.concatenate(out)
     return mean(each, 1), each
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """Every picture is drawn by itself."""
+    return Units("pictures", np.arange(len(rows["id"])))
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """miou, pixel_accuracy, mean_accuracy, fwiou and boundary_f of `score_scenes`, (draws,) each; those of classes too.
+
+    `iou.` and `boundary_f.` are (draws, C): the rows do not name the classes.
+
+    The pixels of picture i count `times[:, i]` times. A class that a draw has not got is in none of its means.
+    """
+    hit, predicted, actual = (times @ rows[name].astype(np.float64) for name in ("intersection", "predicted", "actual"))
+    iou, labelled = _iou(hit, predicted, actual), actual.sum(1)
+    metrics = {
+        "miou": chance.over(iou),
+        "iou.": iou,
+        "pixel_accuracy": _share(hit.sum(1), labelled),
+        "mean_accuracy": chance.over(_share(hit, actual)),
+        "fwiou": _share((np.where(actual > 0, iou, 0) * actual).sum(1), labelled),
+    }
+    if "boundary" in rows:
+        metrics["boundary_f."] = chance.mean(rows["boundary"], times)
+        metrics["boundary_f"] = chance.over(metrics["boundary_f."])
+    return metrics
 
 
 def _confusion(rows: Mapping[str, Tensor], total: list[np.ndarray], protocol: Scenes) -> tuple[np.ndarray, int]:

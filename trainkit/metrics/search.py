@@ -6,14 +6,15 @@ the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identificatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainkit import seeding
+from trainkit import chance, seeding
+from trainkit.chance import Units
 from trainkit.data.modalities import MODALITIES, RGB, TEXT
 from trainkit.data.protocols import Search
 from trainkit.errors import UserError
@@ -265,16 +266,24 @@ def _means(scores: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _rows(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, Any]:
-    """A row for each query of each list, and of each trial where there are several."""
+    """A row for each query of each list, and of each trial where there are several.
+
+    With the group of the list, where no list is in two.
+    """
     trials = len(protocol.galleries)
     flat = [(name, t, f) for name, all_of in found.items() for t, f in enumerate(all_of)]
     columns: dict[str, Any] = {"list": [name for name, _, f in flat for _ in f.ap]}
     if trials > 1:
         columns["trial"] = np.concatenate([np.full(len(f.ap), t) for _, t, f in flat])
+    titles = {name: title for title, names in protocol.groups.items() for name in names}
+    if titles and len(titles) == sum(map(len, protocol.groups.values())):
+        columns["group"] = [titles.get(name) for name, _, f in flat for _ in f.ap]
     columns["query"] = np.concatenate([np.arange(len(f.ap)) for _, _, f in flat])
     columns["person"] = np.concatenate([whom(lists[name], protocol) for name, _, _ in flat])
     for title, key in (("relevant", "relevant"), ("rank", "rank"), ("ap", "ap"), ("inp", "inp")):
         columns[title] = np.concatenate([getattr(f, key) for _, _, f in flat])
+    if protocol.by_person:
+        columns["person_rank"] = np.concatenate([f.person_rank for _, _, f in flat])
     return columns
 
 
@@ -289,3 +298,36 @@ def _chance(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protoco
     # A person's queries may all be right or wrong together: no more guesses than persons.
     bound = by_chance(len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
     return {} if bound is None else {"rank_1": bound}
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """A person is drawn with all queries for them, of every list and trial."""
+    return Units.by(rows["person"], "people")
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics of `score_search`, (draws,) each, where query i is there `times[:, i]` times.
+
+    The gallery is left as it was: among whom a query looks is not drawn. A list of which no query with a match is drawn
+    is in no mean.
+    """
+    asked = rows["relevant"] > 0
+    lists, place = np.unique(rows["list"].astype(str), return_inverse=True)
+    trial = rows.get("trial", np.zeros(len(asked), np.int64))
+    trials = int(trial.max()) + 1
+    cell = np.where(asked, place.reshape(-1) * trials + trial, -1)
+    many = chance.summed(times, cell, len(lists) * trials)
+    group = dict(zip(rows["list"].tolist(), rows["group"].tolist(), strict=True)) if "group" in rows else {}
+    titles = [title for title in dict.fromkeys(group.values()) if title is not None]
+    rank = rows.get("person_rank", rows["rank"])
+    found = {"map": rows["ap"], **{f"rank_{k}": rank <= k for k in RANKS}, "minp": rows["inp"]}
+    metrics: dict[str, np.ndarray] = {}
+    for key, values in found.items():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            each = chance.summed(times * values, cell, len(lists) * trials) / many
+        of_list = chance.over(each.reshape(len(times), len(lists), trials))
+        own = {name: of_list[:, k] for k, name in enumerate(lists.tolist())}
+        grouped = {t: chance.over(np.stack([own[name] for name in own if group[name] == t], 1)) for t in titles}
+        metrics |= {f"{title}.{key}": drawn for title, drawn in (own | grouped).items()}
+        metrics[key] = chance.over(np.stack(list((grouped or own).values()), 1))
+    return metrics

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from trainkit import seeding
+from trainkit import chance, seeding
+from trainkit.chance import Units
 from trainkit.data.protocols import Segmentation
 from trainkit.errors import UserError
 from trainkit.metrics.surfaces import SCORES
@@ -28,6 +29,15 @@ _AROUND = 1.2
 _NARROWEST = 32
 """Side of a picture at least, in voxels along the axis of the finest spacing."""
 _AT_ONCE = 1 << 22
+_WAYS = {
+    "dice": ("dice_mean", "dice"),
+    "hd95_mm": ("hd95_mean_mm", "hd95_mm"),
+    "nsd": ("nsd_mean", "nsd"),
+    "iou": ("iou_mean", "iou"),
+    "asd_mm": ("asd_mean_mm", "asd_mm"),
+    "volume_error_mm3": ("volume_error_mean_mm3", "volume_error_mm3"),
+}
+"""Columns of the rows of whole cases, and the metrics that are their means: over all organs, and of each."""
 
 
 def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where: str = "volumes") -> Scores:
@@ -165,6 +175,23 @@ def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np
             organs.append(times @ total / (times @ count))
     organ = np.concatenate(organs)
     return mean(organ, 1), organ
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """A patient is drawn with all their cases."""
+    return Units.by(rows["patient"], "patients")
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """Means of `score_segmentation` of whole cases, (draws,) each, where case i is there `times[:, i]` times."""
+    called = [name.removeprefix("hd95_mm_") for name in rows if name.startswith("hd95_mm_")]
+    metrics = {}
+    for column, (whole, each) in _WAYS.items():
+        values = np.stack([rows[f"{column}_{word}"] for word in called], 1).astype(np.float64)
+        drawn = chance.mean(np.abs(values), times)
+        metrics[whole] = chance.over(drawn)
+        metrics |= {f"{each}.{word}": drawn[:, k] for k, word in enumerate(called)}
+    return metrics
 
 
 def interval(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:

@@ -7,11 +7,14 @@ et al. 2015, section 4). Plain NumPy in float64, whatever the embeddings come in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from trainkit import chance
+from trainkit.chance import Units
 from trainkit.data.protocols import Pairs
 from trainkit.errors import UserError
 from trainkit.task import Scores
@@ -80,8 +83,7 @@ def score_pairs(
     }
     curve = points.curve()
     curve["threshold"] = -curve["threshold"]
-    chance = auc_by_chance(pairs.first, pairs.second, same)
-    return Scores(metrics, table, {"roc": curve}, chance)
+    return Scores(metrics, table, {"roc": curve}, auc_by_chance(pairs.first, pairs.second, same))
 
 
 def auc_by_chance(first: np.ndarray, second: np.ndarray, same: np.ndarray) -> dict[str, float]:
@@ -303,3 +305,99 @@ def as_array(values: np.ndarray | Tensor) -> np.ndarray:
 def or_none(column: np.ndarray) -> list:
     """A column of a table: None, which a table has a word for, in place of nan, which would spread."""
     return [None if value != value else value for value in column.tolist()]
+
+
+# ---- What other pairs might have scored ------------------------------------------------------------------------------
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """A person is drawn with all pairs whose first picture is theirs, as in the subsets bootstrap.
+
+    Who a person is, the pairs themselves say: pictures that same pairs connect are of one. That a different pair has a
+    second person too is left out of account.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    first, second, same = rows["first"], rows["second"], rows["same"].astype(bool)
+    pictures = int(max(first.max(), second.max())) + 1
+    links = coo_array((np.ones(int(same.sum())), (first[same], second[same])), shape=(pictures, pictures))
+    return Units.by(connected_components(links, directed=False)[1][first], "people")
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """Accuracy, auc, eer and the rates of `score_pairs`, (draws,) each, where pair i is there `times[:, i]` times.
+
+    A drawn pair stays in its fold; a fold of which nothing is drawn is in no mean. nan where a draw has one kind alone.
+    """
+    distance, same = rows["distance"].astype(np.float64), rows["same"].astype(bool)
+    metrics = {"accuracy": _resampled_accuracy(distance, same, rows["fold"], times)}
+    curve = Curve.of(-distance, same, times)
+    metrics |= {"auc": curve.auc, "eer": curve.eer}
+    return metrics | {f"tar_at_far_1e-{power}": curve.tar_up_to(power) for power in range(1, 5)}
+
+
+def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray, times: np.ndarray) -> np.ndarray:
+    grid = len(ACCURACY_GRID)
+    # From which threshold on a pair is called the same; the last place stands for never.
+    place = fold * (grid + 1) + np.searchsorted(ACCURACY_GRID, distance, side="right")
+    accepted = []
+    for kind in (same, ~same):
+        counts = chance.summed(times * kind, place, FOLDS * (grid + 1))
+        accepted.append(counts.reshape(len(times), FOLDS, grid + 1).cumsum(2))
+    different, size = accepted[1][:, :, -1:], (accepted[0] + accepted[1])[:, :, -1]
+    correct = (accepted[0] + different - accepted[1])[:, :, :-1]
+    best = (correct.sum(1, keepdims=True) - correct).argmax(2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return chance.over(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The ROC of several draws of the same scores, from accepting nobody to accepting all."""
+
+    false_accepts: np.ndarray
+    """(draws, points), ascending; the first is 0."""
+    true_accepts: np.ndarray
+    """(draws, points)."""
+
+    @classmethod
+    def of(cls, score: np.ndarray, positive: np.ndarray, times: np.ndarray) -> Curve:
+        """The curve of `score` (rows,), higher for `positive` ones, each there `times[:, i]` times in a draw."""
+        place = np.unique(-score, return_inverse=True)[1].reshape(-1)
+        sums = [chance.summed(times * kind, place, int(place.max()) + 1).cumsum(1) for kind in (~positive, positive)]
+        return cls(*(np.pad(each, ((0, 0), (1, 0))) for each in sums))
+
+    @property
+    def auc(self) -> np.ndarray:
+        """Chance that a positive one scores above another, ties counting half, (draws,)."""
+        steps = np.diff(self.false_accepts, axis=1) * (self.true_accepts[:, 1:] + self.true_accepts[:, :-1])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return steps.sum(1) / 2 / self.false_accepts[:, -1] / self.true_accepts[:, -1]
+
+    @property
+    def eer(self) -> np.ndarray:
+        """Rate at which as many are wrongly accepted as wrongly refused, on straight lines between points, (draws,)."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            far = self.false_accepts / self.false_accepts[:, -1:]
+            over = far - (1 - self.true_accepts / self.true_accepts[:, -1:])
+            after = (over >= 0).argmax(1)[:, None]
+            before = after - 1
+            far_before, far_after, below, above = (
+                np.take_along_axis(values, at, 1)[:, 0]
+                for values, at in ((far, before), (far, after), (-over, before), (over, after))
+            )
+            return far_before + below / (below + above) * (far_after - far_before)
+
+    def tar_up_to(self, power: int) -> np.ndarray:
+        """Highest true accept rate with a false accept rate of at most 10**-power, (draws,); nan with too few."""
+        others = self.false_accepts[:, -1:]
+        last = (self.false_accepts <= others // 10**power).sum(1, keepdims=True) - 1
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rate = np.take_along_axis(self.true_accepts, last, 1) / self.true_accepts[:, -1:]
+        return np.where(others >= 10**power, rate, np.nan)[:, 0]
+
+
+def resampled_auc(score: np.ndarray, positive: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The AUC of `score` (rows,), (draws,), where row i is there `times[:, i]` times."""
+    return Curve.of(score, positive, times).auc

@@ -1,0 +1,553 @@
+"""Runs side by side: what was changed, what it did to every score, whether that is more than chance, and at what cost.
+
+Each run is compared with the first. A difference is judged on the rows that runs keep of their evaluations (`chance`,
+`metrics.resampling`), where both were scored on the same data; of a run with repeats beneath it, the repeats are
+compared, and their spread is judged too. Nothing is trained or scored again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit import chance, changes, journal
+from trainkit.chance import Interval, Verdict
+from trainkit.changes import Change
+from trainkit.errors import UserError, few
+from trainkit.journal import Point
+from trainkit.metrics import resampling
+from trainkit.metrics.resampling import Kind
+from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.store import RunFolder, Store
+
+BENEATH = re.compile(r"trainkit\.(fold|seed|repeat)\.(\d+)")
+"""Tags of a run that name those beneath it, in their order."""
+DATA = "trainkit.data"
+"""With a dot and its name, the tag of the digest of an evaluation's data."""
+COMPARED = "trainkit.compared"
+"""Tag of the MLflow run that holds a comparison: the names of what was compared."""
+_PLACE = {
+    "mlflow.source.git.commit": "git commit",
+    "mlflow.source.git.dirty": "git dirty",
+    **{f"trainkit.{name}": name for name in ("version", "python", "torch", "torchvision", "accelerate", "timm")},
+    **{f"trainkit.{name}": name for name in ("datasets", "numpy", "host", "cpu", "cores", "gpus")},
+    "trainkit.world_size": "processes",
+}
+_SPEED = ("speed/step_ms_p50", "speed/step_ms_p99", "speed/peak_memory_gb")
+"""Measured in windows: of the first two the median over them is compared, of memory the most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One score of two sides."""
+
+    run: str
+    """What is compared with the first side."""
+    evaluation: str
+    """`val`: as it ended; `best/val`: at its best; `val/ema`: of averaged weights; `pooled/val`: of all folds."""
+    metric: str
+    values: tuple[float, float]
+    """Of the first side and of this one; means, where a side has several runs."""
+    difference: float | None = None
+    """Second less first; None where they were not scored on the same data."""
+    low: float | None = None
+    """Ends of the interval by the paired bootstrap; None where there is none."""
+    high: float | None = None
+    draws: int = 0
+    units: str = ""
+    """What was drawn, and how many: `120 patients`."""
+    seeds: Interval | None = None
+    """Welch's interval over the runs of both sides, where both have several."""
+    verdict: Verdict = "not decided"
+    why: str = ""
+    """What keeps a difference from being judged; empty where it is."""
+    primary: bool = False
+    """Whether it is by this score that the first run, or else the other, chose its best."""
+    lower_is_better: bool = False
+
+    @property
+    def name(self) -> str:
+        """As MLflow has it."""
+        return f"{self.evaluation}/{self.metric}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a word of the command line stands for: a run, or a run and its repeats."""
+
+    folder: RunFolder
+    runs: tuple[RunFolder, ...]
+    """The run itself, or the repeats beneath it."""
+    folds: tuple[RunFolder, ...] = ()
+    """Of a cross-validation the runs of its folds."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Of the run that was named, in MLflow."""
+    told: tuple[Mapping[str, str], ...] = ()
+    """Tags of each run that was scored: of the repeats, of the folds, or of the run itself."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run that was named."""
+        return self.folder.name
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Resolved, of the first run."""
+        return changes.read(self.runs[0].recipe)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, list[Point]]]:
+        """The journal of each run."""
+        return [journal.read(run.journal).metrics for run in self.runs]
+
+    def digest(self, evaluation: str) -> tuple[str, ...] | None:
+        """Of the data of an evaluation: one, or that of each fold; None where it is not known or runs differ in it."""
+        found = [tags.get(f"{DATA}.{evaluation}") for tags in self.told]
+        digests = tuple(digest for digest in found if digest)
+        if not digests or len(digests) < len(found) or (not self.folds and len(set(digests)) > 1):
+            return None
+        return digests if self.folds else digests[:1]
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, list[float]]]:
+        """Evaluation, as in `Score`, to metric to the value of each run; what a run lacks is left out."""
+        known = self.recipe.get("evaluations") or {}
+        heads = {
+            f"{when}{name}{average}" for name in known for when in ("", "best/", "pooled/") for average in ("", "/ema")
+        }
+        each = [_last(metrics, heads) for metrics in self.metrics]
+        found: dict[str, dict[str, list[float]]] = {}
+        for (head, metric), value in each[0].items():
+            values = [value, *(other.get((head, metric), math.nan) for other in each[1:])]
+            if all(map(math.isfinite, values)) and resampling.is_score(metric):
+                found.setdefault(head, {})[metric] = values
+        return found
+
+
+def _last(metrics: Mapping[str, list[Point]], heads: set[str]) -> dict[tuple[str, str], float]:
+    """The last value of every score under one of `heads`; what a run says of its end counts first."""
+    found: dict[tuple[str, str], float] = {}
+    ended = set()
+    for name, points in metrics.items():
+        head, _, metric = name.rpartition("/")
+        final = head.startswith("final/")
+        key = (head.removeprefix("final/"), metric)
+        if key[0] in heads and key not in ended:
+            found[key] = points[-1].value
+            if final:
+                ended.add(key)
+    return found
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Something measured of every side: a rate, a time, a share, a cost."""
+
+    name: str
+    values: tuple[float | None, ...]
+    """None where it was not measured."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The first side and another one."""
+
+    run: str
+    """Name of the other."""
+    changes: list[Change]
+    """What its recipe changes."""
+    place: list[Change]
+    """What else differed: versions, hardware, source, training data."""
+    same_data: dict[str, bool]
+    """For every evaluation that both have: whether both were scored on the same data."""
+    scores: list[Score]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two or more sides; all but the first are compared with the first."""
+
+    sides: tuple[Side, ...]
+    pairs: tuple[Pair, ...]
+    speed: tuple[Speed, ...]
+    notes: tuple[str, ...]
+    """What has to be known before anything is read off: other tasks, other data, runs that did not finish."""
+    level: float
+    """Of every interval: 0.95; more where several sides are compared with the first, so that all of them together are
+    wrong no more often."""
+
+    @property
+    def changes(self) -> list[Change]:
+        """What the recipe of the second side changes."""
+        return self.pairs[0].changes
+
+    @property
+    def same_data(self) -> dict[str, bool]:
+        """For every evaluation that the first two sides have: whether both were scored on the same data."""
+        return self.pairs[0].same_data
+
+    @property
+    def scores(self) -> list[Score]:
+        """All scores of all pairs."""
+        return [score for pair in self.pairs for score in pair.scores]
+
+    @property
+    def primary(self) -> Score | None:
+        """The score that decides, of the second side: at their best where both have it, else at the end."""
+        return next((score for score in self.pairs[0].scores if score.primary), None)
+
+
+def resolve(store: Store, words: Sequence[str]) -> list[RunFolder]:
+    """The runs that words stand for. `best` is looked for in the experiment of the first other run that is named.
+
+    Raises UserError for a word that names no run, for fewer than two, and for two that are the same.
+    """
+    if len(words) < 2:
+        raise UserError("runs", f"{len(words)} named", "two at least", "`last` and `best` are words for runs too")
+    found = {word: store.find(word) for word in words if word != "best"}
+    beside = next(iter(found.values()), None)
+    runs = [found[word] if word in found else store.find(word, beside) for word in words]
+    for k, run in enumerate(runs):
+        if run in runs[:k]:
+            raise UserError("runs", f"{words[runs.index(run)]} and {words[k]} are both {run.name}", "different runs")
+    return runs
+
+
+def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
+    """Compare every run with the first.
+
+    Raises UserError where the store does not answer, or a run's folder cannot be read.
+    """
+    client = store.client()
+    sides = tuple(_side(run, store, client) for run in runs)
+    level = 1 - (1 - chance.LEVEL) / max(1, len(sides) - 1)
+    with tempfile.TemporaryDirectory() as aside:
+        reader = _Reader(client, aside)
+        pairs = tuple(_pair(sides[0], side, reader, level) for side in sides[1:])
+    return Comparison(sides, pairs, tuple(_speed(sides)), tuple(_notes(sides, pairs)), level)
+
+
+def _side(run: RunFolder, store: Store, client: Any) -> Side:
+    tags = _tags(run, store, client)
+    found = sorted(
+        (match[1], int(match[2]), name) for tag, name in tags.items() if (match := BENEATH.fullmatch(tag)) is not None
+    )
+    beneath = [store.find(name) for _, _, name in found]
+    folds = bool(found) and found[0][0] == "fold"
+    if not folds:  # of repeats, those that came to an end
+        beneath = [child for child in beneath if child.info().status == "FINISHED"]
+    told = tuple(_tags(child, store, client) for child in beneath) or (tags,)
+    return (
+        Side(run, (run,), tuple(beneath), tags, told) if folds else Side(run, tuple(beneath) or (run,), (), tags, told)
+    )
+
+
+def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
+    """The tags of a run in MLflow, after what it had yet to send; none of a run that it has not got."""
+    from mlflow.exceptions import MlflowException
+
+    from trainkit.tracking import send_rest
+
+    outbox, run_id = run.path / "outbox", run.info().run_id
+    if run_id is None:
+        return {}
+    if outbox.is_dir() and any(outbox.iterdir()) and not run.alive():
+        send_rest(run, store)
+    try:
+        return dict(client.get_run(run_id).data.tags)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return {}
+        raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
+
+
+# ---- Two sides -------------------------------------------------------------------------------------------------------
+
+
+def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
+    recipe = [
+        replace(change, before=HIDDEN, after=HIDDEN) if is_secret_name(change.key) else change
+        for change in changes.diff(first.recipe, second.recipe)
+    ]
+    if max(len(first.runs), len(second.runs)) > 1:  # every repeat has its own
+        recipe = [change for change in recipe if change.key != "seed"]
+    theirs = second.recipe.get("evaluations") or {}
+    digests = {name: (first.digest(name), second.digest(name)) for name in first.recipe.get("evaluations") or {}}
+    same = {name: one is not None and one == other for name, (one, other) in digests.items() if name in theirs}
+    best = first.recipe.get("best") or second.recipe.get("best") or {}
+    decides = _deciding(best.get("metric") or "", first, second)
+    scores: list[Score] = []
+    for head in first.scores:
+        shared = [metric for metric in first.scores[head] if metric in second.scores.get(head, {})]
+        if not shared:
+            continue
+        name = _evaluation(head)
+        if same[name]:
+            drawn = _drawn(first, second, head, shared, reader, level)
+        else:
+            unknown = [side.name for side in (first, second) if side.digest(name) is None]
+            why = "scored on other data"
+            if unknown:
+                why = f"the data of {unknown[0]} is not known, or not the same in all its runs"
+            drawn = _Drawn({}, "", why, comparable=False)
+        for metric in shared:
+            values = first.scores[head][metric], second.scores[head][metric]
+            lower = resampling.lower_is_better(metric)
+            if f"{_plain(head)}/{metric}" == best.get("metric"):
+                lower = best.get("mode") == "min"
+            score = Score(
+                run=second.name,
+                evaluation=head,
+                metric=metric,
+                values=(float(np.mean(values[0])), float(np.mean(values[1]))),
+                primary=(head, metric) == decides,
+                lower_is_better=lower,
+            )
+            scores.append(_judged(score, drawn, chance.welch(*values, level)))
+    return Pair(second.name, recipe, _elsewhere(first, second), same, scores)
+
+
+def _evaluation(head: str) -> str:
+    """The recipe's name of an evaluation."""
+    return _plain(head).removesuffix("/ema")
+
+
+def _plain(head: str) -> str:
+    """Without the word for when it was held."""
+    return head.removeprefix("best/").removeprefix("pooled/")
+
+
+def _deciding(metric: str, first: Side, second: Side) -> tuple[str, str] | None:
+    """The score that decides: of all folds together, else at their best, else at the end; None without one."""
+    head, _, name = metric.rpartition("/")
+    for when in ("pooled/", "best/", ""):
+        if all(name in side.scores.get(f"{when}{head}", {}) for side in (first, second)):
+            return f"{when}{head}", name
+    return None
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What the bootstrap says of the scores of an evaluation."""
+
+    intervals: Mapping[str, Interval | None]
+    units: str
+    why: str
+    """Why it says nothing of any."""
+    comparable: bool = True
+    """Whether both sides were scored on the same rows."""
+
+
+def _judged(score: Score, drawn: _Drawn, seeds: Interval | None) -> Score:
+    """With its difference, intervals and verdict."""
+    if not drawn.comparable:
+        return replace(score, verdict="not comparable", why=drawn.why)
+    own = drawn.intervals.get(score.metric)
+    both = [interval for interval in (own, seeds) if interval is not None]
+    found: dict[str, Any] = {"difference": score.values[1] - score.values[0], "seeds": seeds}
+    if own is not None:
+        found |= {"low": own.low, "high": own.high, "draws": chance.DRAWS, "units": drawn.units}
+        found["why"] = "" if own.decides else f"{drawn.units} are too few"
+    else:
+        found["why"] = drawn.why or "the rows that were kept do not give this score"
+    return replace(score, **found, verdict=chance.verdict(both, score.lower_is_better))
+
+
+def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader: _Reader, level: float) -> _Drawn:
+    """The paired bootstrap of the scores of an evaluation; of repeats, of their mean."""
+    sides = [[reader.rows(run, head) for run in side.runs] for side in (first, second)]
+    for side, found in zip((first, second), sides, strict=True):
+        for run, rows in zip(side.runs, found, strict=True):
+            if rows is None:
+                return _Drawn({}, "", f"{run.name} kept no rows of it")
+    one = sides[0][0]
+    for rows in (*sides[0], *sides[1]):
+        if differing := resampling.differing(one, rows):
+            return _Drawn({}, "", differing, comparable=False)
+    kind, size = resampling.kind(one), len(next(iter(one.values()), ()))
+    if not size:
+        return _Drawn({}, "", "there are no rows")
+    units = kind.units(one)
+    runs: list[list[_Scored]] = [
+        [_Scored(kind, rows, list(side.scores[head])) for rows in found]
+        for side, found in zip((first, second), sides, strict=True)
+    ]
+    # Only of what the rows give is anything drawn: all of them together must score what the run has logged.
+    known = set(metrics)
+    for side, own in zip((first, second), runs, strict=True):
+        for k, run in enumerate(own):
+            given = run.scores(np.ones((1, size)))
+            logged = {metric: side.scores[head][metric][k] for metric in known & given.keys()}
+            known = {m for m, value in logged.items() if np.isclose(given[m][0], value, rtol=1e-5, atol=1e-7)}
+    differences: dict[str, list[np.ndarray]] = {metric: [] for metric in metrics if metric in known}
+    for times in chance.times(units):
+        drawn = [[run.scores(times) for run in own] for own in runs]
+        for metric, blocks in differences.items():
+            before, after = (np.mean([scores[metric] for scores in own], axis=0) for own in drawn)
+            blocks.append(after - before)
+    intervals = {}
+    for metric, blocks in differences.items():
+        gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
+        intervals[metric] = chance.bootstrapped(gap, np.concatenate(blocks), units.count, level)
+    return _Drawn(intervals, str(units), "")
+
+
+class _Scored:
+    """What the rows of a run score when they are drawn."""
+
+    def __init__(self, kind: Kind, rows: Mapping[str, np.ndarray], names: Sequence[str]):
+        self._kind, self._rows, self._names = kind, rows, names
+        self._whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
+
+    def scores(self, times: np.ndarray) -> dict[str, np.ndarray]:
+        """Metrics by the names that the run has logged, (draws,) each, where row i is there `times[:, i]` times."""
+        return resampling.named(self._kind.resampled(self._rows, times), self._whole, self._names)
+
+
+class _Reader:
+    """Rows that runs kept of their evaluations."""
+
+    def __init__(self, client: Any, aside: str):
+        self._client, self._aside = client, aside
+        self._found: dict[tuple[str, str], dict[str, np.ndarray] | None] = {}
+
+    def rows(self, run: RunFolder, head: str) -> dict[str, np.ndarray] | None:
+        """Columns of an evaluation, as `Score` names it; None for a run that kept none."""
+        when = "best" if head.startswith("best/") else "folds" if head.startswith("pooled/") else "final"
+        path = f"rows/{_plain(head).replace('/', '_')}_{when}.parquet"
+        key = (run.name, path)
+        if key not in self._found:
+            self._found[key] = self._read(run, path)
+        return self._found[key]
+
+    def _read(self, run: RunFolder, path: str) -> dict[str, np.ndarray] | None:
+        import pyarrow as pa
+        from mlflow.exceptions import MlflowException
+        from pyarrow import parquet
+
+        run_id = run.info().run_id
+        if run_id is None:
+            return None
+        out = Path(self._aside) / run.name
+        out.mkdir(exist_ok=True)
+        try:
+            file = self._client.download_artifacts(run_id, path, str(out))
+            names = [name for name in parquet.read_schema(file).names if name not in resampling.NEVER_READ]
+            table = parquet.read_table(file, columns=names)
+        except (MlflowException, pa.ArrowException, OSError):
+            return None
+        return {name: _column(table[name]) for name in names}
+
+
+def _column(values: Any) -> np.ndarray:
+    """A column of parquet: numbers, texts (objects), or lists of one length as rows of a matrix."""
+    plain = values.to_numpy()
+    if plain.dtype == object and len(plain) and all(isinstance(value, np.ndarray) for value in plain):
+        return np.stack(list(plain))
+    return plain
+
+
+def _elsewhere(first: Side, second: Side) -> list[Change]:
+    """What differed beside the recipe."""
+    places = []
+    for side in (first, second):
+        place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
+        digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})
+        places.append(place | {"training data": ", ".join(digest[:12] for digest in digests)})
+    return changes.diff(*places)
+
+
+# ---- All sides -------------------------------------------------------------------------------------------------------
+
+
+def _speed(sides: Sequence[Side]) -> Iterator[Speed]:
+    """Rates, times, shares and costs that any side has, the rates first."""
+    measured = [_measured(side) for side in sides]
+    names = sorted({name for found in measured for name in found}, key=_order)
+    for name in names:
+        yield Speed(name, tuple(found.get(name) for found in measured))
+
+
+def _order(name: str) -> tuple[int, str]:
+    first = ("speed/samples_per_s", *_SPEED, "time/total_s")
+    kinds = ("cost/", "time_to/", "time/", "speed/")
+    if name in first:
+        return first.index(name), name
+    return len(first) + next((k for k, kind in enumerate(kinds) if name.startswith(kind)), len(kinds)), name
+
+
+def _measured(side: Side) -> dict[str, float]:
+    """Means over the runs of a side, of what all of them have."""
+    each = []
+    for metrics in side.metrics:
+        own = {}
+        for name, points in metrics.items():
+            word = name.removeprefix("final/")
+            if name.startswith(("final/speed/", "final/time/", "cost/", "final/cost/", "time_to/")):
+                own[word] = points[-1].value
+            elif name in _SPEED:
+                values = [point.value for point in points]
+                own[name] = max(values) if name.endswith("_gb") else float(np.median(values))
+        each.append(own)
+    shared = [name for name in each[0] if all(math.isfinite(own.get(name, math.nan)) for own in each)]
+    return {name: float(np.mean([own[name] for own in each])) for name in shared}
+
+
+def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
+    """What has to be known before anything is read off."""
+    for side in sides:
+        for run in dict.fromkeys((side.folder, *side.runs, *side.folds)):
+            info = run.info()
+            if info.status != "FINISHED":
+                yield f"{run.name} did not finish ({info.status}, step {info.last_step}): its scores are its last"
+    first = sides[0]
+    for side, pair in zip(sides[1:], pairs, strict=True):
+        tasks = [(one.recipe.get("task") or {}).get("name") for one in (first, side)]
+        if tasks[0] != tasks[1]:
+            yield f"{first.name} learns {tasks[0]}, {side.name} {tasks[1]}: different tasks"
+        for name, same in pair.same_data.items():
+            if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
+                yield f"{name}: the data of {few(unknown)} is not known, or not the same in all its runs"
+            elif not same:
+                yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told"
+        if not pair.scores:
+            yield f"{first.name} and {side.name} have no score of the same name"
+
+
+def log(store: Store, found: Comparison) -> str:
+    """Keep a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
+
+    Its artifacts are the text, the page, the picture and the values. It has no folder and no metrics, so that no table
+    of runs ranks it. Raises UserError where the store does not take it.
+    """
+    from mlflow.exceptions import MlflowException
+
+    from trainkit.provenance import origin
+    from trainkit.report import comparison
+
+    client, info = store.client(), found.sides[0].folder.info()
+    names = ", ".join(side.name for side in found.sides)
+    tags = {**origin(), COMPARED: names, "mlflow.note.content": "  \n".join(comparison.verdicts(found))}
+    tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
+    with tempfile.TemporaryDirectory() as aside:
+        for ending in ("txt", "html", "png", "json"):
+            comparison.write(found, Path(aside) / f"comparison.{ending}")
+        try:
+            experiment = client.get_experiment_by_name(info.experiment or "")
+            if experiment is None:
+                where = f"run {found.sides[0].name}"
+                raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
+            run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
+            client.log_artifacts(run_id, aside)
+            client.set_terminated(run_id)
+        except MlflowException as error:
+            raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
+    return run_id

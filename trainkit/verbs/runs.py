@@ -1,0 +1,52 @@
+"""Runs, once they are there: compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainkit.errors import UserError
+
+
+def _file(ending: str, what: str) -> Callable[[Any], Any]:
+    return click.option(
+        f"--{ending}", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=f"Write {what} to FILE."
+    )
+
+
+@click.command()
+@click.argument("run", nargs=-1, required=True, metavar="RUN RUN ...")
+@_file("html", "a page that needs nothing else")
+@_file("png", "a picture of the intervals")
+@_file("json", "all values")
+@click.option("--no-log", is_flag=True, help="Keep nothing in MLflow.")
+def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Path | None, no_log: bool) -> None:
+    """Compare runs with the first: what was changed, and which score differs by more than chance.
+
+    A RUN is a name, a beginning of one, an MLflow id, `last` (the newest that finished) or `best` (of the experiment of
+    the other run named); of a run with repeats beneath it, those are compared.
+    """
+    files = {ending: file for ending, file in (("html", html), ("png", png), ("json", json)) if file is not None}
+    for ending, file in files.items():
+        if file.suffix != f".{ending}":
+            raise UserError(f"--{ending}", f"{file}", f"a file that ends in .{ending}")
+        if not file.absolute().parent.is_dir():
+            raise UserError(f"--{ending}", f"the folder of {file} is not there", remedy="make it first")
+    from trainkit import comparing
+    from trainkit.report import comparison
+    from trainkit.store import Store
+
+    store = Store.locate()
+    found = comparing.compare(store, comparing.resolve(store, run))
+    click.echo(comparison.text(found))
+    for file in files.values():
+        try:
+            comparison.write(found, file)
+        except OSError as error:
+            raise UserError(str(file), f"cannot be written: {error.strerror or error}") from None
+        click.echo(f"{file}: written")
+    if not no_log:
+        comparing.log(store, found)
