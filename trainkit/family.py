@@ -93,7 +93,8 @@ class Parent:
     """Its id in MLflow."""
     folder: Path
     """As the first process sees it."""
-    _members: dict[str, str] = field(default_factory=dict)
+    members: dict[str, str] = field(default_factory=dict)
+    """Names of the runs of members so far, by title."""
 
     def say(self, text: str) -> None:
         """Print a line, once."""
@@ -109,25 +110,25 @@ class Parent:
             self.say(f"{said}reusing run {folder.name} (same recipe and data)")
             self.machine.lead(lambda: self.adopt(child, folder))
             return "FINISHED", folder
-        self.say(f"{said}to be trained ({len(self._members) + 1} of {self.family.size})")
+        self.say(f"{said}to be trained ({len(self.members) + 1} of {self.family.size})")
         status, made = self.train(child.order, child.recipe, self.run_id, watch)
         # The GPU is asked again how much it has free for the data of the next one.
         self.machine.accelerator.free_memory()
         if made is not None:
-            self.note(child, made)
+            self.note(child.title, made)
         return status, made
 
     def adopt(self, child: Child, folder: RunFolder) -> None:
         """Show a run that is there beneath this one; an earlier family keeps its name for it in a tag."""
         self.store.client().set_tag(folder.info().run_id, "mlflow.parentRunId", self.run_id)
-        self.note(child, folder)
+        self.note(child.title, folder)
 
-    def note(self, child: Child, folder: RunFolder) -> None:
+    def note(self, title: str, folder: RunFolder) -> None:
         """Name the run of a member: in a tag, and in a file that needs no MLflow."""
-        self._members[child.title] = folder.name
+        self.members[title] = folder.name
         if self.machine.main:
-            self.tracker.tags({f"trainkit.{child.title.replace(' ', '.')}": folder.name})
-            write_aside(self.folder / MEMBERS, json.dumps(self._members, indent=1) + "\n")
+            self.tracker.tags({f"trainkit.{title.replace(' ', '.')}": folder.name})
+            write_aside(self.folder / MEMBERS, json.dumps(self.members, indent=1) + "\n")
 
     def bring_all(self, children: Sequence[Child], keys: Sequence[str]) -> list[RunFolder] | None:
         """Finished runs of all members, in order; None when told to stop: this run is then ended as KILLED."""

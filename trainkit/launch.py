@@ -15,7 +15,7 @@ from trainkit import config
 from trainkit.errors import UserError
 from trainkit.needs import Need, best_weights, gather
 from trainkit.opening import about, begin, ending
-from trainkit.order import Order, load, members
+from trainkit.order import Order, children_of, load
 from trainkit.recipe import Recipe
 from trainkit.store import RunFolder, run_key, write_aside
 
@@ -28,7 +28,7 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
 
     Raises UserError for what the user can mend.
     """
-    children = members(order)
+    children = children_of(order)
     recipe = children[0].recipe if order.sweep else load(order)
     from trainkit.machine import Machine
     from trainkit.store import Store

@@ -20,8 +20,8 @@ class Sweep:
     """How many are drawn."""
     tpe: int | None = None
     """How many are proposed, by a tree-structured Parzen estimator."""
-    seed: int = 0
-    """Of draws and proposals; that of the training is `seed` of the recipe."""
+    draws: int = 0
+    """Seed of draws and proposals; that of the training is `seed` of the recipe."""
     pruner: str | None = None
     """What ends a run that promises little: a word of `advice.PRUNERS`."""
 
@@ -51,7 +51,7 @@ def check(order: Order) -> str:
 
     Raises ConfigError with every mistake of the recipe and of the recipes it needs.
     """
-    children = members(order)
+    children = children_of(order)
     recipe = children[0].recipe if order.sweep else load(order)
     notes = list(recipe.data.missing())
     for name, source in recipe.task.needs().items():
@@ -83,7 +83,7 @@ class Child:
     """What sets it apart, where the title does not say it: the words of a setting."""
 
 
-def members(order: Order) -> list[Child]:
+def children_of(order: Order) -> list[Child]:
     """The runs that an order asks for beneath one of their own; none where it asks for a single run.
 
     Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
@@ -99,7 +99,7 @@ def members(order: Order) -> list[Child]:
     return []
 
 
-def child(order: Order, title: str, words: Sequence[str], said: str = "") -> Child:
+def child_of(order: Order, title: str, words: Sequence[str], said: str = "") -> Child:
     """An order for one run with these overrides. With --resume it goes on where there is something to go on with."""
     resume = order.resume and ""  # by name it is the run above that goes on
     own = replace(order, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
@@ -126,7 +126,8 @@ def divide(order: Order) -> list[Child]:
     if not recipe.evaluations:
         raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
     return [
-        child(order, f"fold {number}", (*order.overrides, f"data.fold={number}")) for number in range(recipe.data.folds)
+        child_of(order, f"fold {number}", (*order.overrides, f"data.fold={number}"))
+        for number in range(recipe.data.folds)
     ]
 
 
@@ -139,7 +140,7 @@ def repeated(order: Order) -> list[Child]:
         raise UserError("--seeds", f"{recipe.name} has no evaluations", "one whose scores are averaged")
     words = [word for word in order.overrides if word.partition("=")[0].strip() != "seed"]
     seeds = range(recipe.seed, recipe.seed + order.seeds)
-    return [child(order, f"seed {seed}", (*words, f"seed={seed}")) for seed in seeds]
+    return [child_of(order, f"seed {seed}", (*words, f"seed={seed}")) for seed in seeds]
 
 
 def beside(recipe: Path, named: str) -> Path:
