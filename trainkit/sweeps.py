@@ -394,7 +394,8 @@ def _conclude(order: Order, fixed: Sequence[str], trials: Sequence[Trial], paren
         columns[name] = [getattr(trial, name) for trial in ranked]
     parent.tracker.table("tables/sweep.csv", columns)
     print(describe(recipe, ranked), flush=True)
-    words = shlex.join([os.path.relpath(order.path), *_words(fixed, best.setting)])
+    plugins = [word for plugin in order.plugins for word in ("--plugin", plugin)]
+    words = shlex.join([os.path.relpath(order.path), *plugins, *_words(fixed, best.setting)])
     print(f"again  accelerate launch trainkit/run.py {words}")
     print(f"luck   trainkit repeat {words}")
     print(f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})", flush=True)
