@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainkit import seeding
 from trainkit.errors import UserError
@@ -83,7 +83,7 @@ class Adviser:
         else:
             self._study.tell(self._trial, state=states.PRUNED if state == "pruned" else states.FAIL)
 
-    def _distribution(self, axis: Axis):
+    def _distribution(self, axis: Axis) -> Any:
         kinds = self._optuna.distributions
         if axis.span is None:
             return kinds.CategoricalDistribution(axis.values)
