@@ -120,8 +120,19 @@ class Parent:
 
     def adopt(self, child: Child, folder: RunFolder) -> None:
         """Show a run that is there beneath this one; an earlier family keeps its name for it in a tag."""
-        self.store.client().set_tag(folder.info().run_id, "mlflow.parentRunId", self.run_id)
+        self.tag(folder, "mlflow.parentRunId", self.run_id)
         self.note(child.title, folder)
+
+    def tag(self, folder: RunFolder, name: str, value: str) -> None:
+        """Set a tag of a run that has ended. Where MLflow has it no longer, that is said, and its folder does."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.store.client().set_tag(folder.info().run_id, name, value)
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # the second: deleted
+                raise
+            self.say(f"run {folder.name} is not in {self.store.shown}: its page will not be found beneath this one")
 
     def note(self, title: str, folder: RunFolder) -> None:
         """Name the run of a member: in a tag, and in a file that needs no MLflow."""

@@ -316,7 +316,7 @@ def _try(child: Child, key: str, parent: Parent, adviser: Any, advised: bool) ->
         if total := metrics.get("final/time/total_s"):
             trial.seconds = total[-1].value
         if state == "pruned":
-            parent.store.client().set_tag(folder.info().run_id, "trainkit.pruned", why)
+            parent.tag(folder, "trainkit.pruned", why)
             parent.say(f"{child.title}: pruned: {why}")
         if adviser is not None:
             adviser.end(state, trial.value)
@@ -386,7 +386,7 @@ def _conclude(order: Order, fixed: Sequence[str], trials: Sequence[Trial], paren
     ranked = _ranked(trials, recipe.best.mode)
     best = ranked[0]
     parent.tracker.tags({"trainkit.best": best.run, "trainkit.best_setting": " ".join(_words((), best.setting))})
-    store.client().set_tag(store.find(best.run).info().run_id, "trainkit.best_of", parent.folder.name)
+    parent.tag(store.find(best.run), "trainkit.best_of", parent.folder.name)
     columns: dict[str, list[Any]] = {"trial": [trial.title for trial in ranked]}
     columns |= {key: [trial.setting.get(key, "") for trial in ranked] for key in best.setting}
     columns[recipe.best.metric] = [trial.value for trial in ranked]
