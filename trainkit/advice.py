@@ -39,7 +39,8 @@ class Adviser:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        pruners = {"median": optuna.pruners.MedianPruner(), "halving": optuna.pruners.SuccessiveHalvingPruner(1)}
+        pruners = {"median": optuna.pruners.MedianPruner(n_startup_trials=5)}
+        pruners["halving"] = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4)
         self._optuna, self._axes, self._how = optuna, axes, how
         self._study = optuna.create_study(
             study_name="sweep",
@@ -61,7 +62,7 @@ class Adviser:
             self._trial = self._study.ask()
             return {}
         seed = seeding.number(self._how.draws, "tpe", number) % 2**32
-        self._study.sampler = self._optuna.samplers.TPESampler(seed=seed)
+        self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=10, seed=seed)
         self._trial = self._study.ask({axis.key: self._distribution(axis) for axis in self._axes})
         found = self._trial.params
         return {axis.key: axis.text(found[axis.key]) if axis.span else found[axis.key] for axis in self._axes}

@@ -22,11 +22,9 @@ from trainkit.family import Family, final_scores
 from trainkit.metrics import segmentation
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
-from trainkit.report.closing import aligned, numbers, split
+from trainkit.report.closing import aligned, chosen, numbers
 from trainkit.store import RunFolder, Store
 
-_SHOWN = 12
-"""Scores of an evaluation in the printed table, those of classes apart; all are in MLflow."""
 _CSV_ROWS = 10_000
 """Longest table of samples that is also kept as CSV, which MLflow's page shows."""
 
@@ -208,13 +206,11 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
     """The scores of all folds as a table, and what to open."""
     lines = ["", f"{recipe.name} in {len(runs)} folds", ""]
     for evaluation in recipe.evaluations:
-        own = [name for name in found.values if name.startswith(f"{evaluation}/")]
-        own = [name for name in own if not name.endswith(("_low", "_high"))]
-        if not own:
+        shown, more = chosen(list(found.values), evaluation)
+        if not shown:
             continue
         table = [[evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std", "all", "95 %"]]
-        whole, _, classes = split(own)
-        for name in (shown := whole[:_SHOWN] + classes):
+        for name in shown:
             together = found.pooled.get(name, (math.nan, math.nan, math.nan))
             mean, std, value, low, high = numbers([found.mean(name), found.std(name), *together])
             span = "-" if math.isnan(together[1]) else f"{low} to {high}"
@@ -222,8 +218,8 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
         if evaluation not in found.tables:
             table = [row[:-2] for row in table]
         lines += aligned(table)
-        if len(own) > len(shown):
-            lines.append(f"and {len(own) - len(shown)} more in MLflow")
+        if more:
+            lines.append(f"and {more} more in MLflow")
         if evaluation in found.tables:
             lines.append(f"all: the {len(found.tables[evaluation]['fold'])} samples of all folds, each once")
         lines.append("")

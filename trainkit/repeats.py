@@ -14,11 +14,8 @@ from trainkit import family
 from trainkit.family import Family, final_scores
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
-from trainkit.report.closing import aligned, numbers, split
+from trainkit.report.closing import aligned, chosen, numbers
 from trainkit.store import RunFolder, Store
-
-_SHOWN = 12
-"""Scores of an evaluation in the printed table, those of classes apart; all are in MLflow."""
 
 
 def repeat(order: Order, children: Sequence[Child], machine: Any, store: Store, train: family.Train) -> str:
@@ -91,19 +88,17 @@ def describe(recipe: Recipe, values: Mapping[str, Sequence[float]], runs: Mappin
     """The final scores of all seeds as a table for each evaluation, and the run of each seed."""
     lines = ["", f"{recipe.name}, {len(runs)} seeds", ""]
     for evaluation in recipe.evaluations:
-        own = [name for name in values if name.startswith(f"{evaluation}/")]
-        own = [name for name in own if not name.endswith(("_low", "_high"))]
-        if not own:
+        shown, more = chosen(list(values), evaluation)
+        if not shown:
             continue
-        whole, _, classes = split(own)
         table = [[evaluation, *runs, "mean", "std", "95 % of the mean"]]
-        for name in (shown := whole[:_SHOWN] + classes):
+        for name in shown:
             ends = interval(values[name])
             mean, std, low, high = numbers([family.mean(values[name]), family.std(values[name]), *ends])
             span = "-" if math.isnan(ends[0]) else f"{low} to {high}"
             table.append([name.removeprefix(f"{evaluation}/"), *numbers(values[name]), mean, std, span])
         lines += aligned(table)
-        if len(own) > len(shown):
-            lines.append(f"and {len(own) - len(shown)} more in MLflow")
+        if more:
+            lines.append(f"and {more} more in MLflow")
         lines.append("")
     return "\n".join([*lines, *(f"{title}  {name}" for title, name in runs.items())])
