@@ -16,7 +16,8 @@ def main() -> None:
 
 
 for verb in (
-    *(training.run, recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch, runs.compare),
+    *(training.run, training.repeat, training.sweep, runs.compare),
+    *(recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch),
     *(speed.preflight, speed.ceilings, speed.syncs, speed.ladder, speed.claims),
     *(models.predict, models.export_, models.projector, stores.ui, data.data),
 ):

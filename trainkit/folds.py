@@ -8,125 +8,42 @@ which it was held out. Knows nothing of what is learned.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainkit import config, journal
-from trainkit.errors import UserError
+from trainkit import family
+from trainkit.family import Family, final_scores
 from trainkit.metrics import segmentation
-from trainkit.opening import about, begin, ending
-from trainkit.order import Fold, Order
+from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
-from trainkit.report.closing import aligned, numbers, split
-from trainkit.store import RunFolder, Store, run_key
+from trainkit.report.closing import aligned, chosen, numbers
+from trainkit.store import RunFolder, Store
 
-Train = Callable[[Order, Recipe, str | None], tuple[str, RunFolder | None]]
-"""Train a recipe beneath an MLflow run: its status, and its folder where it came to have one."""
-
-_SHOWN = 12
-"""Scores of an evaluation in the printed table, those of classes apart; all are in MLflow."""
 _CSV_ROWS = 10_000
 """Longest table of samples that is also kept as CSV, which MLflow's page shows."""
 
 
-def validate(order: Order, folds: Sequence[Fold], machine: Any, store: Store, train: Train) -> str:
+def validate(order: Order, folds: Sequence[Child], machine: Any, store: Store, train: family.Train) -> str:
     """Train every fold that has no finished run, and sum them up in a parent run. Returns its status.
 
     Raises UserError for what the user can mend; the folds that have finished by then are used by the next attempt.
     """
-    first = folds[0].recipe
-    # All are opened before any is trained: what is wrong with the data of the last fold shows now.
-    keys = [run_key(config.digest(fold.recipe), fold.recipe.data.open(first.seed).meta.digest) for fold in folds]
-    done: list[RunFolder] = []
-    with _parent(order, folds, keys, machine, store) as (tracker, parent):
-        for fold, key in zip(folds, keys, strict=True):
-            found = machine.lead(lambda key=key: (run := store.finished_with(key)) and str(run.path))
-            if found is not None:
-                folder = RunFolder(Path(found))
-                _say(machine, f"fold {fold.number}: reusing run {folder.name} (same recipe and data)")
-                machine.lead(lambda folder=folder: _adopt(folder, parent, store))
-            else:
-                _say(machine, f"fold {fold.number} of {len(folds)}: to be trained")
-                status, folder = train(fold.order, fold.recipe, parent)
-                # The GPU is asked again how much it has free for the volumes of the next fold.
-                machine.accelerator.free_memory()
-                if status != "FINISHED" or folder is None:
-                    tracker.finish("KILLED")
-                    return "KILLED"
-            done.append(folder)
-            tracker.tags({f"trainkit.fold.{fold.number}": folder.name})
-        machine.lead(lambda: _conclude(first, done, tracker, store))
+    first, digests = folds[0].recipe, {}
+    keys = [family.key(fold, digests) for fold in folds]
+    digest = family.fingerprint(folds)
+    whole = Family(order, first, "folds", "cross-validation", len(folds), "folds", ("data.fold",), digest)
+    with family.above(whole, machine, store, train) as parent:
+        runs = parent.bring_all(folds, keys)
+        if runs is None:
+            return "KILLED"
+        machine.lead(lambda: _conclude(first, runs, parent.tracker, store))
     return "FINISHED"
-
-
-def _say(machine: Any, text: str) -> None:
-    if machine.main:
-        print(text, flush=True)
-
-
-@contextmanager
-def _parent(
-    order: Order, folds: Sequence[Fold], keys: Sequence[str], machine: Any, store: Store
-) -> Iterator[tuple[Any, str]]:
-    """The tracker of the run that stands above the folds, and its MLflow id on every process."""
-    from trainkit.tracking import Silent, Tracker
-
-    recipe = folds[0].recipe
-    # Its own name and hash: `--resume` of a single fold never finds it, and it never finds a single fold.
-    name = f"{recipe.name}-folds"
-    digest = hashlib.sha256("\n".join(config.digest(fold.recipe) for fold in folds).encode()).hexdigest()
-    tracker: Any = Silent()
-
-    def start() -> str:
-        nonlocal tracker
-        folder, resuming = begin(order, store, name, recipe.seed, digest, config.dump(recipe), False)
-        if folder.info().recipe_hash != digest:
-            folder.release()
-            found = f"is no cross-validation of {order.path} with these settings"
-            raise UserError(f"run {folder.name}", found, remedy="leave its name out, or --resume to start one")
-        params = config.flat(recipe)
-        del params["data.fold"]
-        tracker = Tracker.start(
-            folder,
-            store,
-            experiment=recipe.log.experiment or recipe.name,
-            run_name=folder.name,
-            params=params,
-            tags={"trainkit.recipe": recipe.name, "trainkit.folds": len(folds)},
-            note=about(order),
-            resume=resuming,
-            primary_metric=recipe.best.metric if recipe.best else None,
-            higher_is_better=recipe.best is None or recipe.best.mode == "max",
-            system_metrics_every=0.0,
-        )
-        if resuming:
-            tracker.cut_back(0)
-        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
-        folder.update(key=hashlib.sha256("\n".join(keys).encode()).hexdigest()[:32])
-        again = ", continued" if resuming else ""
-        print(f"run {folder.name}{again}: {recipe.name} in {len(folds)} folds", flush=True)
-        return tracker.run_id
-
-    with ending(lambda: tracker):
-        parent = machine.lead(start)
-        yield tracker, parent
-        tracker.finish("FINISHED")
-        machine.wait()  # a launcher ends the other processes when one leaves with a code, as after a stop
-
-
-def _adopt(folder: RunFolder, parent: str, store: Store) -> None:
-    """Show a run beneath this parent; an earlier cross-validation keeps its name for it in a tag."""
-    store.client().set_tag(folder.info().run_id, "mlflow.parentRunId", parent)
 
 
 # ---- The scores together ---------------------------------------------------------------------------------------------
@@ -148,13 +65,11 @@ class Summary:
 
     def mean(self, name: str) -> float:
         """Mean over the folds that have the score."""
-        found = [value for value in self.values[name] if math.isfinite(value)]
-        return float(np.mean(found)) if found else math.nan
+        return family.mean(self.values[name])
 
     def std(self, name: str) -> float:
         """Standard deviation over the folds that have the score (n - 1 in the denominator); NaN for fewer than two."""
-        found = [value for value in self.values[name] if math.isfinite(value)]
-        return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
+        return family.std(self.values[name])
 
 
 def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: Store) -> None:
@@ -187,20 +102,6 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: St
         if len(table["fold"]) <= _CSV_ROWS:
             tracker.table(f"tables/{name}_folds.csv", plain)
     print(describe(recipe, found, runs, store), flush=True)
-
-
-def final_scores(runs: Sequence[RunFolder]) -> tuple[dict[str, list[float]], int]:
-    """The scores with which runs ended, by name: a value for each run, NaN where it has none; and the last step."""
-    histories = [journal.read(run.journal).metrics for run in runs]
-    last = [
-        {name: points[-1] for name, points in metrics.items() if name.startswith("final/")} for metrics in histories
-    ]
-    names = dict.fromkeys(name for points in last for name in points)
-    values = {
-        name.removeprefix("final/"): [points[name].value if name in points else math.nan for points in last]
-        for name in names
-    }
-    return values, max((point.step for points in last for point in points.values()), default=0)
 
 
 def summarise(
@@ -305,13 +206,11 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
     """The scores of all folds as a table, and what to open."""
     lines = ["", f"{recipe.name} in {len(runs)} folds", ""]
     for evaluation in recipe.evaluations:
-        own = [name for name in found.values if name.startswith(f"{evaluation}/")]
-        own = [name for name in own if not name.endswith(("_low", "_high"))]
-        if not own:
+        shown, more = chosen(list(found.values), evaluation)
+        if not shown:
             continue
         table = [[evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std", "all", "95 %"]]
-        whole, _, classes = split(own)
-        for name in (shown := whole[:_SHOWN] + classes):
+        for name in shown:
             together = found.pooled.get(name, (math.nan, math.nan, math.nan))
             mean, std, value, low, high = numbers([found.mean(name), found.std(name), *together])
             span = "-" if math.isnan(together[1]) else f"{low} to {high}"
@@ -319,8 +218,8 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
         if evaluation not in found.tables:
             table = [row[:-2] for row in table]
         lines += aligned(table)
-        if len(own) > len(shown):
-            lines.append(f"and {len(own) - len(shown)} more in MLflow")
+        if more:
+            lines.append(f"and {more} more in MLflow")
         if evaluation in found.tables:
             lines.append(f"all: the {len(found.tables[evaluation]['fold'])} samples of all folds, each once")
         lines.append("")

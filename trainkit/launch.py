@@ -15,7 +15,7 @@ from trainkit import config, lineage
 from trainkit.errors import UserError
 from trainkit.needs import Need, best_weights, gather
 from trainkit.opening import about, begin, ending
-from trainkit.order import Order, divide, load
+from trainkit.order import Order, children_of, load
 from trainkit.recipe import Recipe
 from trainkit.store import RunFolder, run_key, write_aside
 
@@ -28,8 +28,8 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
 
     Raises UserError for what the user can mend.
     """
-    recipe = load(order)
-    parts = divide(order) if order.folds else []
+    children = children_of(order)
+    recipe = children[0].recipe if order.sweep else load(order)
     from trainkit.machine import Machine
     from trainkit.store import Store
 
@@ -40,19 +40,29 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
     def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
         return _run(recipe, child, machine, store, needs, stopping)[1]
 
-    def whole(child: Order, recipe: Recipe, parent: str | None = None) -> tuple[str, RunFolder | None]:
+    def whole(
+        child: Order, recipe: Recipe, parent: str | None = None, watch: Any = None
+    ) -> tuple[str, RunFolder | None]:
         """Train a recipe and what it needs first: its status and its folder, where it came to have one."""
         needs = gather(child, recipe, machine, store, train)
         if machine.any(stopping())():
             return "KILLED", None
-        outcome, folder = _run(recipe, child, machine, store, needs, stopping, parent)
+        outcome, folder = _run(recipe, child, machine, store, needs, stopping, parent, watch)
         return outcome.status, folder
 
     try:
         if order.folds:
             from trainkit import folds
 
-            status = folds.validate(order, parts, machine, store, whole)
+            status = folds.validate(order, children, machine, store, whole)
+        elif order.seeds is not None:
+            from trainkit import repeats
+
+            status = repeats.repeat(order, children, machine, store, whole)
+        elif order.sweep is not None:
+            from trainkit import sweeps
+
+            status = sweeps.sweep(order, children, machine, store, whole)
         else:
             status, _ = whole(order, recipe)
     finally:
@@ -94,8 +104,12 @@ def _run(
     needs: Mapping[str, Need],
     stopping: Callable[[], bool],
     parent: str | None = None,
+    watch: Any = None,
 ) -> tuple[Any, RunFolder]:
-    """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder."""
+    """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder.
+
+    `watch` is told of its evaluations and may end it: `family.Watch`.
+    """
     from trainkit import costs, loop
     from trainkit.report import closing
     from trainkit.speed import ceilings
@@ -136,6 +150,7 @@ def _run(
             outputs=store.home / "outputs",
             changed=lineage.note(folder),
             allotted=costs.allotted(machine),
+            watch=watch,
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")

@@ -13,6 +13,20 @@ from trainkit.recipe import Recipe
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """How the settings of a sweep are chosen: all that there are, so many at random, or so many proposed by Optuna."""
+
+    random: int | None = None
+    """How many are drawn."""
+    tpe: int | None = None
+    """How many are proposed, by a tree-structured Parzen estimator."""
+    draws: int = 0
+    """Seed of draws and proposals; that of the training is `seed` of the recipe."""
+    pruner: str | None = None
+    """What ends a run that promises little: a word of `advice.PRUNERS`."""
+
+
+@dataclass(frozen=True)
 class Order:
     """What the command line asked for."""
 
@@ -28,6 +42,10 @@ class Order:
     """Train once for each part into which the data is divided, that part held out."""
     or_start: bool = False
     """Where `resume` is empty and there is nothing to continue, start a run."""
+    seeds: int | None = None
+    """Train once for each of so many seeds, from that of the recipe upwards."""
+    sweep: Sweep | None = None
+    """Train once for each of several settings; some of `overrides` then have several values, or a range."""
 
 
 def check(order: Order) -> str:
@@ -35,9 +53,8 @@ def check(order: Order) -> str:
 
     Raises ConfigError with every mistake of the recipe and of the recipes it needs.
     """
-    recipe = load(order)
-    if order.folds:
-        divide(order)
+    children = children_of(order)
+    recipe = children[0].recipe if order.sweep else load(order)
     notes = list(recipe.data.missing())
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
@@ -57,15 +74,41 @@ def load(order: Order) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """One part of the data, held out."""
+class Child:
+    """One of several runs that an order asks for."""
 
-    number: int
+    title: str
+    """`fold 0`, `seed 3`, `trial 7`."""
     order: Order
     recipe: Recipe
+    said: str = ""
+    """What sets it apart, where the title does not say it: the words of a setting."""
 
 
-def divide(order: Order) -> list[Fold]:
+def children_of(order: Order) -> list[Child]:
+    """The runs that an order asks for beneath one of their own; none where it asks for a single run.
+
+    Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
+    """
+    if order.folds:
+        return divide(order)
+    if order.seeds is not None:
+        return repeated(order)
+    if order.sweep is not None:
+        from trainkit.sweeps import settings
+
+        return settings(order)
+    return []
+
+
+def child_of(order: Order, title: str, words: Sequence[str], said: str = "") -> Child:
+    """An order for one run with these overrides. With --resume it goes on where there is something to go on with."""
+    resume = order.resume and ""  # by name it is the run above that goes on
+    own = replace(order, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
+    return Child(title, own, load(own), said)
+
+
+def divide(order: Order) -> list[Child]:
     """The folds of an order, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
 
     Raises UserError for data that has no folds, and for a recipe that scores nothing.
@@ -84,12 +127,22 @@ def divide(order: Order) -> list[Fold]:
         raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "one part cannot be held out of itself")
     if not recipe.evaluations:
         raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
-    parts = []
-    for number in range(recipe.data.folds):
-        words = (*order.overrides, f"data.fold={number}")
-        child = replace(order, overrides=words, resume=order.resume and "", folds=False)
-        parts.append(Fold(number, child, load(child)))
-    return parts
+    return [
+        child_of(order, f"fold {number}", (*order.overrides, f"data.fold={number}"))
+        for number in range(recipe.data.folds)
+    ]
+
+
+def repeated(order: Order) -> list[Child]:
+    """An order with `order.seeds` seeds, the first that of the recipe. Raises UserError for what has no spread."""
+    recipe = load(order)
+    if order.seeds < 2:
+        raise UserError("--seeds", f"{order.seeds}", "2 or more", "the spread of one run cannot be known")
+    if not recipe.evaluations:
+        raise UserError("--seeds", f"{recipe.name} has no evaluations", "one whose scores are averaged")
+    words = [word for word in order.overrides if word.partition("=")[0].strip() != "seed"]
+    seeds = range(recipe.seed, recipe.seed + order.seeds)
+    return [child_of(order, f"seed {seed}", (*words, f"seed={seed}")) for seed in seeds]
 
 
 def beside(recipe: Path, named: str) -> Path:

@@ -53,6 +53,8 @@ _DIGEST_CHARS = 12
 
 _TELLING = ("task.method", "task.margin.name", "seed")
 """Parameters in the view of the run table, where a run has them."""
+_ABOVE = frozenset(["trainkit.folds", "trainkit.seeds", "trainkit.sweep"])
+"""Tags of runs above others."""
 VIEW = "trainkit"
 """Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
 
@@ -113,7 +115,7 @@ class Tracker:
             }
             with _asking(store):
                 experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
-                nested = "trainkit.folds" in all_tags
+                nested = not _ABOVE.isdisjoint(all_tags)
                 _offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
                 known = _known_run(client, folder.info().run_id) if resume else None
                 if known is None:
@@ -557,8 +559,8 @@ def _offer_view(
 ) -> None:
     """Keep a view of the run table with the columns that tell runs apart; MLflow's own shows no score.
 
-    `nested`: folds will stand beneath a run. MLflow shows that only where runs are sorted by time, so from then on
-    they are.
+    `nested`: other runs will stand beneath this one. MLflow shows that only where runs are sorted by time, so from then
+    on they are.
     """
     tag = f"mlflow.sharedViewState.{VIEW}"
     kept = client.get_experiment(experiment_id).tags.get(tag)

@@ -63,6 +63,8 @@ class Witness:
     """What the run follows and what was changed since, as its page says it."""
     allotted: Mapping[str, float] = field(default_factory=dict)
     """What an hour of the run costs, by metric: `costs.allotted`."""
+    watch: Callable[[int, Mapping[str, float]], bool] | None = None
+    """Told of each evaluation on rank 0: step, and scores by full name. True ends the run."""
 
     def __post_init__(self) -> None:
         self._bar = None
@@ -70,6 +72,7 @@ class Witness:
         self._before = json.loads((self.checkpoint / checkpoint.STATE).read_text()) if self.checkpoint else {}
         self._due = 0
         self._told = 0.0
+        self._given_up = False
         self._commit: Commit | None = None
         self._signalled, self.stopping = self.stopping, self._asked_to_stop
 
@@ -154,6 +157,8 @@ class Witness:
         whole = [(key, value) for key, value in scored[name].metrics.items() if "." not in key]  # `dice.sr`: of a class
         shown = "  ".join(f"{key} {value:.4g}" for key, value in whole[:6])
         self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
+        if self.main and self.watch is not None and self.watch(step, metrics):
+            self._given_up = True
 
     def draw(self, curves: Mapping[str, Mapping[str, Any]]) -> None:
         """Draw the figures as they are now."""
@@ -215,7 +220,7 @@ class Witness:
 
     def _asked_to_stop(self) -> bool:
         # The save with which a run ends settles, and so raises on every rank why the one before could not be written.
-        return self._signalled() or (self._commit is not None and self._commit.failure is not None)
+        return self._signalled() or self._given_up or (self._commit is not None and self._commit.failure is not None)
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint that verifies."""

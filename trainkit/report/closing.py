@@ -15,6 +15,8 @@ _CLASSES = 12
 """Classes in a table; all are in MLflow."""
 _OTHERS = ("best", "final", "eval", targets.PREFIX.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
+_WHOLE = 12
+"""Scores of all classes together in a table of several runs; all are in MLflow."""
 
 
 def write(run: Witness, outcome: Outcome) -> None:
@@ -110,6 +112,17 @@ def split(names: Sequence[str]) -> tuple[list[str], str, list[str]]:
     each = [name for name in names if "." in name]
     kind = each[0].partition(".")[0] if each else ""
     return whole, kind, [name for name in each if name.startswith(f"{kind}.")][:_CLASSES]
+
+
+def chosen(names: Sequence[str], evaluation: str) -> tuple[list[str], int]:
+    """Of the scores of an evaluation those that a table of several runs shows, and how many more there are.
+
+    The ends of a run's own intervals are neither.
+    """
+    own = [name for name in names if name.startswith(f"{evaluation}/") and not name.endswith(("_low", "_high"))]
+    whole, _, classes = split(own)
+    shown = whole[:_WHOLE] + classes
+    return shown, len(own) - len(shown)
 
 
 def _numbers(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[list[str]]:

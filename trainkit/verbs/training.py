@@ -1,21 +1,21 @@
-"""`run`, which is also the command behind `accelerate launch trainkit/run.py`."""
+"""`run`, which is also the command behind `accelerate launch trainkit/run.py`, and runs that belong together."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit.command import Plain, plugins_option, recipe_file
+from trainkit.command import Plain, plugins_option, recipe_file, words_argument
+
+if TYPE_CHECKING:
+    from trainkit.order import Order, Sweep
 
 NEWEST = ""
 
-
-@click.command(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe")
-@click.argument("overrides", nargs=-1)
-@click.option("--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end.")
-@click.option(
+resume_option = click.option(
     "--resume",
     is_flag=False,
     flag_value=NEWEST,
@@ -23,9 +23,43 @@ NEWEST = ""
     metavar="[RUN]",
     help="Continue a run; without a name the newest unfinished one of this recipe.",
 )
+check_option = click.option(
+    "--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end."
+)
+elastic_option = click.option(
+    "--elastic", is_flag=True, help="With --resume: the number of processes may have changed."
+)
+
+
+def choosing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How the settings of a sweep are chosen."""
+    for option in reversed(
+        (
+            click.option("--random", type=click.IntRange(1), metavar="N", help="Of a sweep: N settings at random."),
+            click.option("--tpe", type=click.IntRange(1), metavar="N", help="Of a sweep: N proposed by Optuna's TPE."),
+            click.option("--draws", default=0, metavar="SEED", help="Of a sweep: seed of what is drawn or proposed."),
+            click.option(
+                "--pruner",
+                type=click.Choice(["median", "halving"]),
+                help="Of a sweep: end runs that fall behind at an evaluation, by Optuna.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("recipe")
+@words_argument
+@check_option
+@resume_option
 @click.option("--resume-or-start", "or_start", is_flag=True, help="The same; where there is none, start one.")
-@click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed.")
+@elastic_option
 @click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out.")
+@click.option("--seeds", type=int, metavar="N", help="Train with N seeds, as `trainkit repeat`.")
+@click.option("--sweep", is_flag=True, help="Train with several settings, as `trainkit sweep`.")
+@choosing_options
 @click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end.")
 @plugins_option
 def run(
@@ -36,6 +70,12 @@ def run(
     or_start: bool,
     elastic: bool,
     folds: bool,
+    seeds: int | None,
+    sweep: bool,
+    random: int | None,
+    tpe: int | None,
+    draws: int,
+    pruner: str | None,
     score: str | None,
     plugins: tuple[str, ...],
 ) -> int:
@@ -43,6 +83,98 @@ def run(
 
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
     """
+    stopping = _begin()
+    from trainkit import order as orders
+
+    asked = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
+    if len(asked) > 1:
+        raise click.UsageError(f"{' and '.join(asked)} at once; give one of them")
+    if asked and score is not None:
+        raise click.UsageError(f"--score is of one run, not with {asked[0]}")
+    if not sweep and (random, tpe, draws, pruner) != (None, None, 0, None):
+        raise click.UsageError("--random, --tpe, --draws and --pruner are of a sweep: add --sweep")
+    if or_start and resume:
+        raise click.UsageError(f"--resume {resume} or --resume-or-start: leave one of them out")
+    order = orders.Order(
+        recipe_file(recipe),
+        overrides,
+        plugins,
+        NEWEST if or_start else resume,
+        elastic,
+        folds,
+        or_start,
+        seeds,
+        _choice(random, tpe, draws, pruner) if sweep else None,
+    )
+    if score is None:
+        return _obey(order, check, stopping)
+    from trainkit import launch
+
+    launch.score(order, score)
+    return 0
+
+
+@click.command()
+@click.argument("recipe")
+@words_argument
+@click.option("--seeds", default=5, show_default=True, metavar="N", help="How many, the first that of the recipe.")
+@check_option
+@resume_option
+@elastic_option
+@plugins_option
+def repeat(
+    recipe: str,
+    overrides: tuple[str, ...],
+    seeds: int,
+    check: bool,
+    resume: str | None,
+    elastic: bool,
+    plugins: tuple[str, ...],
+) -> int:
+    """Train RECIPE with several seeds: mean, standard deviation and 95 % interval of every final score.
+
+    Runs of it that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE --seeds 5
+    """
+    stopping = _begin()
+    from trainkit.order import Order
+
+    return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, seeds=seeds), check, stopping)
+
+
+@click.command()
+@click.argument("recipe")
+@words_argument
+@choosing_options
+@check_option
+@resume_option
+@elastic_option
+@plugins_option
+def sweep(
+    recipe: str,
+    overrides: tuple[str, ...],
+    random: int | None,
+    tpe: int | None,
+    draws: int,
+    pruner: str | None,
+    check: bool,
+    resume: str | None,
+    elastic: bool,
+    plugins: tuple[str, ...],
+) -> int:
+    """Train RECIPE with every setting of the words that give several values: optim.lr=0.1,0.05 train.ema=null,0.99
+
+    With --random or --tpe a word may be a range too, of which so many settings are tried: optim.lr=log:1e-3..1e-1. Runs
+    that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE WORDS --sweep
+    """
+    stopping = _begin()
+    from trainkit.order import Order
+
+    choice = _choice(random, tpe, draws, pruner)
+    return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, sweep=choice), check, stopping)
+
+
+def _begin() -> Callable[[], bool]:
+    """What a process that trains sets up first; returns what says whether it has been told to stop."""
     from trainkit import launcher
 
     note = launcher.die_with_parent()
@@ -52,21 +184,23 @@ def run(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    return stopping
 
-    from trainkit import order as orders
 
-    if or_start and resume:
-        raise click.UsageError(f"--resume {resume} or --resume-or-start: leave one of them out")
-    resume = NEWEST if or_start else resume
-    order = orders.Order(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start)
-    if folds and score is not None:
-        raise click.UsageError("--score is of one run, not with --folds")
+def _choice(random: int | None, tpe: int | None, draws: int, pruner: str | None) -> Sweep:
+    if random is not None and tpe is not None:
+        raise click.UsageError("--random and --tpe at once; give one of them, or none for every setting")
+    from trainkit.order import Sweep
+
+    return Sweep(random, tpe, draws, pruner)
+
+
+def _obey(order: Order, check: bool, stopping: Callable[[], bool]) -> int:
     if check:
+        from trainkit import order as orders
+
         click.echo(orders.check(order), nl=False)
         return 0
     from trainkit import launch
 
-    if score is not None:
-        launch.score(order, score)
-        return 0
     return launch.launch(order, stopping)
