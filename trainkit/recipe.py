@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -304,6 +305,28 @@ class Download:
             raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
 
 
+@dataclass(kw_only=True)
+class Promote:
+    """At its end the run may take an alias of MLflow's model registry, from a holder that it beats: docs/promote.md."""
+
+    name: str | None = None
+    """Of the registered model; None: the recipe's name."""
+    alias: str = "champion"
+    metric: str | None = None
+    """The score that decides, by its full name; None: that of `best`."""
+    max_slower: float | None = 0.1
+    """Largest share by which the training may be slower than the holder's, in samples/s on the same hardware. None:
+    it is not asked."""
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (not self.name.strip(" .") or set(self.name) & set("/:@'\"`\\")):
+            raise ValueError(f"name is {self.name!r}; a name without / : @ and quotes is needed")
+        if not re.fullmatch("[A-Za-z0-9_-]+", self.alias) or re.fullmatch("(?i)latest|v[0-9]+", self.alias):
+            raise ValueError(f"alias is {self.alias!r}; letters, digits, - and _ are allowed, but not `latest` or `v1`")
+        if self.max_slower is not None and not 0 <= self.max_slower < 1:
+            raise ValueError(f"max_slower is {self.max_slower}; a share from 0 and below 1 is needed, such as 0.1")
+
+
 _NOT_IN_HASH = {"hash": False}
 """For what changes no bit of the outcome: two recipes that differ in it are the same experiment."""
 
@@ -324,6 +347,7 @@ class Recipe:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     log: Log = field(default_factory=Log, metadata=_NOT_IN_HASH)
     downloads: list[Download] = field(default_factory=list, metadata=_NOT_IN_HASH)
+    promote: Promote | None = field(default=None, metadata=_NOT_IN_HASH)
     loader: Loader = field(default_factory=Loader, metadata=_NOT_IN_HASH)
     device: Device = field(default_factory=Device)
 
@@ -337,10 +361,14 @@ class Recipe:
                 f"draws P x K = {block} samples that belong together: take micro_batch {block} and a batch_size that "
                 "is a multiple of it"
             )
-        for key, what in (("best", self.best), ("stop_when", self.stop_when)):
-            if what is not None and what.metric.split("/")[0] not in self.evaluations:
+        named = {"best": self.best, "stop_when": self.stop_when, "promote": self.promote}
+        metrics = {key: what.metric for key, what in named.items() if what is not None and what.metric is not None}
+        if self.promote is not None and not metrics.keys() & {"best", "promote"}:
+            raise ValueError("promote has no score to decide by: name one in promote.metric, or in best.metric")
+        for key, metric in metrics.items():
+            if metric.split("/")[0] not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
-                raise ValueError(f"{key}.metric is {what.metric!r}, of no evaluation here; there are: {known}")
-        for key, what in (("best", self.best), ("stop_when", self.stop_when)):
-            if what is not None and "/ema/" in what.metric and self.train.ema is None:
+                raise ValueError(f"{key}.metric is {metric!r}, of no evaluation here; there are: {known}")
+        for key, metric in metrics.items():
+            if "/ema/" in metric and self.train.ema is None:
                 raise ValueError(f"{key}.metric is of averaged weights, and train.ema is not set")

@@ -18,11 +18,12 @@ def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, f
     Raises UserError when the recipe names a metric that this evaluation does not give.
     """
     stop, best = recipe.stop_when, recipe.best
-    for key, rule in (("stop_when", stop), ("best", best)):
-        if rule is not None and rule.metric.startswith(f"{evaluation}/") and rule.metric not in metrics:
-            near = difflib.get_close_matches(rule.metric, metrics, n=1)
+    for key, rule in (("stop_when", stop), ("best", best), ("promote", recipe.promote)):
+        metric = "" if rule is None else rule.metric or ""
+        if metric.startswith(f"{evaluation}/") and metric not in metrics:
+            near = difflib.get_close_matches(metric, metrics, n=1)
             known = near[0] if near else ", ".join(metrics)
-            raise UserError(f"{key}.metric", f"{rule.metric!r}, which is not measured", known)
+            raise UserError(f"{key}.metric", f"{metric!r}, which is not measured", known)
     if stop is not None and stop.metric in metrics:
         if state.record is None or _better(metrics[stop.metric], state.record, stop.mode, stop.min_delta):
             state.record, state.waited = metrics[stop.metric], 0
