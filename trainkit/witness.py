@@ -118,6 +118,9 @@ class Witness:
         counted = {f"eval/{name}/unique_samples": scored[name].samples, f"time/eval_{name}_s": seconds}
         best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
+        bounds = {f"{title}/{key}": bound for title, scores in scored.items() for key, bound in scores.chance.items()}
+        if bounds:
+            self.tracker.event(step, "chance", bounds)
         if leads and self.recipe.log.rows:
             self.tracker.table(f"rows/{name}_best.parquet", scored[name].rows)
         for title, scores in scored.items():
