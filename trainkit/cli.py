@@ -6,7 +6,7 @@ import click
 
 from trainkit import __version__
 from trainkit.command import Commands
-from trainkit.verbs import data, models, recipes, speed, stores, training
+from trainkit.verbs import data, models, recipes, runs, speed, stores, training
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,7 +18,7 @@ def main() -> None:
 for verb in (
     *(training.run, recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch),
     *(speed.preflight, speed.ceilings, speed.syncs, speed.ladder, speed.claims),
-    *(models.predict, models.export_, models.projector, stores.ui, data.data),
+    *(models.predict, models.export_, models.projector, runs.promote, stores.ui, data.data),
 ):
     main.add_command(verb)
 

@@ -96,7 +96,7 @@ def _run(
     parent: str | None = None,
 ) -> tuple[Any, RunFolder]:
     """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder."""
-    from trainkit import loop
+    from trainkit import loop, registry
     from trainkit.report import closing
     from trainkit.speed import ceilings
     from trainkit.witness import Witness
@@ -147,6 +147,9 @@ def _run(
             tracker.finish(outcome.status)
             folder.update(data_digest=data.meta.digest, key=run_key(recipe_hash, data.meta.digest))
             witness.say(closing.table(witness, outcome, store))
+            # Of runs that belong together, such as folds, none speaks for all.
+            if recipe.promote and outcome.status == "FINISHED" and parent is None:
+                witness.say(registry.at_end(store, folder, recipe.promote))
     machine.accelerator.free_memory()
     machine.wait()
     return outcome, folder
