@@ -59,7 +59,7 @@ def compared(monkeypatch):
     def settle(verdict: str = "better", same: bool = True, rates: tuple[float, float] = (100.0, 100.0)) -> list:
         asked = []
         score = SimpleNamespace(
-            evaluation="val", metric="accuracy", values=(0.7, 0.9), difference=0.2, low=0.1, high=0.3, draws=2000,
+            name="best/val/accuracy", why="" if same else "scored on other data", values=(0.7, 0.9), difference=0.2, low=0.1, high=0.3, draws=2000,
             units="37 samples", verdict=verdict,
         )  # fmt: skip
 
@@ -210,6 +210,7 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
         why = f"val/accuracy 0.7000 -> 0.9000, +0.2000 (+0.1000 to +0.3000; 2000 draws of 37 samples): {verdict}"
         assert checks["score"] == Check("score", moves, why) and checks["speed"].passed is True
     else:
+        assert checks["data"].why == "val: scored on other data"
         assert list(checks) == ["data"], "scores of different data are not put beside each other"
 
 
@@ -343,6 +344,9 @@ def test_a_run_that_cannot_be_promoted_says_why(store):
     (folder.path / "models.json").write_text('{"last@3": "m-1", "best@3": "m-2", "best@4": "m-3", "last@9": "m-4"}')
     assert registry._model(folder) == ("best", 4, "m-3")
     assert "val/accuracy was not measured at step 4" in ask(folder.name, code=2)
+    folder.recipe.write_text("best: {metric: val/ema/accuracy}\nevaluations: {val: {}}\n")
+    said = ask(folder.name, "--metric", "val/accuracy", code=2)
+    assert "val/accuracy is not of the weights that val/ema/accuracy chose; expected a score val/ema/..." in said
     folder.recipe.write_text("evaluations: {val: {}}\n")
     assert "names no best score; name one with --metric" in ask(folder.name, code=2)
     folder.release()
@@ -379,6 +383,7 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
         (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', of no evaluation here"),
         (["promote={}", "best=null"], "promote has no score to decide by"),
         (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is of averaged weights"),
+        (["promote={metric: val/ema/accuracy}"], "promote.metric is 'val/ema/accuracy' and best.metric 'val/accuracy'"),
     ],
 )
 def test_mistakes_in_a_recipe_are_found_before_anything_begins(monkeypatch, words, message):

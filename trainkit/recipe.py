@@ -363,8 +363,6 @@ class Recipe:
             )
         named = {"best": self.best, "stop_when": self.stop_when, "promote": self.promote}
         metrics = {key: what.metric for key, what in named.items() if what is not None and what.metric is not None}
-        if self.promote is not None and not metrics.keys() & {"best", "promote"}:
-            raise ValueError("promote has no score to decide by: name one in promote.metric, or in best.metric")
         for key, metric in metrics.items():
             if metric.split("/")[0] not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
@@ -372,3 +370,10 @@ class Recipe:
         for key, metric in metrics.items():
             if "/ema/" in metric and self.train.ema is None:
                 raise ValueError(f"{key}.metric is of averaged weights, and train.ema is not set")
+        if self.promote is not None:
+            chosen = {key: metrics[key].rpartition("/")[0] for key in ("best", "promote") if key in metrics}
+            if not chosen:
+                raise ValueError("promote has no score to decide by: name one in promote.metric, or in best.metric")
+            if len(set(chosen.values())) > 1:
+                both = f"promote.metric is {metrics['promote']!r} and best.metric {metrics['best']!r}"
+                raise ValueError(f"{both}; what is promoted are the weights that best chose, so take a score of those")

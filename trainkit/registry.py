@@ -89,6 +89,11 @@ class _Candidate:
     model_id: str
     history: journal.History
 
+    @property
+    def score(self) -> str:
+        """Name under which a comparison has the deciding score of these weights."""
+        return f"best/{self.metric}" if self.weights == "best" else self.metric
+
     def value(self, name: str) -> float | None:
         """A score of the weights that are to be promoted."""
         return next((p.value for p in self.history.metrics.get(name, []) if p.step == self.step), None)
@@ -173,7 +178,8 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
     if info.status != "FINISHED" or info.run_id is None:
         raise UserError(where, f"is {info.status}", "a finished run", "continue it with --resume")
     recipe = _recipe(run)
-    metric = asked.metric or (recipe.get("best") or {}).get("metric")
+    best = (recipe.get("best") or {}).get("metric")
+    metric = asked.metric or best
     if metric is None:
         raise UserError(where, "its recipe names no best score", remedy="name one with --metric")
     history = journal.read(run.journal)
@@ -185,9 +191,10 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
     _send_rest(store, run)
     weights, step, model_id = _model(run)
     candidate = _Candidate(run, info.run_id, metric, weights, step, model_id, history)
+    if weights == "best" and _title(metric) != _title(best):
+        raise UserError(where, f"{metric} is not of the weights that {best} chose", f"a score {_title(best)}/...")
     if candidate.value(metric) is None:
-        found = f"{metric} was not measured at step {step}, whose weights would be promoted"
-        raise UserError(where, found, "a score of the same evaluation as best.metric")
+        raise UserError(where, f"{metric} was not measured at step {step}, whose weights would be promoted")
     return candidate
 
 
@@ -251,10 +258,9 @@ def _beyond_guessing(candidate: _Candidate) -> Check:
     metric, value = candidate.metric, candidate.value(candidate.metric)
     if value is None or not math.isfinite(value):
         return Check("chance", False, f"{metric} is {value}, no number")
-    title = metric.rpartition("/")[0]
     kept = [event.data for event in candidate.history.events if event.name == "chance"]
     bounds = {name: float(bound) for each in kept for name, bound in each.items()}
-    names = [metric] if metric in bounds else [name for name in bounds if name.rpartition("/")[0] == title]
+    names = [metric] if metric in bounds else [name for name in bounds if _title(name) == _title(metric)]
     if not names:
         return Check("chance", None, f"{metric} {value:.4f}; what guessing could reach is not known, and no one has it")
     scores = {name: candidate.value(name) for name in names}
@@ -271,9 +277,9 @@ def _against(
 
     found = compare(store, [holder, candidate.folder])
     evidence: dict[str, Any] = {"changes": [str(change) for change in found.changes]}
-    score = next((s for s in found.scores if f"{s.evaluation}/{s.metric}" == candidate.metric), None)
+    score = next((score for score in found.scores if score.name == candidate.score), None)
     if score is None:
-        return [Check("score", False, f"run {holder.name} has no {candidate.metric} to compare with")], evidence
+        return [Check("score", False, f"run {holder.name} has no {candidate.score} to compare with")], evidence
     # A plain copy of what the verdict hangs on, whatever else a comparison holds.
     evidence["score"] = {
         "values": [float(value) for value in score.values],
@@ -284,15 +290,17 @@ def _against(
         "units": str(score.units),
         "verdict": score.verdict,
     }
-    same = found.same_data.get(score.evaluation, False)
-    data = Check("data", same, f"{score.evaluation} is {'the same' if same else 'not the same data'} for both")
+    evaluation = candidate.metric.partition("/")[0]
+    same = found.same_data.get(evaluation, False)
+    data = Check("data", same, f"{evaluation} is the same for both" if same else f"{evaluation}: {score.why}")
     if not same:
         return [data], evidence
-    one, other = (_said(value) for value in score.values[:2])
-    span = f", {score.difference:+.4f}" if score.difference is not None else ""
+    one, other = (_said(value) for value in score.values)
+    said = f"{candidate.metric} {one} -> {other}, {score.difference:+.4f}"
     if score.low is not None and score.high is not None:
-        span += f" ({score.low:+.4f} to {score.high:+.4f}; {score.draws} draws of {score.units})"
-    better = Check("score", score.verdict == "better", f"{candidate.metric} {one} -> {other}{span}: {score.verdict}")
+        said += f" ({score.low:+.4f} to {score.high:+.4f}; {score.draws} draws of {score.units})"
+    why = f" ({score.why})" if score.why else ""
+    better = Check("score", score.verdict == "better", f"{said}: {score.verdict}{why}")
     runs = [client.get_run(holder.info().run_id), client.get_run(candidate.run_id)]
     speeds = [_speed(journal.read(holder.journal)), _speed(candidate.history)]
     evidence["speed"] = {"samples_per_s": speeds, "hardware": [_hardware(run) for run in runs]}
@@ -403,6 +411,11 @@ def _answering(store: Store) -> Iterator[None]:
     except (MlflowException, OSError) as error:
         lines = without_secrets(str(error)).strip().splitlines() or [type(error).__name__]
         raise UserError(store.shown, f"the store refuses: {lines[0][:300]}") from None
+
+
+def _title(metric: str) -> str:
+    """What a score is of: an evaluation, or averaged weights on it (`val/ema`)."""
+    return metric.rpartition("/")[0]
 
 
 def _float(value: Any) -> float | None:
