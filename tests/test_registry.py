@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from mlflow.artifacts import download_artifacts
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from runs import PLUGIN, ROOT, TOY, own_store, run
@@ -59,8 +60,8 @@ def compared(monkeypatch):
     def settle(verdict: str = "better", same: bool = True, rates: tuple[float, float] = (100.0, 100.0)) -> list:
         asked = []
         score = SimpleNamespace(
-            name="best/val/accuracy", why="" if same else "scored on other data", values=(0.7, 0.9), difference=0.2, low=0.1, high=0.3, draws=2000,
-            units="37 samples", verdict=verdict,
+            name="best/val/accuracy", why="" if same else "scored on other data", values=(0.7, 0.9),
+            difference=0.2, low=0.1, high=0.3, draws=2000, units="37 samples", verdict=verdict,
         )  # fmt: skip
 
         def compare(store, runs):
@@ -100,7 +101,7 @@ def evidence(store: Store, folder: RunFolder, tmp_path: Path) -> dict:
 # The first of a name
 
 
-def test_the_first_of_a_name_is_registered_with_its_evidence(store, runs, tmp_path):
+def test_the_first_of_a_name_is_registered_with_its_evidence(store, runs, tmp_path, monkeypatch):
     decision = registry.promote(store, runs.good, Promote(name="first"))
     assert (decision.refused, decision.version, decision.held) == (False, "1", "")
     client, run_id = store.client(), runs.good.info().run_id
@@ -115,6 +116,9 @@ def test_the_first_of_a_name_is_registered_with_its_evidence(store, runs, tmp_pa
     model_id = json.loads((runs.good.path / "models.json").read_text())[f"best@{step}"]
     model = client.get_logged_model(model_id)
     assert client.get_model_version_download_uri("first", "1") == model.artifact_location
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    (fetched,) = Path(download_artifacts("models:/first@champion", dst_path=str(tmp_path))).rglob("*.safetensors")
+    assert fetched.read_bytes() == weights.read_bytes()
     assert {"name": "first", "version": "1"} in [
         {key: str(value) for key, value in entry.items()} for entry in json.loads(model.tags["mlflow.modelVersions"])
     ]
