@@ -22,9 +22,10 @@ from trainkit.errors import UserError
 from trainkit.needs import best_weights
 from trainkit.recipe import Promote
 from trainkit.registry import Check
+from trainkit.speed import preflight
 from trainkit.store import RunFolder, Store
 
-EASY = ("data.noise=0.5", "train.length=8 epochs", "log.every=50 steps", "checkpoints.every=null")
+EASY = ("data.noise=0.5", "train.length=8 epochs", "log.every=50 steps", "evaluations.val.every=16 steps")
 GUESSING = 1 / 4 + 3 * math.sqrt(0.25 / 37)
 """What guessing stays below on 37 pictures of four classes: three standard deviations above a quarter."""
 CPU = {"device": "cpu", "gpu": "null", "cpu": "a", "cpu_cores": "2", "processes": "1"}
@@ -401,6 +402,7 @@ def test_promotion_is_no_part_of_the_experiment_and_never_the_default(monkeypatc
     plain, asking = (config.load(TOY, words, ("toy",)) for words in ([], ["promote={}"]))
     assert plain.promote is None and asking.promote == Promote()
     assert config.digest(plain) == config.digest(asking)
+    assert preflight._shortened(asking, None).promote is None, "a trial has no score to decide by"
     recipes = list((ROOT / "tests" / "golden").glob("*.yaml"))
     assert recipes and all("\npromote: null\n" in recipe.read_text() for recipe in recipes)
 

@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import json
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -352,10 +353,9 @@ def _registered(client: Any, candidate: _Candidate, name: str) -> str:
 
     model = client.get_logged_model(candidate.model_id)
     # Of an attempt that was cut short there is one already.
-    mine = client.search_model_versions(f"run_id = '{candidate.run_id}'")
-    for version in mine:
-        if version.name == name and version.tags.get("trainkit.model") == candidate.model_id:
-            return str(version.version)
+    for made in client.search_model_versions(f"run_id = '{candidate.run_id}'"):
+        if made.name == name and made.tags.get("trainkit.model") == candidate.model_id:
+            return str(made.version)
     try:
         client.create_registered_model(name)
     except MlflowException as error:
@@ -385,7 +385,8 @@ def _registered(client: Any, candidate: _Candidate, name: str) -> str:
 def _write_down(client: Any, candidate: _Candidate, decision: Decision, evidence: Mapping[str, Any]) -> str:
     """Keep a decision and its evidence as an artifact of the run and with the version; returns where it is."""
     now = time.gmtime()
-    path = f"promotion/{decision.model}-{decision.alias}-{time.strftime('%Y%m%d-%H%M%S', now)}.json"
+    word = re.sub(r"[^\w.-]", "-", f"{decision.model}-{decision.alias}")
+    path = f"promotion/{word}-{time.strftime('%Y%m%d-%H%M%S', now)}.json"
     text = {
         "decision": "refused" if decision.refused else "promoted",
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),

@@ -299,6 +299,7 @@ class _Alone:
             evaluations={},
             best=None,
             stop_when=None,
+            promote=None,
             checkpoints=replace(self.recipe.checkpoints, every=None, at_end=False),
             log=Log(every=_ENDLESS, figures=None, system_every=None, ceilings="off", profile=None),
             loader=replace(self.recipe.loader, workers=0),

@@ -298,7 +298,9 @@ def _shortened(recipe: Recipe, held: str | None, every: Span | None = None) -> R
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
     checkpoints = replace(recipe.checkpoints, every=every)
-    return replace(recipe, evaluations=evaluations, best=None, stop_when=None, log=log, checkpoints=checkpoints)
+    return replace(
+        recipe, evaluations=evaluations, best=None, stop_when=None, promote=None, log=log, checkpoints=checkpoints
+    )
 
 
 def _witness(
