@@ -59,15 +59,17 @@ def compared(monkeypatch):
     """Have two runs compared as a test says, and as fast as it says: the rows of tiny runs decide little."""
 
     def settle(verdict: str = "better", same: bool = True, rates: tuple[float, float] = (100.0, 100.0)) -> list:
-        asked = []
+        asked, comparable = [], same and verdict != "not comparable"
         score = SimpleNamespace(
-            name="best/val/accuracy", why="" if same else "scored on other data", values=(0.7, 0.9),
-            difference=0.2, low=0.1, high=0.3, draws=2000, units="37 samples", verdict=verdict,
+            name="best/val/accuracy", values=(0.7, 0.9), draws=2000, units="37 samples", verdict=verdict,
+            difference=0.2 if comparable else None, low=0.1, high=0.3, why="" if comparable else "scored on other data",
         )  # fmt: skip
+        side = SimpleNamespace(digest=lambda evaluation: (f"{evaluation} abc",))
 
         def compare(store, runs):
             asked.append([folder.name for folder in runs])
-            return SimpleNamespace(changes=["optim.lr  0.1 -> 0.05"], scores=[score], same_data={"val": same})
+            changes = ["optim.lr  0.1 -> 0.05"]
+            return SimpleNamespace(changes=changes, scores=[score], same_data={"val": same}, sides=[side, side])
 
         module = types.ModuleType("trainkit.comparing")
         module.compare = compare
@@ -197,7 +199,7 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
 ):
     name = f"gate {verdict} {same}"
     registry.promote(store, runs.other, Promote(name=name))
-    asked = compared(verdict, same)
+    asked, comparable = compared(verdict, same), same and verdict != "not comparable"
     decision = registry.promote(store, runs.good, Promote(name=name))
     assert asked == [[runs.other.name, runs.good.name]], "before and after, in this order"
     assert decision.refused is not moves and decision.held == f"version 1, of run {runs.other.name}"
@@ -205,13 +207,14 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
     written = evidence(store, runs.good, tmp_path)
     assert written["holder"] == {"run": runs.other.name, "version": "1"}
     assert written["changes"] == ["optim.lr  0.1 -> 0.05"]
+    assert written["digests"] == [["val abc"], ["val abc"]]
     assert written["score"] == {
-        "values": [0.7, 0.9], "difference": 0.2, "low": 0.1, "high": 0.3, "draws": 2000, "units": "37 samples",
-        "verdict": verdict,
+        "values": [0.7, 0.9], "difference": 0.2 if comparable else None, "low": 0.1, "high": 0.3, "draws": 2000,
+        "units": "37 samples", "verdict": verdict,
     }  # fmt: skip
     checks = {check.name: check for check in decision.checks}
-    assert checks["data"].passed is same
-    if same:
+    assert checks["data"].passed is comparable
+    if comparable:
         why = f"val/accuracy 0.7000 -> 0.9000, +0.2000 (+0.1000 to +0.3000; 2000 draws of 37 samples): {verdict}"
         assert checks["score"] == Check("score", moves, why) and checks["speed"].passed is True
     else:

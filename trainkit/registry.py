@@ -292,7 +292,8 @@ def _against(
         "verdict": score.verdict,
     }
     evaluation = candidate.metric.partition("/")[0]
-    same = found.same_data.get(evaluation, False)
+    evidence["digests"] = [side.digest(evaluation) for side in found.sides]
+    same = found.same_data.get(evaluation, False) and score.verdict != "not comparable"
     data = Check("data", same, f"{evaluation} is the same for both" if same else f"{evaluation}: {score.why}")
     if not same:
         return [data], evidence
