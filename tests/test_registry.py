@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import sys
 import types
 from pathlib import Path
@@ -24,6 +25,7 @@ from trainkit.recipe import Promote
 from trainkit.registry import Check
 from trainkit.speed import preflight
 from trainkit.store import RunFolder, Store
+from trainkit.ui import running
 
 EASY = ("data.noise=0.5", "train.length=8 epochs", "log.every=50 steps", "evaluations.val.every=16 steps")
 GUESSING = 1 / 4 + 3 * math.sqrt(0.25 / 37)
@@ -226,9 +228,8 @@ def test_a_better_run_that_is_slower_is_refused(store, runs, compared):
     registry.promote(store, runs.other, Promote(name="slow"))
     compared(rates=(100.0, 79.0))
     said = ask(runs.good.name, "--name", "slow", "--max-slower", "0.2", code=1)
-    assert (
-        "! speed   100 -> 79 samples/s, 21.0 % slower; 20 % slower is allowed" in said and holder(store, "slow") == "1"
-    )
+    assert "! speed   100 -> 79 samples/s, 21.0 % slower; 20 % slower is allowed" in said
+    assert holder(store, "slow") == "1"
     compared(rates=(100.0, 81.0))
     assert "slow@champion is now version 2" in ask(runs.good.name, "--name", "slow", "--max-slower", "0.2")
 
@@ -437,6 +438,24 @@ def test_a_promotion_that_fails_at_the_end_of_a_run_is_said_and_not_raised(monke
 def test_a_score_that_is_not_measured_ends_the_run_at_its_first_evaluation(store):
     with pytest.raises(UserError, match=r"promote.metric: 'val/acuracy', which is not measured; expected val/accuracy"):
         run("promote={metric: val/acuracy}")
+
+
+@pytest.mark.slow
+def test_a_server_takes_it_as_the_database_does(store, runs, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with running(store, port):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        served = Store.locate()
+        for _ in range(2):
+            decision = registry.promote(served, runs.good, Promote(name="served"))
+            assert (decision.refused, decision.version) == (False, "1")
+        weights = best_weights(runs.good.path).read_bytes()
+        assert served.model_file("models:/served@champion").read_bytes() == weights
+        model = served.client().get_logged_model(registry._model(runs.good)[2])
+        named = [entry["name"] for entry in json.loads(model.tags["mlflow.modelVersions"])]
+        assert named.count("served") == 1
 
 
 @pytest.mark.slow
