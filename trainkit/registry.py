@@ -125,7 +125,7 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
     client = store.client()
     with _answering(store):
         held = _holder(client, name, asked.alias)
-        about = {"run": run.name, "model": name, "alias": asked.alias}
+        about: dict[str, Any] = {"run": run.name, "model": name, "alias": asked.alias}
         about["weights"] = f"{candidate.weights} of step {candidate.step}"
         if held is not None and held.run_id == candidate.run_id:
             return Decision(**about, version=str(held.version))
