@@ -23,7 +23,7 @@ from trainkit.errors import UserError
 from trainkit.needs import best_weights
 from trainkit.recipe import Promote
 from trainkit.registry import Check
-from trainkit.speed import preflight
+from trainkit.speed import paced, preflight
 from trainkit.store import RunFolder, Store
 from trainkit.ui import running
 
@@ -406,7 +406,8 @@ def test_promotion_is_no_part_of_the_experiment_and_never_the_default(monkeypatc
     plain, asking = (config.load(TOY, words, ("toy",)) for words in ([], ["promote={}"]))
     assert plain.promote is None and asking.promote == Promote()
     assert config.digest(plain) == config.digest(asking)
-    assert preflight._shortened(asking, None).promote is None, "a trial has no score to decide by"
+    trials = [preflight._shortened(asking, None), paced.paced(asking, ())]
+    assert all(trial.promote is None for trial in trials), "they have no score to decide by"
     recipes = list((ROOT / "tests" / "golden").glob("*.yaml"))
     assert recipes and all("\npromote: null\n" in recipe.read_text() for recipe in recipes)
 
