@@ -224,6 +224,18 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
         assert list(checks) == ["data"], "scores of different data are not put beside each other"
 
 
+def test_scores_of_other_weights_than_those_that_have_it_decide_nothing(store, runs, compared, monkeypatch):
+    registry.promote(store, runs.other, Promote(name="average"))
+    compared()
+    real = registry._recipe
+    for best, words in (("val/ema/accuracy", "those that val/ema/accuracy chose"), (None, "its last")):
+        change = {"best": best and {"metric": best}}
+        monkeypatch.setattr(registry, "_recipe", lambda run, c=change: real(run) | (c if run == runs.other else {}))
+        decision = registry.promote(store, runs.good, Promote(name="average"))
+        why = f"of run {runs.other.name} other weights have it, {words}"
+        assert decision.refused and decision.checks == (Check("score", False, why),)
+
+
 def test_a_better_run_that_is_slower_is_refused(store, runs, compared):
     registry.promote(store, runs.other, Promote(name="slow"))
     compared(rates=(100.0, 79.0))
@@ -355,7 +367,7 @@ def test_a_run_that_cannot_be_promoted_says_why(store):
     assert "val/accuracy was not measured at step 4" in ask(folder.name, code=2)
     folder.recipe.write_text("best: {metric: val/ema/accuracy}\nevaluations: {val: {}}\n")
     said = ask(folder.name, "--metric", "val/accuracy", code=2)
-    assert "val/accuracy is not of the weights that val/ema/accuracy chose; expected a score val/ema/..." in said
+    assert "val/accuracy is not of the weights that would be promoted; expected a score val/ema/..." in said
     folder.recipe.write_text("evaluations: {val: {}}\n")
     assert "names no best score; name one with --metric" in ask(folder.name, code=2)
     folder.release()
@@ -392,6 +404,7 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
         (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', of no evaluation here"),
         (["promote={}", "best=null"], "promote has no score to decide by"),
         (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is of averaged weights"),
+        (["promote={metric: val/ema/accuracy}", "best=null"], "promote.metric is of averaged weights, which"),
         (["promote={metric: val/ema/accuracy}"], "promote.metric is 'val/ema/accuracy' and best.metric 'val/accuracy'"),
     ],
 )

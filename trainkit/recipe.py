@@ -377,3 +377,5 @@ class Recipe:
             if len(set(chosen.values())) > 1:
                 both = f"promote.metric is {metrics['promote']!r} and best.metric {metrics['best']!r}"
                 raise ValueError(f"{both}; what is promoted are the weights that best chose, so take a score of those")
+            if "best" not in chosen and chosen["promote"].endswith("/ema"):
+                raise ValueError("promote.metric is of averaged weights, which are promoted where best.metric is too")

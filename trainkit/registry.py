@@ -192,8 +192,9 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
     _send_rest(store, run)
     weights, step, model_id = _model(run)
     candidate = _Candidate(run, info.run_id, metric, weights, step, model_id, history)
-    if weights == "best" and _title(metric) != _title(best):
-        raise UserError(where, f"{metric} is not of the weights that {best} chose", f"a score {_title(best)}/...")
+    chosen = _title(best) if weights == "best" else metric.partition("/")[0]
+    if _title(metric) != chosen:
+        raise UserError(where, f"{metric} is not of the weights that would be promoted", f"a score {chosen}/...")
     if candidate.value(metric) is None:
         raise UserError(where, f"{metric} was not measured at step {step}, whose weights would be promoted")
     return candidate
@@ -276,6 +277,10 @@ def _against(
     """What is asked of a run that would take the alias from another, and the numbers behind it."""
     from trainkit.comparing import compare
 
+    theirs = (_recipe(holder).get("best") or {}).get("metric") or ""
+    if _title(theirs) != (_title(candidate.metric) if candidate.weights == "best" else ""):
+        which = f"those that {theirs} chose" if theirs else "its last"
+        return [Check("score", False, f"of run {holder.name} other weights have it, {which}")], {}
     found = compare(store, [holder, candidate.folder])
     evidence: dict[str, Any] = {"changes": [str(change) for change in found.changes]}
     score = next((score for score in found.scores if score.name == candidate.score), None)
