@@ -64,7 +64,7 @@ class Slow:
 
 
 def test_all_is_measured(toy):
-    recipe, data, machine = toy()
+    recipe, data, machine = toy("promote={}")
     found = ceilings.measure(recipe, data, machine, {}, seconds=0.1)
     assert found.absent == {}
     assert found.loader > found.model > 0  # arrays in memory against a network

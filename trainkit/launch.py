@@ -110,7 +110,7 @@ def _run(
 
     `watch` is told of its evaluations and may end it: `family.Watch`.
     """
-    from trainkit import costs, loop
+    from trainkit import costs, loop, registry
     from trainkit.report import closing
     from trainkit.speed import ceilings
     from trainkit.witness import Witness
@@ -165,6 +165,9 @@ def _run(
             tracker.finish(outcome.status)
             folder.update(data_digest=data.meta.digest, key=run_key(recipe_hash, data.meta.digest))
             witness.say(closing.table(witness, outcome, store))
+            # Of runs that belong together, such as folds, none speaks for all.
+            if recipe.promote and outcome.status == "FINISHED" and parent is None:
+                witness.say(registry.at_end(store, folder, recipe.promote))
     machine.accelerator.free_memory()
     machine.wait()
     return outcome, folder

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -305,6 +306,28 @@ class Download:
             raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
 
 
+@dataclass(kw_only=True)
+class Promote:
+    """At its end the run may take an alias of MLflow's model registry, from a holder that it beats: docs/promote.md."""
+
+    name: str | None = None
+    """Of the registered model; None: the recipe's name."""
+    alias: str = "champion"
+    metric: str | None = None
+    """The score that decides, by its full name; None: that of `best`."""
+    max_slower: float | None = 0.1
+    """Largest share by which the training may be slower than the holder's, in samples/s on the same hardware. None:
+    it is not asked."""
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (not self.name.strip(" .") or set(self.name) & set("/:@'\"`\\")):
+            raise ValueError(f"name is {self.name!r}; a name without / : @ and quotes is needed")
+        if not re.fullmatch("[A-Za-z0-9_-]+", self.alias) or re.fullmatch("(?i)latest|v[0-9]+", self.alias):
+            raise ValueError(f"alias is {self.alias!r}; letters, digits, - and _ are allowed, but not `latest` or `v1`")
+        if self.max_slower is not None and not 0 <= self.max_slower < 1:
+            raise ValueError(f"max_slower is {self.max_slower}; a share from 0 and below 1 is needed, such as 0.1")
+
+
 _NOT_IN_HASH = {"hash": False}
 """For what changes no bit of the outcome: two recipes that differ in it are the same experiment."""
 
@@ -328,6 +351,7 @@ class Recipe:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     log: Log = field(default_factory=Log, metadata=_NOT_IN_HASH)
     downloads: list[Download] = field(default_factory=list, metadata=_NOT_IN_HASH)
+    promote: Promote | None = field(default=None, metadata=_NOT_IN_HASH)
     loader: Loader = field(default_factory=Loader, metadata=_NOT_IN_HASH)
     device: Device = field(default_factory=Device)
 
@@ -345,6 +369,7 @@ class Recipe:
         self.time_to = dict(settled(self.time_to, rules.values()))
         named = [(key, rule.metric) for key, rule in rules.items() if rule is not None]
         named += [("time_to", metric) for metric in self.time_to]
+        named += [("promote.metric", self.promote.metric)] if self.promote and self.promote.metric else []
         for key, metric in named:
             evaluation, slash, _ = metric.partition("/")
             if not slash or evaluation not in self.evaluations:
@@ -353,3 +378,13 @@ class Recipe:
         for key, metric in named:
             if "/ema/" in metric and self.train.ema is None:
                 raise ValueError(f"{key} is of averaged weights, and train.ema is not set")
+        if self.promote is not None:
+            metrics = {key.partition(".")[0]: metric for key, metric in named}
+            chosen = {key: metrics[key].rpartition("/")[0] for key in ("best", "promote") if key in metrics}
+            if not chosen:
+                raise ValueError("promote has no score to decide by: name one in promote.metric, or in best.metric")
+            if len(set(chosen.values())) > 1:
+                both = f"promote.metric is {metrics['promote']!r} and best.metric {metrics['best']!r}"
+                raise ValueError(f"{both}; what is promoted are the weights that best chose, so take a score of those")
+            if "best" not in chosen and chosen["promote"].endswith("/ema"):
+                raise ValueError("promote.metric is of averaged weights, which are promoted where best.metric is too")

@@ -19,8 +19,8 @@ def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, f
     Raises UserError when the recipe names a metric that this evaluation does not give.
     """
     stop, best = recipe.stop_when, recipe.best
-    rules = (("stop_when.metric", stop), ("best.metric", best))
-    named = [(key, rule.metric) for key, rule in rules if rule is not None]
+    rules = (("stop_when.metric", stop), ("best.metric", best), ("promote.metric", recipe.promote))
+    named = [(key, rule.metric) for key, rule in rules if rule is not None and rule.metric]
     for key, metric in (*named, *(("time_to", metric) for metric in recipe.time_to)):
         if metric.startswith(f"{evaluation}/") and metric not in metrics:
             near = difflib.get_close_matches(metric, metrics, n=1)

@@ -236,6 +236,8 @@ class Store:
     def model_file(self, uri: str) -> Path:
         """The safetensors file of `models:/<model id>`, a LoggedModel of this store.
 
+        `NAME@ALIAS` and `NAME/VERSION` of the registry stand for the model that was registered so.
+
         A file that this machine does not hold is downloaded, once, to `<home>/downloads/<model id>/`. Raises UserError
         for an id that the store does not have, naming the nearest ones, and for a file that does not arrive whole.
         """
@@ -245,11 +247,13 @@ class Store:
         from mlflow.utils.file_utils import local_file_uri_to_path
 
         try:
+            word = _registered(client, word)
             model = client.get_logged_model(word)
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "ENDPOINT_NOT_FOUND"):
                 raise UserError(self.shown, f"the store does not answer: {without_secrets(str(error))[:300]}") from None
-            raise UserError(uri, f"not in {self.shown}", "models:/<model id>", _near(word, _models(client))) from None
+            wanted = "models:/<model id> or models:/NAME@ALIAS"
+            raise UserError(uri, f"not in {self.shown}", wanted, _near(word, _models(client))) from None
         try:
             files = [file for file in client.list_logged_model_artifacts(word) if file.path.endswith(".safetensors")]
             if len(files) != 1:
@@ -427,6 +431,18 @@ def _parsed(text: bytes) -> RunInfo:
 
 
 _ELSEWHERE = "name another folder in TRAINKIT_STORE"
+
+
+def _registered(client: Any, word: str) -> str:
+    """The id of the LoggedModel behind `NAME@ALIAS` or `NAME/VERSION` of the registry; another word as it is."""
+    name, at, alias = word.rpartition("@")
+    if at:
+        version = client.get_model_version_by_alias(name, alias)
+    elif "/" in word:
+        version = client.get_model_version(*word.split("/", 1))
+    else:
+        return word
+    return version.tags.get("trainkit.model") or version.source.removeprefix("models:/")
 
 
 def _models(client: Any) -> list[tuple[str, str]]:

@@ -142,6 +142,9 @@ class Witness:
             now = self.elapsed()
             for target in self.tracker.once(step, targets.reached(self.recipe.time_to, metrics, now)):
                 self.say(f"step {step}: {target.removeprefix(targets.PREFIX)} reached after {_duration(now)}")
+        bounds = {f"{title}/{key}": bound for title, scores in scored.items() for key, bound in scores.chance.items()}
+        if bounds:
+            self.tracker.event(step, "chance", bounds)
         if leads and self.recipe.log.rows:
             for word, rows in records.kept_rows(self.recipe, name, scored).items():
                 self.tracker.table(f"rows/{word}_best.parquet", rows)

@@ -300,6 +300,7 @@ class _Alone:
             best=None,
             stop_when=None,
             time_to={},
+            promote=None,
             checkpoints=replace(self.recipe.checkpoints, every=None, at_end=False),
             log=Log(every=_ENDLESS, figures=None, system_every=None, ceilings="off", profile=None),
             loader=replace(self.recipe.loader, workers=0),

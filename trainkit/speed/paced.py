@@ -590,7 +590,7 @@ def paced(recipe: Any, keep: Collection[str]) -> Any:
     from trainkit.schedule import Span
 
     log = replace(recipe.log, figures=None, system_every=None, ceilings="off", profile=None, rows=False)
-    out = {"best": None, "stop_when": None, "time_to": {}, "log": log}
+    out = {"best": None, "stop_when": None, "time_to": {}, "promote": None, "log": log}
     out["train"] = replace(recipe.train, length=Span.parse(_LENGTH))
     if "evaluations" not in keep:
         out["evaluations"] = {}

@@ -298,7 +298,7 @@ def _shortened(recipe: Recipe, held: str | None, every: Span | None = None) -> R
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
     checkpoints = replace(recipe.checkpoints, every=every)
-    out = {"best": None, "stop_when": None, "time_to": {}, "log": log, "checkpoints": checkpoints}
+    out = {"best": None, "stop_when": None, "time_to": {}, "promote": None, "log": log, "checkpoints": checkpoints}
     return replace(recipe, evaluations=evaluations, **out)
 
 
