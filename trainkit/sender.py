@@ -12,7 +12,7 @@ from trainkit import courier
 from trainkit.errors import UserError
 from trainkit.journal import Journal
 from trainkit.outbox import Outbox
-from trainkit.redact import without_secrets
+from trainkit.refusals import reason
 from trainkit.store import RunFolder, Store
 
 EVERY_SECONDS = 3.0
@@ -65,10 +65,9 @@ class Sender(threading.Thread):
             self._outbox.send(self._client)
         except Exception as error:
             if self._failures == 0:
-                lines = without_secrets(str(error)).strip().splitlines() or [type(error).__name__]
                 _log.warning(
                     "%s does not take the metrics (%s); training goes on, they are kept in %s and sent when it does",
-                    self.where, lines[0][:200], self._outbox.folder.path,
+                    self.where, reason(error)[0], self._outbox.folder.path,
                 )  # fmt: skip
             self._failures = min(self._failures + 1, 10)
         else:

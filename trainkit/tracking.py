@@ -111,7 +111,7 @@ class Tracker:
                 key: HIDDEN if is_secret_name(key) else without_secrets(value)[:_TAG_CHARS]
                 for key, value in all_tags.items()
             }
-            with _asking(store):
+            with store.asking():
                 experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
                 nested = "trainkit.folds" in all_tags
                 _offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
@@ -308,8 +308,8 @@ class Tracker:
         except OSError as failure:
             _log.warning("run %s: its end could not be written: %s", self.folder.name, failure)
         if not self.flush(_FINISH_SECONDS):
-            left = "run %s: not all reached %s; the rest is kept in %s"
-            _log.warning(left, self.folder.name, self._sender.where, self.folder.path)
+            left = "run %s: not all reached %s; the rest is kept in %s and sent by: trainkit sync %s"
+            _log.warning(left, self.folder.name, self._sender.where, self.folder.path, self.folder.name)
         self._sender.stop()
         try:
             self._journal.close()
@@ -414,7 +414,7 @@ def send_rest(folder: RunFolder, store: Store) -> None:
     folder.claim()
     try:
         client = store.client()
-        with _asking(store):
+        with store.asking():
             send_left(folder, client)
     finally:
         folder.release()
@@ -478,17 +478,6 @@ def _step(step: Any) -> int:
     if number != step or number < 0:
         raise ValueError(f"step {step!r} is not a whole number from 0")
     return number
-
-
-@contextlib.contextmanager
-def _asking(store: Store) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        lines = without_secrets(str(error)).strip().splitlines() or [type(error).__name__]
-        raise UserError(store.shown, f"the store refuses: {lines[0][:300]}") from error
 
 
 def _experiment(
