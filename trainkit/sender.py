@@ -119,14 +119,19 @@ def send_left(folder: RunFolder, client: Any) -> None:
     if info.run_id is None:
         folder.update(status="KILLED" if info.status == "RUNNING" else info.status)
         return
-    last_sign = max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())
+    seen = last_sign(folder)
     journal = Journal(folder.journal)
     try:
         outbox = Outbox(folder, info.run_id, journal)
         if info.status == "RUNNING":
             # Its process is gone without a word, or this could not have been claimed.
-            outbox.put({"kind": "end", "status": "KILLED", "time": int(1000 * last_sign)})
+            outbox.put({"kind": "end", "status": "KILLED", "time": int(1000 * seen)})
             folder.update(status="KILLED", last_step=journal.last_step)
         outbox.send(client)
     finally:
         journal.close()
+
+
+def last_sign(folder: RunFolder) -> float:
+    """When a run was last heard of, in seconds since 1970."""
+    return max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())

@@ -32,6 +32,7 @@ from trainkit.journal import Journal, Replay
 from trainkit.outbox import Outbox
 from trainkit.provenance import origin, place
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.relocating import strayed
 from trainkit.sender import Sender, send_left
 from trainkit.store import RunFolder, Store
 from trainkit.system_metrics import Sampler
@@ -504,6 +505,10 @@ def _experiment(
     if found.lifecycle_stage != "active":
         remedy = "restore it in the MLflow page, or name another experiment"
         raise UserError(f"experiment {name!r}", f"was deleted in {store.shown}", remedy=remedy)
+    if (old := strayed(store, found.artifact_location)) is not None:
+        # It would make that folder again, and nobody would look for them there.
+        where = f"was in {old}, where MLflow would keep the files of experiment {name!r}"
+        raise UserError(str(store.home), where, remedy="as the store was moved, run: trainkit relocate")
     if "mlflow.note.content" not in found.tags:
         # Not when a person has written one in the page.
         tags.setdefault("mlflow.note.content", _guide(primary_metric))
