@@ -76,7 +76,7 @@ def relocate(store: Store, home: Path | None = None) -> Relocated:
             connection.execute(f'UPDATE "{table}" SET "{column}" = ? WHERE rowid = ?', (place, row))
             changed[table] = changed.get(table, 0) + 1
         connection.execute("COMMIT")
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:
         remedy = "close what holds it (`trainkit ui`?)" if "locked" in str(error) else "nothing was changed"
         raise UserError(str(database), str(error), remedy=remedy) from None
     finally:
