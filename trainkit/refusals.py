@@ -33,7 +33,7 @@ _SIGNS = (
         "does not answer: there is no way to that machine",
         "check the network, or a VPN",
     ),
-    (r"(?i)wrong.version.number", "does not speak https", "write http:// in MLFLOW_TRACKING_URI"),
+    (r"(?i)wrong.version.number|record layer failure", "does not speak https", "write http:// in MLFLOW_TRACKING_URI"),
     (
         r"certificate verify failed",
         "has a certificate that is not trusted",
