@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from doorman import Doorman, doorman
-from runs import Ran, _port, run, stop_after
+from runs import ROOT, Ran, _port, run, stop_after
 from safetensors.numpy import save_file
 
-from trainkit import cli, journal, sender, tracking, ui
+from trainkit import cli, sender, tracking, ui
 from trainkit.errors import UserError
-from trainkit.journal import MEASURED
 from trainkit.outbox import left
 from trainkit.store import Store
 from trainkit.tracking import Tracker
@@ -94,13 +93,17 @@ def history(client, run_id: str, name: str) -> list[tuple[int, float]]:
     return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
 
 
+def warnings(caplog) -> list[str]:
+    return [e.getMessage() for e in caplog.records if e.levelno >= logging.WARNING and e.name == "trainkit"]
+
+
 def record(store: Store, ran: Ran) -> dict:
     """All that a store has of a run, but for what is never the same twice."""
     client, run_id = store.client(), ran.folder.info().run_id
     found = client.get_run(run_id)
     experiment = client.get_experiment(found.info.experiment_id)
-    repeat = [name for name in found.data.metrics if not name.startswith(MEASURED) and "/time" not in name]
-    models = client.search_logged_models([experiment.experiment_id], filter_string=f"source_run_id = '{run_id}'")
+    models = client.search_logged_models([experiment.experiment_id])
+    models = [model for model in models if model.source_run_id == run_id]
     kept = files(client, run_id)
     return {
         "status": found.info.status,
@@ -108,7 +111,7 @@ def record(store: Store, ran: Ran) -> dict:
         "params": found.data.params,
         "tags": sorted(found.data.tags),
         "metrics": sorted(found.data.metrics),
-        "values": {name: history(client, run_id, name) for name in repeat},
+        "values": {name: history(client, run_id, name) for name in ran.repeatable},
         "data": sorted(
             (one.dataset.name, one.dataset.digest, one.dataset.profile, one.tags[0].value)
             for one in found.inputs.dataset_inputs
@@ -149,7 +152,7 @@ def test_an_interrupted_run_goes_on_in_the_same_run_of_the_server(remote):
     assert left(again.folder) == (0, 0)
 
 
-def test_runs_are_sent_to_a_server_by_two_processes_at_once(remote, tmp_path):
+def test_runs_are_sent_to_a_server_by_two_processes_at_once(remote):
     code = (
         "from trainkit.store import Store; from trainkit.tracking import Tracker\n"
         "store = Store.locate(); folder = store.new_run('twins', 0, 'aa')\n"
@@ -158,7 +161,8 @@ def test_runs_are_sent_to_a_server_by_two_processes_at_once(remote, tmp_path):
         "for step in range(500): tracker.log(step, {'train/loss': step / 7})\n"
         "tracker.finish('FINISHED'); print(tracker.run_id)\n"
     )
-    both = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True, cwd=tmp_path) for _ in range(2)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True, env=env) for _ in range(2)]
     ids = [process.communicate(timeout=120)[0].strip() for process in both]
     client = remote.client()
     for run_id in ids:
@@ -199,7 +203,7 @@ def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, cap
     tracker.model("best", tmp_path / "model.safetensors", 5, {"train/loss": 1 / 6})
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
     tracker.finish("FINISHED")
-    said = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
+    said = warnings(caplog)
     assert len(said) == 2 and "training goes on" in said[0] and "broke the connection" in said[0]
     assert said[1].endswith(f"sent by: trainkit sync {tracker.folder.name}")
     assert left(tracker.folder) == (680, 4)
@@ -214,8 +218,6 @@ def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, cap
     found = client.get_run(tracker.run_id)
     assert found.info.status == "FINISHED" and files(client, tracker.run_id) == {"notes/why.txt": 7}
     assert history(client, tracker.run_id, "train/loss") == [(step, 1 / (step + 1)) for step in range(700)]
-    ended = [event.t for event in journal.read(tracker.folder.journal).events]
-    assert not ended, "nothing was decided in this run"
     (model,) = client.search_logged_models([found.info.experiment_id])
     assert store.model_file(f"models:/{model.model_id}").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
     made = json.loads((tracker.folder.path / "models.json").read_text())
@@ -235,7 +237,7 @@ def test_a_training_does_not_wait_for_a_server_that_is_slow(door, caplog):
     tracker.artifact_text("notes/why.txt", "because")
     tracker.finish("FINISHED")
     door.delay = 0.0
-    assert not [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
+    assert not warnings(caplog)
     assert left(tracker.folder) == (0, 0)
 
 
@@ -251,5 +253,5 @@ def test_a_server_that_never_answers_lets_the_training_end(door, caplog, monkeyp
     tracker.finish("FINISHED")
     assert time.monotonic() - began < 10
     door.delay = 0.0
-    said = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
+    said = warnings(caplog)
     assert len(said) == 2 and "does not answer within 1 s" in said[0] and "trainkit sync" in said[1]
