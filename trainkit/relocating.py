@@ -89,10 +89,10 @@ def strayed(store: Store, place: str) -> Path | None:
 
     `place` is what the database says. None where they are there, and where there are none here.
     """
-    path = _path(place)
-    if store.artifacts is None or path is None or path.parent.name != "artifacts":
+    path = folder_of(place)
+    if store.database is None or path is None or path.parent.name != "artifacts":
         return None
-    moved = (store.artifacts / path.name).exists() and not path.exists()
+    moved = (store.database.parent / "artifacts" / path.name).exists() and not path.exists()
     return path.parent.parent if moved else None
 
 
@@ -110,7 +110,7 @@ def _refuse_while_running(store: Store) -> list[str]:
 
 def _former(connection: sqlite3.Connection, here: Path) -> list[Path]:
     """Folders, other than this one, in whose `artifacts/` an experiment has its place."""
-    places = [_path(place) for (place,) in connection.execute("SELECT artifact_location FROM experiments")]
+    places = [folder_of(place) for (place,) in connection.execute("SELECT artifact_location FROM experiments")]
     homes = [place.parent.parent for place in places if place is not None and place.parent.name == "artifacts"]
     return sorted({home for home in homes if home != here})
 
@@ -140,12 +140,13 @@ def _moves(
 def _places(connection: sqlite3.Connection) -> Iterator[tuple[tuple[str, str], int, str, Path]]:
     for table, column in _COLUMNS:
         for row, said in connection.execute(f'SELECT rowid, "{column}" FROM "{table}"').fetchall():
-            path = _path(said)
+            path = folder_of(said)
             if path is not None:
                 yield (table, column), row, said, path
 
 
-def _path(place: str | None) -> Path | None:
+def folder_of(place: str | None) -> Path | None:
+    """The folder that a place of artifacts names; None for one that is no folder."""| None) -> Path | None:
     """The folder of an address; None for what is not of this machine."""
     if place and place.startswith("file:"):
         return Path(unquote(urlsplit(place).path))

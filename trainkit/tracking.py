@@ -26,13 +26,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from trainkit.errors import UserError
 from trainkit.journal import Journal, Replay
 from trainkit.outbox import Outbox
 from trainkit.provenance import origin, place
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
-from trainkit.relocating import strayed
+from trainkit.relocating import folder_of, strayed
 from trainkit.sender import Sender, send_left
 from trainkit.store import RunFolder, Store
 from trainkit.system_metrics import Sampler
@@ -46,6 +47,7 @@ METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 """Names MLflow takes everywhere; one bad name would make it refuse a whole batch."""
 
 _WAKE_LINES = 500
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _FLOAT = frozenset([float])
 _FINISH_SECONDS = 30.0
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
@@ -509,13 +511,31 @@ def _experiment(
         # It would make that folder again, and nobody would look for them there.
         where = f"was in {old}, where MLflow would keep the files of experiment {name!r}"
         raise UserError(str(store.home), where, remedy="as the store was moved, run: trainkit relocate")
+    folder, host = folder_of(found.artifact_location), urlsplit(store.uri).hostname
+    if store.artifacts is None and folder is not None and host not in _LOOPBACK and not folder.parent.is_dir():
+        where = f"has experiment {name!r} keep its files in {folder}, which is no folder of this machine"
+        remedy = "start it with --artifacts-destination FOLDER, and give log.experiment another name"
+        raise UserError(store.shown, where, remedy=remedy)
     if "mlflow.note.content" not in found.tags:
         # Not when a person has written one in the page.
         tags.setdefault("mlflow.note.content", _guide(primary_metric))
     for key, value in tags.items():
         if found.tags.get(key) != value:
-            client.set_experiment_tag(found.experiment_id, key, value)
+            _set_tag(client, found.experiment_id, key, value)
     return found.experiment_id
+
+
+def _set_tag(client: Any, experiment_id: str, key: str, value: str) -> None:
+    """Set a tag of an experiment, even if another run that begins at this moment sets it for the first time too."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_experiment_tag(experiment_id, key, value)
+    except MlflowException as error:
+        if error.error_code != "BAD_REQUEST":
+            raise
+        # MLflow has looked for it and then added it; now it is there, and is changed.
+        client.set_experiment_tag(experiment_id, key, value)
 
 
 def _guide(primary_metric: str | None) -> str:
@@ -566,7 +586,7 @@ def _offer_view(
     }
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
     if view != kept:
-        client.set_experiment_tag(experiment_id, tag, view)
+        _set_tag(client, experiment_id, tag, view)
 
 
 def _known_run(client: Any, run_id: str | None) -> Any:
