@@ -146,8 +146,7 @@ def _places(connection: sqlite3.Connection) -> Iterator[tuple[tuple[str, str], i
 
 
 def folder_of(place: str | None) -> Path | None:
-    """The folder that a place of artifacts names; None for one that is no folder."""| None) -> Path | None:
-    """The folder of an address; None for what is not of this machine."""
+    """The folder that a place of artifacts names; None for one that is no folder."""
     if place and place.startswith("file:"):
         return Path(unquote(urlsplit(place).path))
     return Path(place) if place and place.startswith("/") else None

@@ -182,9 +182,7 @@ class Store:
         if self.uri.startswith(("http://", "https://", "databricks")):
             return None
         # Of a database elsewhere MLflow would take a folder of wherever the run was started.
-        return (self.database.parent if self.database else self.home) / "artifacts"| None:
-        """Folder of artifacts, beside the database; None where a server decides."""
-        return self.database.parent / "artifacts" if self.database else None
+        return (self.database.parent if self.database else self.home) / "artifacts"
 
     @property
     def shown(self) -> str:
