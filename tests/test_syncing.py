@@ -14,6 +14,7 @@ from test_tracking import crash
 from trainkit import cli, journal, tracking
 from trainkit.errors import UserError
 from trainkit.outbox import left
+from trainkit.relocating import relocate
 from trainkit.store import RunFolder, Store
 from trainkit.syncing import Synced, sync
 from trainkit.tracking import Tracker
@@ -202,3 +203,18 @@ def test_the_command_says_what_went_and_what_could_not(here):
     assert f"left: run {gone.name}: MLflow run {'0' * 32} is not in" in said
     assert ask(first.name) == f"{first.name}: nothing was left to send\n"
     assert "nearest are" in ask("nothing-of-that-name", code=2)
+
+
+def test_files_of_a_store_that_was_moved_wait_until_they_have_their_place(here, tmp_path, monkeypatch):
+    folder = recorded(here, "FINISHED", 2)
+    here.home.rename(tmp_path / "moved")
+    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path / "moved"))
+    there = Store.locate()
+    moved = there.find(folder.name)
+    (done,) = sync(there)
+    assert "trainkit relocate" in done.problem and left(moved) == (4, 3) and not here.home.exists()
+    relocate(there)
+    (done,) = sync(there)
+    assert done == Synced(folder.name, "FINISHED", 4, 3) and not here.home.exists()
+    (file,) = (there.artifacts / "faces").rglob("why.txt")
+    assert file.read_text() == "because" and moved.info().run_id in file.parts

@@ -85,15 +85,16 @@ def relocate(store: Store, home: Path | None = None) -> Relocated:
 
 
 def strayed(store: Store, place: str) -> Path | None:
-    """The folder in which the store was, when an experiment's files are here and no more at its `place`.
+    """The folder in which the store was when the `place` of an experiment was noted, if its files are not there now.
 
-    `place` is what the database says. None where they are there, and where there are none here.
+    None where they are there, and for a place that no store of ours gave.
     """
     path = folder_of(place)
-    if store.database is None or path is None or path.parent.name != "artifacts":
+    if store.database is None or path is None or path.parent.name != "artifacts" or path.exists():
         return None
-    moved = (store.database.parent / "artifacts" / path.name).exists() and not path.exists()
-    return path.parent.parent if moved else None
+    home = path.parent.parent
+    moved = (store.database.parent / "artifacts" / path.name).exists() or not home.exists()
+    return home if moved and home != store.database.parent else None
 
 
 def _refuse_while_running(store: Store) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainkit.errors import UserError
 from trainkit.outbox import left
+from trainkit.relocating import strayed
 from trainkit.sender import last_sign, send_left
 from trainkit.store import RunFolder, Store
 
@@ -47,7 +48,7 @@ def sync(store: Store, runs: Sequence[RunFolder] = (), *, whole: bool = False, o
             info = folder.info()
             if folder.alive() and not (over and info.host != socket.gethostname()):
                 if info.host != socket.gethostname():
-                    note = f"is going on on {info.host}, so it is said; if that machine is gone, add --over"
+                    note = f"is said to be going on, on {info.host}; if that machine is gone, add --over"
                     yield Synced(folder.name, info.status, note=note)
                 elif runs:
                     yield Synced(folder.name, info.status, note="is going on, and sends by itself")
@@ -103,3 +104,7 @@ def _check(folder: RunFolder, store: Store, client: Any, run_id: str) -> None:
         raise UserError(f"run {folder.name}", f"MLflow run {run_id} is not in {store.shown}", remedy=remedy) from None
     if run.info.lifecycle_stage != "active":
         raise UserError(f"run {folder.name}", "was deleted in MLflow", remedy="restore it in the MLflow page")
+    experiment = client.get_experiment(run.info.experiment_id)
+    if (old := strayed(store, experiment.artifact_location)) is not None:
+        found = f"its files would go to {old}, where the store was"
+        raise UserError(f"run {folder.name}", found, remedy="run first: trainkit relocate")
