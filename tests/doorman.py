@@ -60,7 +60,7 @@ class _Request(BaseHTTPRequestHandler):
         else:
             inner = http.client.HTTPConnection("127.0.0.1", door.behind, timeout=60)
             kept = {name: value for name, value in self.headers.items() if name.lower() not in _OWN_HEADERS}
-            inner.request(self.command, self.path, body, kept)
+            inner.request(self.command, self.path, body or None, kept)
             reply = inner.getresponse()
             said = {name: value for name, value in reply.getheaders() if name.lower() not in _OWN_HEADERS}
             self._answer(reply.status, reply.read(), said)

@@ -104,7 +104,6 @@ def record(store: Store, ran: Ran) -> dict:
     experiment = client.get_experiment(found.info.experiment_id)
     models = client.search_logged_models([experiment.experiment_id])
     models = [model for model in models if model.source_run_id == run_id]
-    kept = files(client, run_id)
     return {
         "status": found.info.status,
         "experiment": (experiment.name, sorted(experiment.tags)),
@@ -116,7 +115,7 @@ def record(store: Store, ran: Ran) -> dict:
             (one.dataset.name, one.dataset.digest, one.dataset.profile, one.tags[0].value)
             for one in found.inputs.dataset_inputs
         ),
-        "files": sorted(kept),
+        "files": sorted(path.partition("+timestamp")[0] for path in files(client, run_id)),
         "recipe": Path(client.download_artifacts(run_id, "recipe/resolved.yaml")).read_text(),
         "models": sorted(
             (m.name, m.status.value, m.model_type, sorted((s.key, s.value, s.step, s.dataset_name) for s in m.metrics))
