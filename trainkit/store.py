@@ -565,6 +565,7 @@ def _schemas() -> tuple[str, ...]:
     return tuple(order) if len(order) == count else ()
 
 
+@functools.cache
 def _check_server(uri: str, shown: str) -> None:
     """Refuse a server that cannot keep what a run has to tell. One that does not say its version is taken as it is."""
     from mlflow.utils.credentials import get_default_host_creds
