@@ -61,7 +61,8 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
         if pictured:
             take("slider.png", f"pictures of run {pictured}", visits.pictures, number, pictured)
         if models:
-            take("model.png", f"model {models[0].model_id}", visits.logged_model, number, models[0].model_id)
+            about = models[0].model_id, models[0].name
+            take("model.png", f"model {models[0].model_id}", visits.logged_model, number, *about)
         if versions:
             take("registered.png", f"registered model `{versions[0].name}`", visits.registered, versions[0].name)
     return taken
