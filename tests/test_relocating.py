@@ -188,7 +188,7 @@ def test_a_failure_in_the_middle_leaves_the_database_as_it_was(moved, monkeypatc
             relocate(store)
     assert places(store.database) == before
     with sqlite3.connect(store.database, timeout=0.1) as connection:
-        connection.execute("CREATE TRIGGER no BEFORE UPDATE ON model_versions BEGIN SELECT RAISE(ABORT, 'no'); END")
+        connection.execute("CREATE TRIGGER stop BEFORE UPDATE ON model_versions BEGIN SELECT RAISE(ABORT, 'no'); END")
     with pytest.raises(UserError, match="no; nothing was changed"):
         relocate(store)
     assert places(store.database) == before, "what had been changed of other tables as well"
