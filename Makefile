@@ -1,12 +1,13 @@
 # make run    set up an environment of its own (.venv) and run the main job on the built-in sample set
 # make test   the default tests;  make test-all  the slow ones too
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/performance.md cites
+# make screenshots   pictures of the MLflow page of the store, into docs/images (needs Chromium)
 PYTHON ?= $(firstword $(shell command -v python3 python3.11))
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all bench bench-full clean
+.PHONY: run test test-all bench bench-full screenshots clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -22,6 +23,9 @@ bench: $(VENV)/.bench
 
 bench-full: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 7 --resume --write docs/performance.md
+
+screenshots: $(READY)
+	$(BIN)/python tests/screenshots.py
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,bench]" -c constraints.txt

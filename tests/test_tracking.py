@@ -236,7 +236,7 @@ def test_a_run_whose_store_was_lost_sends_its_whole_journal_to_a_new_one(home, s
 def test_a_run_that_cannot_begin_is_failed_and_free_again(store, begin, home, monkeypatch):
     folder = store.new_run("faces", 0, "aaaa")
     monkeypatch.setattr(tracking, "_experiment", lambda *_: 1 / 0)
-    with pytest.raises(UserError, match="the store refuses"):
+    with pytest.raises(UserError, match="refuses: division by zero"):
         begin(folder)
     assert folder.info().status == "FAILED" and not folder.alive()
 
@@ -458,6 +458,53 @@ def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_ch
         store.client().set_experiment_tag(found, key, value)
     begin(primary_metric="lfw/accuracy")
     assert {key: tags()[key] for key in edited} == edited
+
+
+def test_a_tag_that_another_run_sets_at_the_same_moment_is_set_again():
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
+
+    asked = []
+
+    def fails_with(code):
+        def set_experiment_tag(*given):
+            asked.append(given)
+            if len(asked) == 1:
+                raise MlflowException("UNIQUE constraint failed: experiment_tags.key", code)
+
+        return SimpleNamespace(set_experiment_tag=set_experiment_tag)
+
+    tracking._set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
+    assert asked == [("7", "a", "b")] * 2
+    asked.clear()
+    with pytest.raises(MlflowException):
+        tracking._set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
+    assert len(asked) == 1
+
+
+def test_a_server_that_keeps_no_files_itself_is_refused_where_its_folder_is_not(home, tmp_path):
+    def begin_at(uri, place):
+        found = SimpleNamespace(experiment_id="3", artifact_location=place, lifecycle_stage="active", tags={})
+        client = SimpleNamespace(get_experiment_by_name=lambda name: found, set_experiment_tag=lambda *_: None)
+        return tracking._experiment(client, Store(home, uri), "faces", "", None, True)
+
+    with pytest.raises(UserError, match="--artifacts-destination") as caught:
+        begin_at("http://me:hunter2@far:5000", "file:///srv/nowhere/mlruns/3")
+    assert "/srv/nowhere/mlruns/3" in str(caught.value) and "hunter2" not in str(caught.value)
+    for uri, place in (
+        ("http://far:5000", f"{tmp_path}/3"),  # a folder that both machines see
+        ("http://far:5000", "mlflow-artifacts:/3"),
+        ("http://far:5000", "s3://bucket/3"),
+        ("http://localhost:5000", "/srv/nowhere/mlruns/3"),
+        (f"sqlite:///{home}/mlflow.db", "/srv/nowhere/mlruns/3"),
+    ):
+        assert begin_at(uri, place) == "3"
+
+
+def test_files_of_a_database_elsewhere_are_kept_beside_the_runs(tmp_path):
+    assert Store(tmp_path, "postgresql://me@host/runs").artifacts == tmp_path / "artifacts"
+    assert Store(tmp_path, f"sqlite:///{tmp_path}/x/mlflow.db").artifacts == tmp_path / "x" / "artifacts"
+    assert Store(tmp_path, "https://host:5000").artifacts is None
 
 
 def test_a_data_set_that_is_only_called_train_is_named_by_its_source(store, begin):

@@ -1,11 +1,13 @@
+import contextlib
 import json
 import socket
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
-from trainkit import sender, tracking
+from trainkit import sender, tracking, ui
 from trainkit.errors import UserError
 from trainkit.store import Store
 from trainkit.tracking import Tracker
@@ -101,6 +103,28 @@ def test_a_port_in_use_is_a_user_error_that_names_a_free_one(store):
     named = int(caught.value.remedy.split()[-1])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", named))
+
+
+def test_an_empty_store_and_one_that_was_moved_are_said_to_be(store, monkeypatch, tmp_path):
+    @contextlib.contextmanager
+    def ended_at_once(store, port):
+        def wait():
+            raise KeyboardInterrupt
+
+        yield SimpleNamespace(wait=wait)
+
+    def said_of(*places):
+        found = [{"experiment_id": "0", "name": "Default", "artifact_location": f"{store.home}/artifacts/0"}]
+        found += [{"experiment_id": "1", "name": "faces", "artifact_location": place} for place in places]
+        monkeypatch.setattr(ui, "_experiments", lambda port: found)
+        said = []
+        serve(store, say=said.append)
+        return "\n".join(said[1:])
+
+    monkeypatch.setattr(ui, "running", ended_at_once)
+    assert said_of() == "  There are no runs yet."
+    assert "relocate" not in said_of(f"{store.home}/artifacts/faces")
+    assert f"looked for in {tmp_path}/gone" in said_of(f"file://{tmp_path}/gone/artifacts/faces")
 
 
 def test_a_server_elsewhere_is_named_without_its_password(store, monkeypatch):

@@ -40,11 +40,7 @@ class Outbox:
         """What hands metrics over, where there is one."""
         waiting = self.waiting()
         self._number = int(waiting[-1].name) if waiting else 0
-        try:
-            self.acknowledged = min(int(json.loads(self._sent.read_text())["position"]), journal.position)
-        except (OSError, ValueError, KeyError, TypeError):
-            # Sending again is harmless; not sending is not.
-            self.acknowledged = 0
+        self.acknowledged = min(sent(folder), journal.position)
 
     def waiting(self) -> list[Path]:
         """Jobs in their order."""
@@ -192,6 +188,25 @@ class Outbox:
         if error.error_code not in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"):
             return False
         return client.get_run(self.run_id).info.lifecycle_stage == "active"
+
+
+def sent(folder: RunFolder) -> int:
+    """Position in the journal of a run before which everything is in the store."""
+    try:
+        return int(json.loads((folder.path / "sent.json").read_text())["position"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0  # sending again is harmless; not sending is not
+
+
+def left(folder: RunFolder) -> tuple[int, int]:
+    """How many values a run has yet to send, and how many files, tags, data sets and models; only its folder is read.
+
+    Raises UserError for a damaged journal.
+    """
+    start, end = sent(folder), folder.journal.stat().st_size if folder.journal.exists() else 0
+    values = sum(1 for _ in rows(folder.journal, start, end)) if end > start else 0
+    outbox = folder.path / "outbox"
+    return values, sum(path.name.isdigit() for path in outbox.iterdir()) if outbox.is_dir() else 0
 
 
 def entity(name: str, point: Point, model_id: str | None = None, dataset: Any = None) -> Any:

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -123,7 +123,7 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
     candidate = _candidate(store, run, asked)
     name = asked.name or run.info().recipe
     client = store.client()
-    with _answering(store):
+    with store.asking():
         held = _holder(client, name, asked.alias)
         about: dict[str, Any] = {"run": run.name, "model": name, "alias": asked.alias}
         about["weights"] = f"{candidate.weights} of step {candidate.step}"
@@ -407,17 +407,6 @@ def _write_down(client: Any, candidate: _Candidate, decision: Decision, evidence
         for key, value in {"decision": decision.headline, "evidence": path}.items():
             client.set_model_version_tag(decision.model, decision.version, f"trainkit.promotion.{key}", value)
     return path
-
-
-@contextlib.contextmanager
-def _answering(store: Store) -> Iterator[None]:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except (MlflowException, OSError) as error:
-        lines = without_secrets(str(error)).strip().splitlines() or [type(error).__name__]
-        raise UserError(store.shown, f"the store refuses: {lines[0][:300]}") from None
 
 
 def _title(metric: str) -> str:

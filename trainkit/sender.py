@@ -12,7 +12,7 @@ from trainkit import courier
 from trainkit.errors import UserError
 from trainkit.journal import Journal
 from trainkit.outbox import Outbox
-from trainkit.redact import without_secrets
+from trainkit.refusals import reason
 from trainkit.store import RunFolder, Store
 
 EVERY_SECONDS = 3.0
@@ -65,10 +65,9 @@ class Sender(threading.Thread):
             self._outbox.send(self._client)
         except Exception as error:
             if self._failures == 0:
-                lines = without_secrets(str(error)).strip().splitlines() or [type(error).__name__]
                 _log.warning(
                     "%s does not take the metrics (%s); training goes on, they are kept in %s and sent when it does",
-                    self.where, lines[0][:200], self._outbox.folder.path,
+                    self.where, reason(error)[0], self._outbox.folder.path,
                 )  # fmt: skip
             self._failures = min(self._failures + 1, 10)
         else:
@@ -120,14 +119,19 @@ def send_left(folder: RunFolder, client: Any) -> None:
     if info.run_id is None:
         folder.update(status="KILLED" if info.status == "RUNNING" else info.status)
         return
-    last_sign = max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())
+    seen = last_sign(folder)
     journal = Journal(folder.journal)
     try:
         outbox = Outbox(folder, info.run_id, journal)
         if info.status == "RUNNING":
             # Its process is gone without a word, or this could not have been claimed.
-            outbox.put({"kind": "end", "status": "KILLED", "time": int(1000 * last_sign)})
+            outbox.put({"kind": "end", "status": "KILLED", "time": int(1000 * seen)})
             folder.update(status="KILLED", last_step=journal.last_step)
         outbox.send(client)
     finally:
         journal.close()
+
+
+def last_sign(folder: RunFolder) -> float:
+    """When a run was last heard of, in seconds since 1970."""
+    return max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())

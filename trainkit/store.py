@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -23,6 +24,7 @@ import socket
 import sqlite3
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,11 +32,14 @@ from urllib.parse import quote, urlsplit
 
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
+from trainkit.refusals import reason
 
 _LOCK_SECONDS = 10.0
 """How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
 _CHECKED_BYTES = 256 * 2**20
 """Databases up to this size are checked page by page at the start (0.3 s for 100 MB)."""
+_OLDEST_SERVER = 3
+"""Version of MLflow since which runs have models (`LoggedModel`)."""
 _NETWORK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
 
 _log = logging.getLogger("trainkit")
@@ -176,7 +181,10 @@ class Store:
     @property
     def artifacts(self) -> Path | None:
         """Folder of artifacts, beside the database; None where a server decides."""
-        return self.database.parent / "artifacts" if self.database else None
+        if self.uri.startswith(("http://", "https://", "databricks")):
+            return None
+        # Of a database elsewhere MLflow would take a folder of wherever the run was started.
+        return (self.database.parent if self.database else self.home) / "artifacts"
 
     @property
     def shown(self) -> str:
@@ -187,7 +195,7 @@ class Store:
         """Make the folders and the database where they are missing and check what is there.
 
         Raises UserError, within seconds, for a place that cannot be written and for a database that is damaged, locked,
-        of another program or of a newer MLflow.
+        of another program, or of a newer or older MLflow.
         """
         try:
             (self.home / "runs").mkdir(parents=True, exist_ok=True)
@@ -213,25 +221,29 @@ class Store:
     def client(self) -> Any:
         """An MlflowClient of this store, after `prepare`.
 
-        Raises UserError when the store does not answer, after 35 s at most.
+        Raises UserError when the store does not answer, after 35 s at most, and for a server that is too old.
         """
         self.prepare()
         settle_mlflow()
         from mlflow.tracking import MlflowClient
 
-        try:
+        with self.asking():
             client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             client.search_experiments(max_results=1)
-        except Exception as error:
-            found = without_secrets(str(error)).strip().splitlines()[0][:300]
-            if "out-of-date database schema" in found:
-                remedy = f"copy the database, then run: mlflow db upgrade {self.shown}"
-                raise UserError(self.shown, "written by an older MLflow", remedy=remedy) from None
-            remedy = "check the address and that the server runs" if self.database is None else ""
-            if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "PERMISSION_DENIED") or "401" in found:
-                remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-            raise UserError(self.shown, f"the store does not answer: {found}", remedy=remedy) from None
+        if self.uri.startswith(("http://", "https://")):
+            _check_server(self.uri, self.shown)
         return client
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """What MLflow's client raises within is a UserError of this store, which says what to do."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            found, remedy = reason(error)
+            raise UserError(self.shown, found, remedy=remedy) from error
 
     def model_file(self, uri: str) -> Path:
         """The safetensors file of `models:/<model id>`, a LoggedModel of this store.
@@ -251,7 +263,8 @@ class Store:
             model = client.get_logged_model(word)
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "ENDPOINT_NOT_FOUND"):
-                raise UserError(self.shown, f"the store does not answer: {without_secrets(str(error))[:300]}") from None
+                found, remedy = reason(error)
+                raise UserError(self.shown, found, remedy=remedy) from None
             wanted = "models:/<model id> or models:/NAME@ALIAS"
             raise UserError(uri, f"not in {self.shown}", wanted, _near(word, _models(client))) from None
         try:
@@ -583,12 +596,51 @@ def _check_database(database: Path) -> None:
         raise UserError(str(database), f"damaged: {text}", remedy=restore) from None
     except sqlite3.DatabaseError as error:
         raise UserError(str(database), f"damaged: {error}", remedy=restore) from None
+    known = _schemas()
+    if version and known and version[0] not in known:
+        found = f"written by a newer MLflow (schema {version[0]})"
+        raise UserError(str(database), found, remedy="install that MLflow, or name another store in TRAINKIT_STORE")
+    if version and known and version[0] != known[-1]:
+        # Where whole tables are missing, MLflow would change the database at once, without a copy.
+        found = f"written by an older MLflow (schema {version[0]})"
+        remedy = f"copy it, then run: mlflow db upgrade sqlite:///{database}"
+        raise UserError(str(database), found, remedy=remedy)
+
+
+@functools.cache
+def _schemas() -> tuple[str, ...]:
+    """Schemas of the database that the installed MLflow knows, its own last; none where they are in no such order."""
     spec = importlib.util.find_spec("mlflow")
-    if version and spec and spec.origin:
-        known = {file.name.split("_")[0] for file in Path(spec.origin).parent.glob("store/db_migrations/versions/*.py")}
-        if known and version[0] not in known:
-            found = f"written by a newer MLflow (schema {version[0]})"
-            raise UserError(str(database), found, remedy="install that MLflow, or name another store in TRAINKIT_STORE")
+    if spec is None or spec.origin is None:
+        return ()
+    after, count = {}, 0
+    for file in Path(spec.origin).parent.glob("store/db_migrations/versions/*.py"):
+        text = file.read_text()
+        named = re.search(r'^revision\s*=\s*"(\w+)"', text, re.MULTILINE)
+        before = re.search(r'^down_revision\s*=\s*"(\w+)"', text, re.MULTILINE)
+        if named:
+            after[before[1] if before else ""] = named[1]
+            count += 1
+    order, last = [], ""
+    while last in after:
+        last = after.pop(last)
+        order.append(last)
+    return tuple(order) if len(order) == count else ()
+
+
+@functools.cache
+def _check_server(uri: str, shown: str) -> None:
+    """Refuse a server that cannot keep what a run has to tell. One that does not say its version is taken as it is."""
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    version = ""
+    with contextlib.suppress(Exception):
+        answer = http_request(get_default_host_creds(uri), "/version", "GET", max_retries=0)
+        version = answer.text.strip() if answer.status_code == 200 else ""
+    if (major := re.match(r"(\d+)\.\d+", version)) is not None and int(major[1]) < _OLDEST_SERVER:
+        found = f"is a server of MLflow {version[:20]}, which keeps no models of runs"
+        raise UserError(shown, found, f"{_OLDEST_SERVER} or newer", "update it")
 
 
 def _check_reachable(uri: str, shown: str) -> None:

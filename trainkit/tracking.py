@@ -26,12 +26,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from trainkit.errors import UserError
 from trainkit.journal import Journal, Replay
 from trainkit.outbox import Outbox
 from trainkit.provenance import origin, place
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.relocating import folder_of, strayed
 from trainkit.sender import Sender, send_left
 from trainkit.store import RunFolder, Store
 from trainkit.system_metrics import Sampler
@@ -45,6 +47,7 @@ METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 """Names MLflow takes everywhere; one bad name would make it refuse a whole batch."""
 
 _WAKE_LINES = 500
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _FLOAT = frozenset([float])
 _FINISH_SECONDS = 30.0
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
@@ -113,7 +116,7 @@ class Tracker:
                 key: HIDDEN if is_secret_name(key) else without_secrets(value)[:_TAG_CHARS]
                 for key, value in all_tags.items()
             }
-            with _asking(store):
+            with store.asking():
                 experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
                 nested = not _ABOVE.isdisjoint(all_tags)
                 _offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
@@ -318,8 +321,8 @@ class Tracker:
         except OSError as failure:
             _log.warning("run %s: its end could not be written: %s", self.folder.name, failure)
         if not self.flush(_FINISH_SECONDS):
-            left = "run %s: not all reached %s; the rest is kept in %s"
-            _log.warning(left, self.folder.name, self._sender.where, self.folder.path)
+            left = "run %s: not all reached %s; the rest is kept in %s and sent by: trainkit sync %s"
+            _log.warning(left, self.folder.name, self._sender.where, self.folder.path, self.folder.name)
         self._sender.stop()
         try:
             self._journal.close()
@@ -428,7 +431,7 @@ def send_rest(folder: RunFolder, store: Store) -> None:
     folder.claim()
     try:
         client = store.client()
-        with _asking(store):
+        with store.asking():
             send_left(folder, client)
     finally:
         folder.release()
@@ -494,17 +497,6 @@ def _step(step: Any) -> int:
     return number
 
 
-@contextlib.contextmanager
-def _asking(store: Store) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        lines = without_secrets(str(error)).strip().splitlines() or [type(error).__name__]
-        raise UserError(store.shown, f"the store refuses: {lines[0][:300]}") from error
-
-
 def _experiment(
     client: Any, store: Store, name: str, note: str, primary_metric: str | None, higher_is_better: bool
 ) -> str:
@@ -529,13 +521,35 @@ def _experiment(
     if found.lifecycle_stage != "active":
         remedy = "restore it in the MLflow page, or name another experiment"
         raise UserError(f"experiment {name!r}", f"was deleted in {store.shown}", remedy=remedy)
+    if (old := strayed(store, found.artifact_location)) is not None:
+        # It would make that folder again, and nobody would look for them there.
+        where = f"was in {old}, where MLflow would keep the files of experiment {name!r}"
+        raise UserError(str(store.home), where, remedy="as the store was moved, run: trainkit relocate")
+    folder, host = folder_of(found.artifact_location), urlsplit(store.uri).hostname
+    if store.artifacts is None and folder is not None and host not in _LOOPBACK and not folder.parent.is_dir():
+        where = f"has experiment {name!r} keep its files in {folder}, which is no folder of this machine"
+        remedy = "start it with --artifacts-destination FOLDER, and give log.experiment another name"
+        raise UserError(store.shown, where, remedy=remedy)
     if "mlflow.note.content" not in found.tags:
         # Not when a person has written one in the page.
         tags.setdefault("mlflow.note.content", _guide(primary_metric))
     for key, value in tags.items():
         if found.tags.get(key) != value:
-            client.set_experiment_tag(found.experiment_id, key, value)
+            _set_tag(client, found.experiment_id, key, value)
     return found.experiment_id
+
+
+def _set_tag(client: Any, experiment_id: str, key: str, value: str) -> None:
+    """Set a tag of an experiment, even if another run that begins at this moment sets it for the first time too."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_experiment_tag(experiment_id, key, value)
+    except MlflowException as error:
+        if error.error_code != "BAD_REQUEST":
+            raise
+        # MLflow has looked for it and then added it; now it is there, and is changed.
+        client.set_experiment_tag(experiment_id, key, value)
 
 
 def _guide(primary_metric: str | None) -> str:
@@ -586,7 +600,7 @@ def _offer_view(
     }
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
     if view != kept:
-        client.set_experiment_tag(experiment_id, tag, view)
+        _set_tag(client, experiment_id, tag, view)
 
 
 def _known_run(client: Any, run_id: str | None) -> Any:

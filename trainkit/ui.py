@@ -14,9 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets, without_user_info
+from trainkit.relocating import strayed
 from trainkit.store import Store, settle_mlflow
 from trainkit.tracking import VIEW
 
@@ -40,8 +42,14 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print)
         return
     with running(store, port) as server:
         say(f"The runs of {store.shown} are at http://{HOST}:{port} (Ctrl-C ends the page)")
-        for name, address in _run_tables(port):
+        experiments = _experiments(port)
+        tables = _run_tables(experiments, port)
+        for name, address in tables:
             say(f"  {name}: {address}")
+        if experiments and not tables:
+            say("  There are no runs yet.")
+        for home in {strayed(store, found.get("artifact_location", "")) for found in experiments} - {None}:
+            say(f"  Files are looked for in {home}, where the store was; `trainkit relocate` mends that.")
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             code = server.wait()
@@ -94,8 +102,8 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
         _end(server)
 
 
-def _run_tables(port: int) -> list[tuple[str, str]]:
-    """Name and address of the run tables of the newest experiments, in the view that `Tracker` keeps for them."""
+def _experiments(port: int) -> list[dict[str, Any]]:
+    """The newest experiments, as the server describes them."""
     request = urllib.request.Request(
         f"http://{HOST}:{port}/api/2.0/mlflow/experiments/search",
         json.dumps({"max_results": 6, "order_by": ["last_update_time DESC"]}).encode(),
@@ -103,11 +111,15 @@ def _run_tables(port: int) -> list[tuple[str, str]]:
     )
     try:
         with _opener().open(request, timeout=20) as answer:
-            found = json.load(answer).get("experiments", [])
+            return json.load(answer).get("experiments", [])
     except (OSError, ValueError):
         return []
+
+
+def _run_tables(experiments: list[dict[str, Any]], port: int) -> list[tuple[str, str]]:
+    """Name and address of the run tables of experiments, in the view that `Tracker` keeps for them."""
     tables = []
-    for experiment in found:
+    for experiment in experiments:
         keys = {tag["key"] for tag in experiment.get("tags", [])}
         # Without the type of work the page opens with menus for language models.
         view = f"&viewStateShareKey={VIEW}" if f"mlflow.sharedViewState.{VIEW}" in keys else ""

@@ -1,0 +1,97 @@
+"""A server in front of another one: it can be slow, hang up, want a password, or say things of its own."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+_OWN_HEADERS = ("host", "connection", "content-length", "transfer-encoding")
+
+
+class Doorman(ThreadingHTTPServer):
+    """Passes every request on to a port of this machine, or answers it with one of `says`."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: int | None = None):
+        super().__init__(("127.0.0.1", 0), _Request)
+        self.behind = behind
+        self.says: dict[str, tuple[int, str]] = {}
+        """Status and text by path, where there is nothing behind."""
+        self.otherwise = (404, "<h1>Not Found</h1>")
+        self.delay = 0.0
+        self.down = False
+        self.password = ""
+        """`name:password`, if one is wanted."""
+        self.asked: list[str] = []
+
+    def handle_error(self, *_) -> None:
+        """A client that has given up is no matter."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Request(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Doorman
+
+    def _pass(self) -> None:
+        door = self.server
+        door.asked.append(f"{self.command} {self.path}")
+        chunked = self.headers.get("Transfer-Encoding", "") == "chunked"
+        body = b"".join(self._chunks()) if chunked else self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        time.sleep(door.delay)
+        if door.down:
+            self.close_connection = True
+            return
+        wanted = "Basic " + base64.b64encode(door.password.encode()).decode()
+        if door.password and self.headers.get("Authorization") != wanted:
+            self._answer(401, b"You are not authenticated.", {"WWW-Authenticate": 'Basic realm="mlflow"'})
+        elif door.behind is None:
+            status, text = door.says.get(self.path.partition("?")[0], door.otherwise)
+            self._answer(status, text.encode(), {})
+        else:
+            inner = http.client.HTTPConnection("127.0.0.1", door.behind, timeout=60)
+            kept = {name: value for name, value in self.headers.items() if name.lower() not in _OWN_HEADERS}
+            inner.request(self.command, self.path, body or None, kept)
+            reply = inner.getresponse()
+            said = {name: value for name, value in reply.getheaders() if name.lower() not in _OWN_HEADERS}
+            self._answer(reply.status, reply.read(), said)
+            inner.close()
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            yield self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@contextmanager
+def doorman(behind: int | None = None) -> Iterator[Doorman]:
+    """One that answers until the block ends."""
+    with Doorman(behind) as door:
+        Thread(target=door.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        try:
+            yield door
+        finally:
+            door.shutdown()

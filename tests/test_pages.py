@@ -1,0 +1,130 @@
+"""The MLflow page of a store, looked at in a browser: what a person is to find there can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import visits
+from browser import Page, browser, installed
+from runs import _port, own_store
+from safetensors.numpy import save_file
+
+from trainkit import ui
+from trainkit.store import Store
+from trainkit.tracking import Tracker
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(installed() is None, reason="there is no Chromium")]
+
+SCORES = {"worst": 0.625, "best": 0.9375, "middle": 0.75}
+
+
+@dataclass
+class Site:
+    """A store's page in a browser."""
+
+    page: Page
+    at: str
+    port: int
+    experiment: str
+    runs: dict[str, str]
+    """MLflow id by the name of the run."""
+    model: str
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, database) -> Iterator[Site]:
+    home, port, runs = tmp_path_factory.mktemp("pages"), _port(), {}
+    with own_store(home, database):
+        store = Store.locate()
+        for seed, (name, score) in enumerate(SCORES.items()):
+            runs[name] = train(store, name, seed, score, home)
+        client = store.client()
+        found = client.get_run(runs["best"])
+        (model,) = [
+            m for m in client.search_logged_models([found.info.experiment_id]) if m.source_run_id == runs["best"]
+        ]
+        client.create_registered_model("faces-net")
+        client.create_model_version("faces-net", model.artifact_location, runs["best"], model_id=model.model_id)
+        client.set_registered_model_alias("faces-net", "champion", "1")
+        with ui.running(store, port), browser() as page:
+            yield Site(page, f"http://127.0.0.1:{port}", port, found.info.experiment_id, runs, model.model_id)
+
+
+def train(store: Store, name: str, seed: int, score: float, home: Path) -> str:
+    """A run with curves, pictures of three steps, and weights."""
+    folder = store.new_run(name, seed, "a1b2")
+    tracker = Tracker.start(
+        folder,
+        store,
+        experiment="faces",
+        run_name=name,
+        params={"task": {"method": "adadistill"}, "seed": seed, "optim": {"lr": 0.1 / (seed + 1)}},
+        primary_metric="val/accuracy",
+        note="What faces are for.",
+        system_metrics_every=0,
+    )
+    for step in range(30):
+        tracker.log(step, {"train/loss": 2.0 / (step + 1 + seed)})
+        if step % 10 == 0:
+            tracker.log(step, {"val/accuracy": score * (step + 10) / 30})
+            tracker.image("val.inspection/hard", step, SimpleNamespace())
+    tracker.log(30, {"best/val/accuracy": score, "final/val/accuracy": score, "final/time/total_s": 12.0 + seed})
+    save_file({"w": np.arange(3.0)}, home / "model.safetensors")
+    tracker.model("best", home / "model.safetensors", 20, {"val/accuracy": score})
+    tracker.finish("FINISHED")
+    return tracker.run_id
+
+
+def test_the_list_of_experiments_names_ours(site):
+    visits.experiments(site.page, site.at, "faces")
+
+
+def test_the_run_table_shows_parameters_and_scores_with_the_best_run_first(site):
+    visits.run_table(site.page, site.at, site.experiment, *SCORES, "best/val/accuracy", "seed", "0.9375")
+    site.page.settle()
+    rows = site.page.evaluate(
+        "[...document.querySelectorAll('[role=row]')].map(r => [r.getBoundingClientRect().top, r.innerText])"
+    )
+    order = [name for _, text in sorted(rows) for name in SCORES if name in text.split("\n")]
+    assert list(dict.fromkeys(order)) == ["best", "middle", "worst"], rows
+
+
+def test_the_addresses_that_the_command_prints_lead_to_that_table(site):
+    ((name, address),) = ui._run_tables(ui._experiments(site.port), site.port)
+    assert name == "faces"
+    site.page.open(address)
+    site.page.until_shown(*SCORES, "best/val/accuracy")
+
+
+def test_the_curves_of_all_runs_are_drawn_over_the_steps(site):
+    visits.charts(site.page, site.at, site.experiment, least=2)
+    site.page.until_shown("train/loss")
+
+
+def test_runs_are_compared_by_parallel_coordinates_and_by_their_parameters(site):
+    visits.comparison(site.page, site.at, site.experiment, [site.runs["best"], site.runs["worst"]])
+    site.page.until_shown("best", "worst", "optim.lr", "0.1", "best/val/accuracy", "0.625")
+
+
+def test_the_slider_leads_from_the_picture_of_one_step_to_that_of_another(site):
+    visits.pictures(site.page, site.at, site.experiment, site.runs["best"])
+    first, step = visits.shown_picture(site.page), "+document.querySelector('[role=slider]').ariaValueNow"
+    began = site.page.evaluate(step)
+    site.page.evaluate("document.querySelector('[role=slider]').focus()")
+    site.page.key("Home" if began else "End")
+    site.page.until(f"{step} !== {began}")
+    site.page.until(f"({visits._PICTURES}[0] || {{}}).src !== {first!r}")
+    assert {began, site.page.evaluate(step)} == {0, 20}
+
+
+def test_the_weights_of_a_run_say_how_to_use_them_in_a_recipe(site):
+    visits.logged_model(site.page, site.at, site.experiment, site.model, f"weights: models:/{site.model}", "0.9375")
+
+
+def test_a_registered_model_is_there_with_its_alias(site):
+    visits.registered(site.page, site.at, "faces-net", "champion", "Version 1")

@@ -1,0 +1,256 @@
+"""A real MLflow server, which keeps the files too: a run does with it all that it does with a store of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from doorman import Doorman, doorman
+from runs import ROOT, Ran, _port, run, stop_after
+from safetensors.numpy import save_file
+
+from trainkit import cli, sender, tracking, ui
+from trainkit.errors import UserError
+from trainkit.outbox import left
+from trainkit.store import Store
+from trainkit.tracking import Tracker
+
+pytestmark = pytest.mark.slow  # the server answers after 5 s
+
+
+@dataclass
+class Served:
+    """A server, with its database and its files in a folder of its own."""
+
+    home: Path
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, database) -> Iterator[Served]:
+    home, port = tmp_path_factory.mktemp("server"), _port()
+    shutil.copy(database, home / "mlflow.db")
+    words = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    words += ["--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--artifacts-destination", str(home / "files")]
+    env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with open(home / "log", "wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=env, cwd=home, start_new_session=True)
+    try:
+        ui._wait_until_ready(process, port, home / "log")
+        yield Served(home, port)
+    finally:
+        ui._end(process)
+
+
+@pytest.fixture
+def remote(server, monkeypatch) -> Store:
+    """The server as the store of this test; the folders of its runs are the test's own."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
+    return Store.locate()
+
+
+@pytest.fixture
+def door(server, monkeypatch) -> Iterator[Doorman]:
+    """The server by way of somebody who can hold it up."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with doorman(server.port) as door:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", door.address)
+        yield door
+
+
+def begin(store: Store, experiment: str) -> Tracker:
+    folder = store.new_run("faces", 0, "a1b2c3d4")
+    given = {"experiment": experiment, "run_name": folder.name, "params": {"lr": 0.1}, "system_metrics_every": 0}
+    return Tracker.start(folder, store, **given)
+
+
+def files(client, run_id: str, folder: str | None = None) -> dict[str, int]:
+    """Path and size of all files of a run."""
+    found = {}
+    for file in client.list_artifacts(run_id, folder):
+        found |= files(client, run_id, file.path) if file.is_dir else {file.path: file.file_size}
+    return found
+
+
+def history(client, run_id: str, name: str) -> list[tuple[int, float]]:
+    return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
+
+
+def warnings(caplog) -> list[str]:
+    return [e.getMessage() for e in caplog.records if e.levelno >= logging.WARNING and e.name == "trainkit"]
+
+
+def record(store: Store, ran: Ran) -> dict:
+    """All that a store has of a run, but for what is never the same twice."""
+    client, run_id = store.client(), ran.folder.info().run_id
+    found = client.get_run(run_id)
+    experiment = client.get_experiment(found.info.experiment_id)
+    models = client.search_logged_models([experiment.experiment_id])
+    models = [model for model in models if model.source_run_id == run_id]
+    return {
+        "status": found.info.status,
+        "experiment": (experiment.name, sorted(experiment.tags)),
+        "params": found.data.params,
+        "tags": sorted(found.data.tags),
+        "metrics": sorted(found.data.metrics),
+        "values": {name: history(client, run_id, name) for name in ran.repeatable},
+        "data": sorted(
+            (one.dataset.name, one.dataset.digest, one.dataset.profile, one.tags[0].value)
+            for one in found.inputs.dataset_inputs
+        ),
+        "files": sorted(path.partition("+timestamp")[0] for path in files(client, run_id)),
+        "recipe": Path(client.download_artifacts(run_id, "recipe/resolved.yaml")).read_text(),
+        "models": sorted(
+            (m.name, m.status.value, m.model_type, sorted((s.key, s.value, s.step, s.dataset_name) for s in m.metrics))
+            for m in models
+        ),
+        "weights": {m.name: store.model_file(f"models:/{m.model_id}").read_bytes() for m in models},
+        "outputs": sorted(output.step for output in found.outputs.model_outputs),
+    }
+
+
+def test_a_run_leaves_in_a_server_all_that_it_leaves_in_a_store_of_its_own(store, server, monkeypatch, tmp_path):
+    own = record(Store.locate(), run())
+    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
+    there = record(Store.locate(), run())
+    for part, value in own.items():
+        assert there[part] == value, part
+    assert own["status"] == "FINISHED" and own["weights"].keys() >= {"best"} and len(own["values"]) > 5
+    assert not (tmp_path / "elsewhere" / "mlflow.db").exists()
+    assert not (tmp_path / "elsewhere" / "artifacts").exists() and list((server.home / "files").iterdir())
+
+
+def test_an_interrupted_run_goes_on_in_the_same_run_of_the_server(remote):
+    first = run(stopping=stop_after(6))
+    client, run_id = remote.client(), first.folder.info().run_id
+    assert client.get_run(run_id).info.status == "KILLED"
+    again = run(resume="")
+    assert again.folder == first.folder and again.folder.info().run_id == run_id
+    found = client.get_run(run_id)
+    assert found.info.status == "FINISHED" and found.data.tags["trainkit.resumed"] == "1"
+    for name, points in again.history.metrics.items():
+        assert history(client, run_id, name) == sorted((point.step, point.value) for point in points), name
+    assert left(again.folder) == (0, 0)
+
+
+def test_runs_are_sent_to_a_server_by_two_processes_at_once(remote):
+    code = (
+        "from trainkit.store import Store; from trainkit.tracking import Tracker\n"
+        "store = Store.locate(); folder = store.new_run('twins', 0, 'aa')\n"
+        "tracker = Tracker.start(folder, store, experiment='twins', run_name=folder.name, params={'lr': 0.1},\n"
+        "    system_metrics_every=0)\n"
+        "for step in range(500): tracker.log(step, {'train/loss': step / 7})\n"
+        "tracker.finish('FINISHED'); print(tracker.run_id)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True, env=env) for _ in range(2)]
+    ids = [process.communicate(timeout=120)[0].strip() for process in both]
+    client = remote.client()
+    for run_id in ids:
+        assert client.get_run(run_id).info.status == "FINISHED"
+        assert history(client, run_id, "train/loss") == [(step, step / 7) for step in range(500)]
+    assert len({client.get_run(run_id).info.experiment_id for run_id in ids}) == 1
+
+
+def test_a_server_that_wants_a_password_gets_it_and_nobody_else_does(door, server, monkeypatch, tmp_path):
+    door.password = "me:hunter2canary"
+    with pytest.raises(UserError, match="wants a password"):
+        run()
+    assert not any(folder.info().status == "RUNNING" for folder in Store.locate().runs())
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2canary")
+    ran = run()
+    store = Store.locate()
+    found = record(store, ran)
+    assert found["status"] == "FINISHED" and found["weights"]
+    for home in (store.home, server.home):
+        told = [file for file in home.rglob("*") if file.is_file() and b"hunter2canary" in file.read_bytes()]
+        assert not told
+
+
+def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.05)
+    store = Store.locate()
+    tracker = begin(store, "away")
+    for step in range(20):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    assert tracker.flush()
+    door.down = True
+    for step in range(20, 700):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    tracker.artifact_text("notes/why.txt", "because")
+    tracker.dataset("val", "test", "ab" * 32, "/data/val", 10)
+    save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+    tracker.model("best", tmp_path / "model.safetensors", 5, {"train/loss": 1 / 6})
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
+    tracker.finish("FINISHED")
+    said = warnings(caplog)
+    assert len(said) == 2 and "training goes on" in said[0] and "broke the connection" in said[0]
+    assert said[1].endswith(f"sent by: trainkit sync {tracker.folder.name}")
+    assert left(tracker.folder) == (680, 4)
+
+    refused = CliRunner().invoke(cli.main, ["sync"])
+    assert refused.exit_code == 2 and "broke the connection" in refused.output
+    door.down = False
+    for expected in ("680 values and 4 files, tags or models sent; FINISHED", "has all of 1 run"):
+        done = CliRunner().invoke(cli.main, ["sync"])
+        assert done.exit_code == 0 and expected in done.output
+    client = store.client()
+    found = client.get_run(tracker.run_id)
+    assert found.info.status == "FINISHED" and files(client, tracker.run_id) == {"notes/why.txt": 7}
+    assert history(client, tracker.run_id, "train/loss") == [(step, 1 / (step + 1)) for step in range(700)]
+    (model,) = client.search_logged_models([found.info.experiment_id])
+    assert store.model_file(f"models:/{model.model_id}").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
+    made = json.loads((tracker.folder.path / "models.json").read_text())
+    assert made == {"best@5": model.model_id}, "it was made once, though its sending was tried in vain"
+
+
+def test_a_training_does_not_wait_for_a_server_that_is_slow(door, caplog):
+    tracker = begin(Store.locate(), "slow")
+    door.delay = 0.4
+    longest = 0.0
+    for step in range(300):
+        began = time.perf_counter()
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+        longest = max(longest, time.perf_counter() - began)
+        time.sleep(0.002)
+    assert longest < 0.2, "a call to the server takes twice as long"
+    tracker.artifact_text("notes/why.txt", "because")
+    tracker.finish("FINISHED")
+    door.delay = 0.0
+    assert not warnings(caplog)
+    assert left(tracker.folder) == (0, 0)
+
+
+def test_a_server_that_never_answers_lets_the_training_end(door, caplog, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 3.0)
+    tracker = begin(Store.locate(), "slow")
+    door.delay = 30.0
+    for step in range(10):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    began = time.monotonic()
+    tracker.finish("FINISHED")
+    assert time.monotonic() - began < 10
+    door.delay = 0.0
+    said = warnings(caplog)
+    assert len(said) == 2 and "does not answer within 1 s" in said[0] and "trainkit sync" in said[1]
