@@ -184,13 +184,13 @@ def test_a_test_set_alone_is_scored_under_its_name_and_that_is_to_be_decided(her
 
 
 def test_whole_classes_are_held_out_where_other_classes_are_scored(here):
-    for alphabet in ("greek", "runes"):
-        stripes(here / "letters" / alphabet, 6, 3)
+    for seed, alphabet in enumerate(("greek", "runes")):
+        stripes(here / "letters" / alphabet, 6, seed)
     recipe, _ = fitted("omniglot", "letters")
-    assert recipe.data.open_set and recipe.data.hold_out == 0.2 and recipe.best.metric == "val/map_at_r"
+    assert recipe.data.open_set and recipe.data.hold_out == 0.34 and recipe.best.metric == "val/map_at_r"
     opened = recipe.data.open(recipe.seed)
     held = opened.evaluations["val"]
-    assert len(held.names) >= 2 and not set(held.names) & set(opened.meta.class_names)
+    assert len(held.names) == 2 and not set(held.names) & set(opened.meta.class_names)
 
 
 def test_classes_that_were_trained_are_scored_by_retrieval_where_the_recipe_wanted_others(here):
@@ -239,7 +239,7 @@ def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_writ
         fitted("convnext", "patterns")
     (here / "cases" / "image").mkdir(parents=True)
     (here / "cases" / "image" / "a.nii.gz").write_bytes(b"")
-    with pytest.raises(UserError, match="holds volumes .*copy tom500 or hippocampus"):
+    with pytest.raises(UserError, match=r"holds volumes .*copy tom500 or hippocampus"):
         fitted("convnext", "cases")
     (here / "patterns" / "across" / "000.png").write_bytes(b"no picture")
     (here / "down").rename(here / "patterns" / "down")

@@ -157,7 +157,7 @@ def _fitted(recipe: Path, loaded: Recipe, new: Path, plugins: tuple[str, ...], d
     from trainkit import fitting
 
     lines = _body(recipe)
-    fitted = fitting.fit(loaded, yamltext.read("\n".join(lines)).tree, data)
+    fitted = fitting.fit(loaded, yamltext.read("\n".join(lines)).tree, data, new)
     fitted.put("name", "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in new.stem))
     others: list[tuple[Path, Path]] = []
     for name, source in loaded.task.needs().items():
@@ -172,9 +172,11 @@ def _fitted(recipe: Path, loaded: Recipe, new: Path, plugins: tuple[str, ...], d
         tried.write_text(text, encoding="utf-8")
         config.load(tried, (), plugins)
     made = [copy(other, beside, plugins, data=data) for other, beside in others]
+    for file, content in fitted.files.items():
+        file.write_text(content, encoding="utf-8")
     new.write_text(text, encoding="utf-8")
     marked = sum(note.decide for note in fitted.notes.values()) + sum(one.marked for one in made)
-    return Copied(marked, tuple(fitted.seen), (new, *(file for one in made for file in one.files)))
+    return Copied(marked, tuple(fitted.seen), (new, *fitted.files, *(file for one in made for file in one.files)))
 
 
 def _rename(node: yamltext.Tree, old: str, new: str) -> None:

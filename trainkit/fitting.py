@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from trainkit.data import hub, sources
 from trainkit.errors import UserError
@@ -39,7 +41,7 @@ _KINDS = {
 }
 """Kind of data to the function that fits a recipe of it: `module:function`."""
 
-_SPLITS = {
+SPLITS = {
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "dev"),
     "test": ("test", "testing"),
@@ -50,6 +52,7 @@ _OF_THE_OLD = ("stop_when", "downloads")
 """Blocks that speak of the old data and are left out."""
 
 Key = tuple[str, ...]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,13 @@ class Fitted:
     """A recipe's text as a tree, changed to fit other data, and what was found on the way."""
 
     tree: dict[str, Tree]
+    new: Path = Path("mine.yaml")
+    """The file that the new recipe will be."""
     seen: list[str] = field(default_factory=list)
     """Sentences about the data."""
     notes: dict[Key, Note] = field(default_factory=dict)
+    files: dict[Path, str] = field(default_factory=dict)
+    """Files that belong to the new recipe, and what is to be in them."""
 
     def get(self, key: str) -> Tree:
         """The value at a dotted key; None where there is none."""
@@ -97,13 +104,21 @@ class Fitted:
             if isinstance(node, dict):
                 node.pop(last, None)
 
+    def keep(self, part: str, text: str) -> str:
+        """Have a text kept beside the new recipe; its name, as a recipe has it. Raises UserError if it is there."""
+        file = self.new.with_name(f"{self.new.stem}_{part}.txt")
+        if file.exists():
+            raise UserError(str(file), "already exists", remedy="name another new recipe")
+        self.files[file] = text
+        return as_named(file)
+
     def decide(self, key: str, what: str) -> None:
         """Note behind the line of a key, which must be there, what its owner should decide."""
         self.notes[tuple(key.split("."))] = Note(what, True)
 
 
-def fit(recipe: Recipe, tree: dict[str, Tree], data: str) -> Fitted:
-    """The tree of a recipe, as its file has it, made to fit the data at a path or of the hub; it means `recipe`.
+def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
+    """The tree of `recipe`, as its file has it, made to fit the data at a path or of the hub; `new` will be its file.
 
     Raises UserError where there is nothing there, or nothing that such a recipe could learn from.
     """
@@ -112,7 +127,7 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str) -> Fitted:
         expected = f"one of {', '.join(_KINDS)}"
         raise UserError("--data", f"a recipe with data {kind!r}", expected, "copy it without --data")
     module, _, name = _KINDS[kind].partition(":")
-    fitted = Fitted(tree)
+    fitted = Fitted(tree, new)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
     getattr(importlib.import_module(module), name)(fitted, recipe, named(data))
     return fitted
@@ -132,10 +147,14 @@ def named(word: str) -> str:
     else:
         hint = f"; of the hub it would be hf://{word}" if re.fullmatch(r"[\w.-]+/[\w.-]+", word) else ""
         raise UserError(word, "does not exist", f"a folder or file{hint}")
-    root = Path(os.path.abspath(data_root()))
-    below = path != root and path.is_relative_to(root)
-    text = path.relative_to(root).as_posix() if below else str(path)
+    text = as_named(path)
     return f"{text}#{split}" if split else text
+
+
+def as_named(path: Path) -> str:
+    """A path as a recipe names it: from the data root where it lies below it."""
+    root, path = (Path(os.path.abspath(place)) for place in (data_root(), path))
+    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else str(path)
 
 
 def parts(text: str, opened: Callable[[str], Any]) -> tuple[str, dict[str, str]]:
@@ -146,7 +165,7 @@ def parts(text: str, opened: Callable[[str], Any]) -> tuple[str, dict[str, str]]
     if "#" in text:
         return text, {}
     found: dict[str, str] = {}
-    for name, words in _SPLITS.items():
+    for name, words in SPLITS.items():
         for word in words:
             try:
                 opened(f"{text}#{word}")
@@ -221,6 +240,22 @@ def measure(fitted: Fitted, count: int, block: int = 1) -> None:
 def _updates(fitted: Fitted, key: str, epoch: int, batch: int) -> int:
     text = fitted.get(key)
     return Span.parse(text).steps(epoch, batch) if isinstance(text, str) else 0
+
+
+def spread(items: Iterable[Item], size: int, most: int = LOOKED_AT) -> Iterator[Item]:
+    """Up to `most` of `size` items, spread evenly over them."""
+    wanted = set(np.linspace(0, size - 1, min(size, most)).round().astype(int).tolist())
+    return (item for row, item in enumerate(items) if row in wanted)
+
+
+def moments(pictures: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of the pixels of pictures, from the mean of each and that of its squares, (3,) each.
+
+    All pictures count alike. Three digits.
+    """
+    mean, square = (np.mean(each, axis=0) for each in zip(*pictures, strict=True))
+    std = np.sqrt(np.maximum(square - mean**2, 0))
+    return mean.round(3).tolist(), std.round(3).tolist()
 
 
 def pretrained(recipe: Recipe) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from trainkit.fitting import Fitted
 from trainkit.places import locate
 from trainkit.recipe import Recipe
 
-HOLD_OUT = "20%"
-"""What is kept from training of a set without splits."""
+HOLD_OUT = 20
+"""Per cent that is kept from training of a set without splits."""
 
 LEAST = 5
 """Pictures of a class below which one held out is missed."""
@@ -47,9 +48,9 @@ class Looked:
     """Whether the set itself says what its pictures have in common."""
     shapes: np.ndarray
     """int64 (n, 2), height and width of those that were read, at their own sizes."""
-    mean: tuple[float, float, float]
+    mean: list[float]
     """Of pixels 0 .. 1 of those that were read, as they are trained on, for red, green and blue."""
-    std: tuple[float, float, float]
+    std: list[float]
 
     @property
     def total(self) -> int:
@@ -86,16 +87,15 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
         values = pictures.fit(pixels, size, record.where, fit).reshape(-1, 3) / 255
         return pixels.shape[:2], values.mean(0), (values**2).mean(0)
 
-    shapes, means, squares = zip(*each(one, chosen, threads()), strict=True)
-    mean = np.mean(means, axis=0)
-    std = np.sqrt(np.maximum(np.mean(squares, axis=0) - mean**2, 0))
+    read = list(each(one, chosen, threads()))
+    mean, std = fitting.moments((first, second) for _, first, second in read)
     names = {label: source.names[label] if source.names else str(label) for label in counts}
     return Looked(
         {names[label]: counts[label] for label in sorted(counts, key=names.get)},
         grouped,
-        np.asarray(shapes, np.int64).reshape(-1, 2),
-        tuple(mean.round(3).tolist()),
-        tuple(std.round(3).tolist()),
+        np.asarray([shape for shape, _, _ in read], np.int64).reshape(-1, 2),
+        mean,
+        std,
     )
 
 
@@ -112,8 +112,8 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitted.drop("data.group", "data.hold_out", "task.class_weights")
     if isinstance(data.sampling, dict):
         fitted.drop("data.sampling")
-    _values(fitted, recipe, looked)
-    _size(fitted, looked, data.side, stretched=data.fit == "stretch")
+    values(fitted, recipe, looked)
+    resize(fitted, looked, data.side, stretched=data.fit == "stretch")
     if getattr(data.augment, "flip", 0) > 0:
         fitted.decide("data.augment", "flip: 0 where a mirrored picture is of another class, as letters are")
     _uneven(fitted, looked.counts, data.sampling)
@@ -193,19 +193,20 @@ def _refuse_others(text: str) -> None:
         raise UserError(text, "holds pictures with masks", "pictures of classes", "copy segment or camvid for it")
 
 
-def _values(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
+def values(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
+    """Fill in mean and standard deviation, but for weights that were trained with others."""
     if fitting.pretrained(recipe):
         return
     if min(looked.std) < 0.01:
-        fitted.put("data.mean", list(looked.mean))
+        fitted.put("data.mean", looked.mean)
         fitted.put("data.std", [max(0.01, part) for part in looked.std])
-        fitted.decide("data.std", f"pictures hardly vary ({list(looked.std)}): are they what they should be?")
+        fitted.decide("data.std", f"pictures hardly vary ({looked.std}): are they what they should be?")
         return
-    fitted.put("data.mean", list(looked.mean), f"of {len(looked.shapes)} pictures")
-    fitted.put("data.std", list(looked.std))
+    fitted.put("data.mean", looked.mean, f"of {len(looked.shapes)} pictures")
+    fitted.put("data.std", looked.std)
 
 
-def _size(fitted: Fitted, looked: Looked, side: tuple[int, int], stretched: bool) -> None:
+def resize(fitted: Fitted, looked: Looked, side: tuple[int, int], stretched: bool) -> None:
     """The size that is trained on: the recipe's, in the shape of the data where that is squeezed to it."""
     height, width = looked.median
     shape = side
@@ -238,22 +239,25 @@ def _uneven(fitted: Fitted, counts: Mapping[str, int], sampling: object) -> None
 
 def _held_out(fitted: Fitted, looked: Looked, open_set: bool, train: str) -> int:
     """Hold out a part of a set without splits; how many pictures are left to train on, about."""
-    fitted.put("data.hold_out", HOLD_OUT)
+    share = HOLD_OUT
     if open_set:
         if hub.is_hub(train) or not sources.split_of(locate(train))[0].is_dir():
             expected = "a folder of classes, or splits that share none"
             raise UserError(train, "nothing says which classes to keep from training", expected)
+        if len(looked.counts) < 4:
+            raise UserError(train, f"{len(looked.counts)} classes", "4 or more: two to train on, two others to score")
+        share = max(share, math.ceil(200 / len(looked.counts)))  # two are told apart
         fitted.put("data.group", _CLASS, "the folder: whole classes are held out")
-        fitted.notes["data", "hold_out"] = fitting.Note("of the classes", False)
-    elif looked.grouped:
+    fitted.put("data.hold_out", f"{share}%")
+    if looked.grouped and not open_set:
         fitted.notes["data", "hold_out"] = fitting.Note("of the groups that the set itself names", False)
-    else:
+    elif not open_set:
         fitted.put("data.group", "each")
         what = "is nothing common to several pictures, a person, a video? else name it: '^[^/]+/([^_/]+)_'"
         fitted.decide("data.group", what)
         if scarce := [name for name, count in looked.counts.items() if count < LEAST]:
             fitted.decide("data.hold_out", f"fewer than {LEAST} pictures of {few(scarce)}: some may lose all of theirs")
-    return round(looked.total * (1 - float(HOLD_OUT.removesuffix("%")) / 100))
+    return round(looked.total * (1 - share / 100))
 
 
 def _order(fitted: Fitted, open_set: bool) -> None:
