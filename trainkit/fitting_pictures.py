@@ -227,7 +227,7 @@ def resize(fitted: Fitted, looked: Looked, side: tuple[int, int], stretched: boo
 
 
 def _eights(side: float) -> int:
-    return max(16, round(side / 8) * 8)
+    return max(8, round(side / 8) * 8)
 
 
 def _uneven(fitted: Fitted, counts: Mapping[str, int], sampling: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from trainkit.data.importing import threads
 from trainkit.data.scene_files import Scene
 from trainkit.data.scene_import import Set
 from trainkit.data.scene_labels import Labels
+from trainkit.data.scene_sizes import LEAST
 from trainkit.data.scene_sources import SceneSource
 from trainkit.errors import UserError, few
 from trainkit.fitting import Fitted
@@ -69,6 +71,11 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         fitted.put("data.std", std)
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
     _crop(fitted, recipe.data.crop, median)
+    low, high = recipe.data.augment.scales
+    if (shortest := int(looked.shapes.min())) * low < LEAST:
+        scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
+        fitted.put("data.augment.scales", scales)
+        fitted.notes["data", "augment"] = fitting.Note(f"the smallest picture has {shortest} pixels", False)
     if recipe.data.augment.flip > 0:
         fitted.decide("data.augment", "flip: 0 where left and right are different classes")
     fitting.score(fitted, sets)

@@ -138,9 +138,7 @@ def _patch(fitted: Fitted, recipe: Recipe, shape: np.ndarray, spacing: np.ndarra
     """The recipe's patch, as large as volumes are at most, in sides that the network can halve."""
     patch = [min(side, max(1, int(most))) for side, most in zip(recipe.data.patch, shape, strict=True)]
     net = recipe.task.net
-    levels = next(
-        (len(by) for by in (getattr(net, "blocks", 0), getattr(net, "filters", 0)) if isinstance(by, list)), 0
-    )
+    lists = [given for given in (getattr(net, "blocks", 0), getattr(net, "filters", 0)) if isinstance(given, list)]
     if lists:
         patch = _divisible(patch, spacing.tolist(), len(lists[0]))
     if patch != list(recipe.data.patch):
