@@ -259,7 +259,7 @@ def test_faces_and_their_teacher_are_copied_together(here):
     recipe, text = fitted("adadistill_lfw", "faces")
     assert recipe.data.train == "faces#train" and recipe.data.evaluate == {"val": "faces/val/pairs.csv"}
     assert recipe.data.image_size == 24 and recipe.best.metric == "val/accuracy" and list(recipe.evaluations) == ["val"]
-    assert "    recipe: mine_teacher.yaml\n" in text and recipe.task.teacher.recipe == "mine_teacher.yaml"
+    assert "recipe: mine_teacher.yaml" in text and recipe.task.teacher.recipe == "mine_teacher.yaml"
     teacher = config.load("mine_teacher.yaml")
     assert teacher.name == "mine_teacher" and teacher.data == recipe.data
     assert recipe.data.open(0).meta.classes == 6
