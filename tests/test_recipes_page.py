@@ -13,8 +13,8 @@ FILES = sorted(RECIPES.glob("*.yaml"))
 COLUMNS = ("recipe", "learns", "task", "data", "paper", "cost", "measured here", "published")
 ABOVE = (
     "# The recipes\n\n"
-    "One file is one experiment. What is said here is what their headers say; `trainkit show NAME` prints a recipe with "
-    "all its defaults, `trainkit cp NAME mine.yaml --data FOLDER` copies it for other data "
+    "One file is one experiment. What is said here is what their headers say; `trainkit show NAME` prints a recipe "
+    "with all its defaults, `trainkit cp NAME mine.yaml --data FOLDER` copies it for other data "
     "([docs/recipes.md](../docs/recipes.md), [tutorials](../docs/tutorials/pictures.md)). "
     "Runs behind what was measured are in [docs/results.md](../docs/results.md).\n\n"
 )

@@ -185,7 +185,7 @@ def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | 
     of = {name: str(entry.get("split") or name).partition(".")[0] for name, entry in entries.items()}
     metric = fitted.get("best.metric")
     chosen = str(metric or "").partition("/")[0]
-    main = of.get(chosen) or next((base for base in of.values() if base != "train"), None)
+    main = next((base for base in (of.get(chosen), *of.values()) if base not in (None, "train")), None)
     first = next(iter(sets))
     kept: dict[str, Tree] = {}
     called: dict[str, str] = {}

@@ -151,9 +151,7 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if not sets:
         place = text.partition("#")[0]
         remedy = f"put some people into {place}/val, others into {place}/train, and `trainkit data pairs {place}/val`"
-        raise UserError(
-            place, "nothing to be scored on", "pairs.csv or .bin", f"{remedy}trainkit data pairs {place}/val"
-        )
+        raise UserError(place, "nothing to be scored on", "pairs.csv or .bin", remedy)
     fitted.put("data.train", train)
     least = int(looked.shapes.min())
     if least < size:
