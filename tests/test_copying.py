@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 from runs import PLUGIN, stripes
 
-from trainkit import config, copying, order, yamltext
+from trainkit import cli, config, copying, order, yamltext
 from trainkit.errors import UserError
+from trainkit.store import Store
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
@@ -254,3 +256,25 @@ def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):
     assert recipe.data.train == "it's #1: a, [b]"
     tree = yamltext.read(Path("mine.yaml").read_text()).tree
     assert tree["data"]["train"] == "it's #1: a, [b]"
+
+
+def test_the_recipe_of_a_run_is_copied_with_all_its_defaults(here, store):
+    run = Store.locate().new_run("convnext", 0, "abc123")
+    run.recipe.write_text(config.dump(config.load(shipped("convnext"))))
+    run.release()
+    said = CliRunner().invoke(cli.main, ["cp", run.name, "mine.yaml"])
+    assert said.exit_code == 0, said.output
+    assert Path("mine.yaml").read_text().startswith(f"# Copied from run {run.name}.\n#\n")
+    assert config.load("mine.yaml") == config.load(shipped("convnext"))
+    stripes(here / "patterns", 12, 1)
+    said = CliRunner().invoke(cli.main, ["cp", run.name, "other.yaml", "--data", "patterns"])
+    assert said.exit_code == 0 and said.output.startswith("patterns: 36 pictures of 3 classes"), said.output
+    other = config.load("other.yaml")
+    assert other.data.evaluate == {"val": "held_out"} and other.evaluations["val"].split is None
+    assert other.best.metric == "val/ema/top1" and other.data.open(0).meta.classes == 3
+
+
+def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_recipe(here, store):
+    said = CliRunner().invoke(cli.main, ["cp", "convnet", "mine.yaml"])
+    assert said.exit_code == 2
+    assert "'convnet': neither a recipe nor a run; did you mean the recipe convnext?" in said.output

@@ -194,7 +194,7 @@ def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | 
             continue
         called[name] = first if name == main else name
         if of[name] == main:
-            end = str(entry.pop("split", name)).removeprefix(main)
+            end = str(entry.pop("split", None) or name).removeprefix(main)
             split = first + (like or {}).get(end, end)
             entry = ({} if split == called[name] else {"split": split}) | entry
         kept[called[name]] = entry
