@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image
 from runs import PLUGIN, stripes
 
 from trainkit import cli, config, copying, order, yamltext
+from trainkit.data import hub
 from trainkit.errors import UserError
 from trainkit.store import Store
 
@@ -278,3 +280,35 @@ def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_
     said = CliRunner().invoke(cli.main, ["cp", "convnet", "mine.yaml"])
     assert said.exit_code == 2
     assert "'convnet': neither a recipe nor a run; did you mean the recipe convnext?" in said.output
+
+
+def test_sets_of_the_hub_are_looked_at_by_their_splits(here, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    home = here / "snapshot" / "data"
+    home.mkdir(parents=True)
+    for seed, (split, count) in enumerate((("train", 30), ("test", 12))):
+        rng = np.random.default_rng(seed)
+        rows = []
+        for n in range(count):
+            stream = io.BytesIO()
+            Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(stream, "PNG")
+            rows.append({"image": {"bytes": stream.getvalue(), "path": None}, "label": n % 3})
+        pq.write_table(pa.Table.from_pylist(rows), home / f"{split}-00000-of-00001.parquet")
+    asked = []
+
+    def download(path, *, network=True):
+        asked.append((str(path).split("#")[0], network))
+        return home.parent
+
+    monkeypatch.setattr(hub, "download", download)
+    recipe, _ = fitted("convnext", "hf://me/dots")
+    assert set(asked) == {("hf://me/dots", True)}
+    assert recipe.data.train == "hf://me/dots#train" and recipe.data.evaluate == {"test": "hf://me/dots#test"}
+    assert (
+        "hf://me/dots#train: 30 pictures of 3 classes (0, 1, 2), 10 each, 32 x 32 px" in Path("mine.yaml").read_text()
+    )
+    asked.clear()
+    opened = recipe.data.open(0)
+    assert opened.train.size == 30 and not any(network for _, network in asked), "a training uses no network"
