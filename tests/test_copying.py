@@ -282,6 +282,15 @@ def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_
     assert "'convnet': neither a recipe nor a run; did you mean the recipe convnext?" in said.output
 
 
+def test_classes_may_be_called_anything_that_a_folder_may(here):
+    stripes(here / "patterns", 6, 1)
+    for old, new in (("across", "a\tb # <- c"), ("down", "line\nbreak"), ("slanted", "blüte {x: [1]")):
+        (here / "patterns" / old).rename(here / "patterns" / new)
+    recipe, copied = fitted("convnext", "patterns")
+    assert recipe.name == "mine" and copied.seen[0].count("blüte") == 1
+    assert len(copying.open_lines(Path("mine.yaml"), recipe)) >= 3
+
+
 def test_sets_of_the_hub_are_looked_at_by_their_splits(here, monkeypatch):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -149,8 +149,13 @@ def _marked(lines: Sequence[str], origin: str) -> tuple[str, int]:
 
 
 def _header(origin: str, seen: Sequence[str] = ()) -> list[str]:
-    data = [f"# {'data' if n == 0 else '    '}     {sentence}" for n, sentence in enumerate(seen)]
+    data = [f"# {'data' if n == 0 else '    '}     {_printable(sentence)}" for n, sentence in enumerate(seen)]
     return [f"# Copied from {origin}.", "#", *data, "# result   not yet measured"]
+
+
+def _printable(text: str) -> str:
+    """Text as a comment may hold it: classes are called as folders are, and those may be called anything."""
+    return yamltext.FORBIDDEN.sub("?", " ".join(text.split())).replace("<-", "?")
 
 
 def _fitted(recipe: Path, loaded: Recipe, new: Path, plugins: tuple[str, ...], data: str, origin: str) -> Copied:
@@ -175,7 +180,7 @@ def _fitted(recipe: Path, loaded: Recipe, new: Path, plugins: tuple[str, ...], d
     for file, content in fitted.files.items():
         file.write_text(content, encoding="utf-8")
     new.write_text(text, encoding="utf-8")
-    marked = sum(note.decide for note in fitted.notes.values()) + sum(one.marked for one in made)
+    marked = text.count(SIGN) + sum(one.marked for one in made)
     return Copied(marked, tuple(fitted.seen), (new, *fitted.files, *(file for one in made for file in one.files)))
 
 
@@ -206,7 +211,7 @@ def _entry(path: Key, value: Any, notes: Mapping[Key, Note]) -> Iterator[str]:
     """The lines of a key and its value: one where it is short, and nothing is noted inside."""
     indent = "  " * (len(path) - 1)
     note = notes.get(path)
-    end = "" if note is None else f"  {SIGN if note.decide else '# '}{note.text}"
+    end = "" if note is None else f"  {SIGN if note.decide else '# '}{_printable(note.text)}"
     head, text = f"{indent}{yamltext.flow(path[-1])}:", rewriting.flow(value)
     inside = any(len(other) > len(path) and other[: len(path)] == path for other in notes)
     long = inside or len(head) + len(text) > _WIDTH or (path[0] in _IN_LINES and len(path) == 1)

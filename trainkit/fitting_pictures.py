@@ -157,6 +157,7 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if least < size:
         fitted.put("data.image_size", least, f"the smallest of {len(looked.shapes)} that were looked at")
     elif looked.median[0] >= LARGER * size:
+        fitted.put("data.image_size", size)
         fitted.decide("data.image_size", f"pictures have {looked.median[0]} in the median; published networks see 112")
     if recipe.data.flip:
         fitted.drop("data.flip")
