@@ -150,7 +150,8 @@ def test_pictures_of_classes_without_splits_are_held_out_and_measured(here):
     text = Path("mine.yaml").read_text()
     assert "patterns: 120 pictures of 3 classes (across, down, slanted), 40 each, 48 x 60 px" in text
     assert "  length: 20 epochs  # <- 240 updates, 12 an epoch: few" in text
-    assert copied.marked == text.count(copying.SIGN) == 3
+    assert copied.marked == text.count(copying.SIGN) == 4
+    assert "  batch_size: 8  # <- 32 would leave an epoch of 96 samples 3 updates; optim.lr was chosen for 32\n" in text
     assert "optim: {name: adamw, lr: 3e-3, weight_decay: 0.05, decay_1d: false}\n" in text, "as it was written"
     assert "# 1e-6, as published" in text and "arXiv" not in text, "comments of what stays; no header"
 

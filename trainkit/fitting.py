@@ -218,8 +218,10 @@ def measure(fitted: Fitted, count: int, block: int = 1) -> None:
         smaller = 1 << max(0, (count // UPDATES).bit_length() - 1)
         smaller = min(batch, max(2, smaller)) if count > 1 else 1
         if smaller < batch:
-            why = f"{batch} would be {count // batch} updates an epoch of {count} samples"
+            why = f"{batch} would leave an epoch of {count} samples {count // batch} updates"
             fitted.put("train.batch_size", smaller, why)
+            if not fitted.get("optim.lr_rule"):
+                fitted.decide("train.batch_size", f"{why}; optim.lr was chosen for {batch}")
             if smaller % int(fitted.get("train.micro_batch") or 1):
                 fitted.drop("train.micro_batch")
             batch = smaller
