@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from trainkit import config, pretrained
+from trainkit import config, copying, pretrained
 from trainkit.errors import UserError
 from trainkit.places import locate
 from trainkit.recipe import Recipe
@@ -49,7 +49,8 @@ class Order:
 
 
 def check(order: Order) -> str:
-    """The resolved recipe, and sentences about data and weights that are not there yet. Touches no device or store.
+    """The resolved recipe, and sentences about data and weights that are not there yet, and about lines that a copy has
+    marked. Touches no device or store.
 
     Raises ConfigError with every mistake of the recipe and of the recipes it needs.
     """
@@ -64,8 +65,9 @@ def check(order: Order) -> str:
                 notes.append(f"task.{name}: {source.weights} is not here yet; `trainkit fetch RECIPE` downloads it")
         elif ":" not in source.weights and not locate(source.weights).is_file():
             notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
-    text = config.dump(recipe)
-    return text + "".join(f"# not there yet: {note}\n" for note in notes)
+    said = [f"to decide: {line}" for line in copying.open_lines(order.path, recipe)]
+    said += [f"not there yet: {note}" for note in notes]
+    return config.dump(recipe) + "".join(f"# {line}\n" for line in said)
 
 
 def load(order: Order) -> Recipe:

@@ -52,9 +52,9 @@ def change(text: str, path: Sequence[str], value: yamltext.Tree) -> str:
     for done, part in enumerate(path):
         found = _child(node, part)
         if found is None:
-            return _added(text, key, node, path[done:], _flow(value))
+            return _added(text, key, node, path[done:], flow(value))
         key, node = found
-    return _replaced(text, key, node, _flow(value))
+    return _replaced(text, key, node, flow(value))
 
 
 def _child(node: yaml.Node, part: str) -> tuple[yaml.Node | None, yaml.Node] | None:
@@ -104,10 +104,10 @@ def _end(text: str, node: yaml.Node) -> int:
     return len(text[:end].rstrip()) if getattr(node, "style", None) in ("|", ">") else end
 
 
-def _flow(value: yamltext.Tree) -> str:
+def flow(value: yamltext.Tree) -> str:
     """A value on one line, blocks too."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{yamltext.flow(key)}: {_flow(inner)}' for key, inner in value.items())}}}"
+        return f"{{{', '.join(f'{yamltext.flow(key)}: {flow(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
+        return f"[{', '.join(map(flow, value))}]"
     return yamltext.flow(value)

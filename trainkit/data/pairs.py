@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
 COLUMNS = ["path_a", "path_b", "same"]
+FOLDS = 10
+"""Runs of lines that accuracy is counted over: the ten folds of LFW."""
+
 _SAME = {"1": True, "0": False, "true": True, "false": False}
 
 
@@ -60,3 +64,49 @@ def read_csv(file: Path) -> tuple[Source, Pairs]:
 
 def _pairs(first: list[int], second: list[int], same: list[bool]) -> Pairs:
     return Pairs(np.asarray(first, np.int64), np.asarray(second, np.int64), np.asarray(same, bool))
+
+
+def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int]:
+    """Draw pairs of pictures of a folder of people, `<person>/<picture>`, into its `pairs.csv`; pairs and people.
+
+    Half are of one person. They come in ten runs, each of other people where there are 20 or more, for the ten folds
+    that accuracy is counted by. `most` pairs at the most. Raises UserError where it is there, or pairs are too few.
+    """
+    from trainkit.data import sources
+
+    file = folder / "pairs.csv"
+    if file.exists():
+        raise UserError(str(file), "already exists", remedy="move it away to draw others")
+    people: dict[str, list[str]] = {}
+    for record in sources.folder(folder, nested=False).records():
+        people.setdefault(str(record.label), []).append(record.id)
+    rng = np.random.default_rng(seed)
+    names = rng.permutation(sorted(people)).tolist()
+    runs = [names[run::FOLDS] for run in range(FOLDS)] if len(names) >= 2 * FOLDS else [names]
+    drawn = [_drawn([people[name] for name in run], rng, most // (2 * len(runs))) for run in runs]
+    each = min(len(same) for same, _ in drawn)
+    if len(names) < 2 or each * len(runs) < FOLDS:
+        found = f"{len(names)} people, {each * len(runs)} pairs of one of them"
+        raise UserError(str(folder), found, f"{FOLDS} pairs or more, of people with several pictures each")
+    with file.open("w", newline="", encoding="utf-8") as text:
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(COLUMNS)
+        for same, different in drawn:
+            for one, other in zip(same[:each], different, strict=False):
+                lines.writerows(((*one, 1), (*other, 0)))
+    return 2 * each * len(runs), len(names)
+
+
+def _drawn(
+    people: list[list[str]], rng: np.random.Generator, most: int
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Up to so many pairs of one person each, and as many of two, no pair twice."""
+    every = [pair for pictures in people for pair in itertools.combinations(pictures, 2)]
+    same = [every[place] for place in rng.permutation(len(every))[:most].tolist()]
+    others: dict[tuple[str, str], None] = {}
+    for _ in range(20 * len(same)):
+        if len(others) == len(same) or len(people) < 2:
+            break
+        first, second = sorted(rng.choice(len(people), 2, replace=False).tolist())
+        others[str(rng.choice(people[first])), str(rng.choice(people[second]))] = None
+    return same[: len(others)], list(others)

@@ -204,3 +204,17 @@ def verify(
     problems = sum(not line.startswith("warning: ") for line in found)
     click.echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
     return EXIT_CODE if problems else 0
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--most", type=click.IntRange(min=20), default=6000, show_default=True, help="Pairs, half of one person.")
+def pairs(folder: Path, most: int) -> None:
+    """Draw pairs of faces for verification into FOLDER/pairs.csv, of people who are not trained on.
+
+    FOLDER holds a folder for each of them, with several pictures.
+    """
+    from trainkit.data import pairs as drawing
+
+    count, people = drawing.write_drawn(folder, most)
+    click.echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trainkit.command import plugins_option, recipe_file, shipped_recipes
 from trainkit.errors import UserError
+
+if TYPE_CHECKING:
+    from trainkit.store import RunFolder
 
 
 @click.command()
@@ -64,15 +68,40 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", metavar="RECIPE|RUN")
 @click.argument("new", type=click.Path(path_type=Path))
+@click.option("--data", metavar="FOLDER|hf://NAME", help="Look at this data, and fill in what follows from it.")
 @plugins_option
-def cp(recipe: str, new: Path, plugins: tuple[str, ...]) -> None:
-    """Copy RECIPE to NEW for another data set; the lines to change are marked."""
+def cp(recipe: str, new: Path, data: str | None, plugins: tuple[str, ...]) -> None:
+    """Copy RECIPE, or the recipe of RUN, to NEW for another data set; the lines to decide are marked."""
     from trainkit import copying
 
-    marked = copying.copy(recipe_file(recipe), new, plugins)
-    click.echo(f"{new}: change the {marked} lines marked with {copying.MARK!r}, then: trainkit check {new}")
+    path, origin = recipe_file(recipe), ""
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+        run = _run(recipe)
+        path, origin = run.recipe, f"run {run.name}"
+    copied = copying.copy(path, new, plugins, data=data, origin=origin)
+    for sentence in copied.seen:
+        click.echo(sentence)
+    lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
+    files, then = ", ".join(map(str, copied.files)), f"then: trainkit check {new}"
+    if data is None:
+        click.echo(f"{files}: change {lines} marked with {copying.MARK!r}, {then}")
+    else:
+        click.echo(f"{files}: decide {lines} marked with {copying.SIGN.strip()!r}, {then}")
+
+
+def _run(word: str) -> RunFolder:
+    """The run that a word stands for. Raises UserError that thinks of recipes too."""
+    from trainkit.blocks import nearest
+    from trainkit.store import Store
+
+    try:
+        return Store.locate().find(word)
+    except UserError as error:
+        near = nearest(word, [file.stem for file in shipped_recipes().glob("*.yaml")])
+        remedy = f"did you mean the recipe {near}?" if near else f"trainkit ls lists recipes; of runs {error.remedy}"
+        raise UserError(repr(word), "neither a recipe nor a run", remedy=remedy) from None
 
 
 @click.command()

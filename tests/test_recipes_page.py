@@ -1,0 +1,63 @@
+"""recipes/README.md: the table of the shipped recipes, which says what their headers say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trainkit import copying, yamltext
+from trainkit.config import RECIPES
+
+PAGE = RECIPES / "README.md"
+FILES = sorted(RECIPES.glob("*.yaml"))
+COLUMNS = ("recipe", "learns", "task", "data", "paper", "cost", "measured here", "published")
+ABOVE = (
+    "# The recipes\n\n"
+    "One file is one experiment. What is said here is what their headers say; `trainkit show NAME` prints a recipe "
+    "with all its defaults, `trainkit cp NAME mine.yaml --data FOLDER` copies it for other data "
+    "([docs/recipes.md](../docs/recipes.md), [tutorials](../docs/tutorials/pictures.md)). "
+    "Runs behind what was measured are in [docs/results.md](../docs/results.md).\n\n"
+)
+
+
+def said(path: Path) -> dict[str, str]:
+    """The parts of a header by their word; what stands above them under `learns`."""
+    parts, word = {"learns": ""}, "learns"
+    for line in copying.header(path).splitlines():
+        if found := re.fullmatch(r"# (paper|command|figure|cost|result|data|reading) +(\S.*)", line):
+            word = found[1]
+            parts[word] = found[2]
+        elif text := line.lstrip("# "):
+            parts[word] = f"{parts[word]} {text}".strip()
+    return parts
+
+
+def row(path: Path) -> list[str]:
+    parts, tree = said(path), yamltext.read(path.read_text(encoding="utf-8")).tree
+    task, data = tree["task"]["name"], f"`{tree['data']['train']}`"
+    figures = (parts[word] for word in ("paper", "cost", "result", "figure"))
+    return [f"[{path.stem}]({path.name})", parts["learns"], task, data, *figures]
+
+
+def page() -> str:
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(row(path) for path in FILES)]
+    return ABOVE + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def test_the_page_says_what_the_headers_say(request):
+    """`pytest --update-golden` writes it anew."""
+    if request.config.getoption("--update-golden", default=False):
+        PAGE.write_text(page(), encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_every_recipe_has_a_row_in_which_nothing_is_empty():
+    rows = [line.strip("| ").split(" | ") for line in page().splitlines() if line.startswith("| [")]
+    assert [cells[0] for cells in rows] == [f"[{path.stem}]({path.name})" for path in FILES] and len(rows) >= 23
+    assert all(len(cells) == len(COLUMNS) and all(cell.strip("`") for cell in cells) for cells in rows)
+
+
+def test_a_header_is_read_with_lines_that_go_on(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("# One.\n# Two.\n#\n# paper    A,\n#          B\n# cost     much\nname: x\n# paper    no\n")
+    assert said(file) == {"learns": "One. Two.", "paper": "A, B", "cost": "much"}
