@@ -96,13 +96,14 @@ def _run(
     parent: str | None = None,
 ) -> tuple[Any, RunFolder]:
     """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder."""
-    from trainkit import loop
+    from trainkit import integrity, loop
     from trainkit.report import closing
     from trainkit.speed import ceilings
     from trainkit.witness import Witness
 
     machine.configure(recipe)
     data = recipe.data.open(recipe.seed)
+    checked = integrity.ensure(recipe, data, machine, store)
     recipe_hash = config.digest(recipe)
 
     def open_folder() -> tuple[str, bool]:
@@ -136,6 +137,7 @@ def _run(
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
+        integrity.note(checked, tracker, witness.say)
         witness.ceilings = ceilings.ensure(recipe, data, machine, store, witness.found, witness.say, stopping)
         ceilings.note(witness, resuming)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainkit.command import bar, plugins_option
+from trainkit.command import bar, plugins_option, recipe_file, words_argument
 from trainkit.errors import EXIT_CODE, UserError
 
 
@@ -204,3 +204,30 @@ def verify(
     problems = sum(not line.startswith("warning: ") for line in found)
     click.echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
     return EXIT_CODE if problems else 0
+
+
+@data.command()
+@click.argument("recipe")
+@words_argument
+@click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are.")
+@click.option(
+    "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+)
+@plugins_option
+def check(recipe: str, overrides: tuple[str, ...], whole: bool, out: Path | None, plugins: tuple[str, ...]) -> int:
+    """Look in the sets of RECIPE for what is both trained on and scored, and for what is odd. Trains nothing.
+
+    Exit code 2 where a score would be too good, or a set is damaged. Every training does the same when it begins.
+    """
+    from trainkit import integrity, order
+
+    report = integrity.check(order.Order(recipe_file(recipe), overrides, plugins), whole)
+    if out is not None:
+        try:
+            out.write_text(report.json(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(str(out), f"cannot be written ({error.strerror or error})") from None
+    for line in integrity.lines(report):
+        click.echo(line)
+    click.echo(f"{recipe}: {report.summary}")
+    return EXIT_CODE if report.bad else 0
