@@ -111,7 +111,8 @@ class Report:
         if self.bad:
             listing = "".join(f"\n  {one.where}: {one.said}" for one in self.bad)
             remedy = "mend the sets (trainkit data check lists more), or go on with integrity.policy=warn"
-            raise UserError("data", f"integrity.policy is refuse, and{listing}", "\neach sample in one split", remedy)
+            found = f"not to be trained on, by integrity.policy:{listing}\n"
+            raise UserError("data", found, "each sample in one split, and whole", remedy)
 
 
 _COLUMNS = ("where", "check", "verdict", "count", "of", "said")
