@@ -204,17 +204,21 @@ def test_ways_of_scoring_a_set_are_one_set_and_the_training_set_is_none():
     assert list(integrity.of(opened(some, val=SimpleNamespace())).sets) == ["data.train"]
 
 
-def test_damaged_pictures_are_wrong_and_named(clean, monkeypatch):
+def test_damaged_pictures_are_wrong_and_named_and_looked_at_again(clean, tmp_path, monkeypatch):
     from trainkit.data import hashed
 
-    first = images(clean).open(0)
-    file = first.train.packed.path / "images.npy"
+    file = images(clean).open(0).train.packed.path / "images.npy"
+    whole = file.read_bytes()
     with open(file, "r+b") as out:
         out.seek(-3 * SIDE * SIDE, 2)
         out.write(bytes(3 * SIDE * SIDE))
     monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
-    one = found(integrity.of(images(clean).open(0)), "data.train", "damaged")
+    report = integrity.of(images(clean).open(0), tmp_path / "kept")
+    one = found(report, "data.train", "damaged")
     assert (one.verdict, one.count, one.of) == ("wrong", 1, 12) and "cow/3.png" in one.said
+    assert report.summary == "1 wrong" and report.sets["data.train"]["looked_at"] == 11
+    file.write_bytes(whole)
+    assert integrity.of(images(clean).open(0), tmp_path / "kept").summary == "clean"
 
 
 # ---- Each kind of data -----------------------------------------------------------------------------------------------

@@ -184,8 +184,10 @@ def of(data: Opened, cache: Path | None = None, whole: bool = False) -> Report |
     }
     seconds = time.perf_counter() - begin
     report = Report(mark=_mark(sets, whole), whole=whole, seconds=seconds, sets=described, findings=findings)
-    _log.info("looked at %d pictures in %.1f s, once for this data", sum(looked.values()), seconds)
-    if cache is not None:
+    if many := sum(looked.values()):
+        _log.info("looked at %d pictures in %.1f s, once for this data", many, seconds)
+    # A damaged set may be mended, and has the same digest then.
+    if cache is not None and all(one.check != "damaged" for one in findings):
         with contextlib.suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
             write_aside(cache / f"{report.mark}.json", report.json())
