@@ -64,7 +64,7 @@ _MASKS = tuple(
 _SAME = 8
 """Pictures of one hash that others are compared with: of a set in which thousands have the same one, more would only
 take time."""
-_COMPARED = 1 << 30
+_COMPARED = 1 << 28
 """Most pairs of hashes that are compared for two sets."""
 _AT_ONCE = 1 << 20
 _CORRELATED = 1 << 14
