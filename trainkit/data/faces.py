@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -129,7 +129,7 @@ class FaceSplit:
     def held(self) -> Held:
         """What it can be compared with other splits by: people by their names, of a set to be scored by its folders."""
         if not self.packed.classes:
-            folders = {PurePosixPath(id).parent.name for id in self.packed.ids()}
+            folders = {id.rpartition("/")[0].rpartition("/")[2] for id in self.packed.ids()}
             return duplicates.held_in(self.packed, subjects=_people(folders), kind="people")
         names, label = self.packed.class_names, np.asarray(self.packed.labels)
         counts = np.bincount(label, minlength=len(names))
