@@ -13,7 +13,7 @@ hackerfactor.com, 2013). Two pictures look the same if
 What is too plain to say anything (cells that differ by less than `PLAIN` grey levels) is left out. Copies that were
 mirrored, turned or cut are not found.
 
-The cost is one look at every pixel of a picture: read or decoded once, three additions of bytes a pixel, 288 bytes
+The cost is one look at every pixel: a picture is read or decoded once, its bytes are added up once, and 288 bytes are
 kept. How much of a set is looked at is bounded (`BYTES`, `PICTURES`); of larger ones a fixed random part is.
 """
 
