@@ -94,7 +94,7 @@ def test_help_names_every_verb_and_every_verb_has_help():
     text = ask("--help")
     for verb in ("check", "compare", "cp", "data", "fetch", "ls", "run", "show", "ui"):
         assert f"\n  {verb} " in text and "--help" in ask(verb, "--help")
-    assert all(f"\n  {verb} " in ask("data", "--help") for verb in ("import", "info", "verify"))
+    assert all(f"\n  {verb} " in ask("data", "--help") for verb in ("import", "info", "verify", "check"))
     assert ask("--version").strip().endswith(__import__("trainkit").__version__)
 
 

@@ -110,13 +110,14 @@ def _run(
 
     `watch` is told of its evaluations and may end it: `family.Watch`.
     """
-    from trainkit import costs, loop, registry
+    from trainkit import costs, integrity, loop, registry
     from trainkit.report import closing
     from trainkit.speed import ceilings
     from trainkit.witness import Witness
 
     machine.configure(recipe)
     data = recipe.data.open(recipe.seed)
+    checked = integrity.ensure(recipe, data, machine, store)
     recipe_hash = config.digest(recipe)
 
     def open_folder() -> tuple[str, bool]:
@@ -154,6 +155,7 @@ def _run(
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
+        integrity.note(checked, tracker, witness.say)
         witness.ceilings = ceilings.ensure(recipe, data, machine, store, witness.found, witness.say, stopping)
         ceilings.note(witness, resuming)
         try:

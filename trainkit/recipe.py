@@ -274,6 +274,15 @@ class Log:
 
 
 @dataclass(kw_only=True)
+class Integrity:
+    """Whether the data is looked at for what is both trained on and scored, and what follows."""
+
+    policy: Literal["warn", "refuse", "off"] = "warn"
+    """What is found is written down and said; or, where a score would be too good or a set is damaged, ends the run
+    before it begins; or nothing is looked at. Beside it `data.leakage` refuses the same picture or subject twice."""
+
+
+@dataclass(kw_only=True)
 class StopWhen:
     """Ends the training early when a metric no longer improves."""
 
@@ -349,6 +358,7 @@ class Recipe:
     """Metrics, and values of each whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. More is better, unless
     `best` or `stop_when` of that metric says otherwise, or the entry does: `{lfw/eer: {at: [0.05], mode: min}}`."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    integrity: Integrity = field(default_factory=Integrity, metadata=_NOT_IN_HASH)
     log: Log = field(default_factory=Log, metadata=_NOT_IN_HASH)
     downloads: list[Download] = field(default_factory=list, metadata=_NOT_IN_HASH)
     promote: Promote | None = field(default=None, metadata=_NOT_IN_HASH)

@@ -3,6 +3,7 @@
     <home>/mlflow.db          metrics, parameters, tags (SQLite), unless MLFLOW_TRACKING_URI names another store
     <home>/artifacts/         files shown in MLflow
     <home>/outputs/           what frozen networks say of training sets (tabulated.py); may be deleted
+    <home>/integrity/         what was found in data sets, and what their pictures look like; may be deleted
     <home>/runs/<run name>/   journal.jsonl  run.json  recipe.yaml  checkpoints/
 
 `home` is `mlruns/` of the checkout, outside one of the current folder; TRAINKIT_STORE names another.

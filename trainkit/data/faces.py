@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from trainkit import seeding
-from trainkit.data import evaluations, hub, packing, sources
+from trainkit.data import duplicates, evaluations, hub, packing, sources
+from trainkit.data.duplicates import Held
 from trainkit.data.evaluations import Evaluation
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Protocol
@@ -124,6 +126,18 @@ class FaceSplit:
         """How the split is scored; None for training."""
         return self.packed.protocol()
 
+    def held(self) -> Held:
+        """What it can be compared with other splits by: people by their names, of a set to be scored by its folders."""
+        if not self.packed.classes:
+            folders = {id.rpartition("/")[0].rpartition("/")[2] for id in self.packed.ids()}
+            return duplicates.held_in(self.packed, subjects=_people(folders), kind="people")
+        names, label = self.packed.class_names, np.asarray(self.packed.labels)
+        counts = np.bincount(label, minlength=len(names))
+        people = _people(names)
+        return duplicates.held_in(
+            self.packed, subjects=people, kind="people", label=label, classes=names, counts=counts
+        )
+
     def order(self, epoch: int, batch_size: int) -> np.ndarray | seeding.Shuffled:
         """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
 
@@ -167,6 +181,11 @@ def _mirrored(images: Tensor, views: Tensor) -> Tensor:
     word = torch.uint8 if images.shape[-1] % 8 else torch.int64
     mirrored = views.bool().view(-1, 1, 1, 1)
     return torch.where(mirrored, images.flip(-1).view(word), images.view(word)).view(torch.uint8)
+
+
+def _people(names: Iterable[str]) -> frozenset[str]:
+    """Those of the names that name people: a number is another person in every set."""
+    return frozenset(name for name in names if any(character.isalpha() for character in name))
 
 
 def _sample(image_size: int) -> Path:

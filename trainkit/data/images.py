@@ -17,8 +17,9 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationEr
 from torch import Tensor
 
 from trainkit import seeding
-from trainkit.data import augment, packing, sources
+from trainkit.data import augment, duplicates, packing, sources
 from trainkit.data.augment import AnyAugment, Augment, Light, Plain, Timm
+from trainkit.data.duplicates import Held
 from trainkit.data.packed import Packed, is_packed
 from trainkit.data.protocols import Classes, Inspection, Retrieval, Separation
 from trainkit.data.sources import HELD_OUT, SAMPLE
@@ -205,7 +206,8 @@ class Images:
         numbers = np.asarray([place.get(known, -1) for known in data.class_names], np.int64)
         label = numbers[data.labels[rows]] if len(numbers) else np.full(len(rows), -1)
         plain = self.augment if self.fit == "keep" else Plain()
-        return ImageSplit(name, data, rows.astype(np.int64), label, names, seed, self.side, self.mean, self.std, plain)
+        rows, grouped = rows.astype(np.int64), self.group != EACH
+        return ImageSplit(name, data, rows, label, names, seed, self.side, self.mean, self.std, plain, grouped=grouped)
 
     def _check_classes(self, where: str, split: ImageSplit, trained: Iterable[str]) -> None:
         present = _present(split.packed, split.rows)
@@ -226,22 +228,16 @@ class Images:
             raise UserError(place, f"pictures of {len(present)} class ({few(present)})", "at least 2 to tell apart")
 
     def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
-        found = [(f"data.evaluate.{n}", leak) for n, split in scored.items() for leak in self._leaks(train, split)]
+        trained = train.held()
+        found = [(f"data.evaluate.{n}", leak) for n, one in scored.items() for leak in self._leaks(train, trained, one)]
         remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
         sources.report_leaks(found, self.leakage, "each group and each picture in one split", remedy)
 
-    def _leaks(self, train: ImageSplit, split: ImageSplit) -> list[str]:
-        leaks = []
+    def _leaks(self, train: ImageSplit, trained: Held, split: ImageSplit) -> list[str]:
+        leaks = [shared.said for shared in duplicates.leaks(trained, split.held())]
         if self.open_set and (both := sorted(set(train.names) & set(split.names))):
-            leaks.append(f"{len(both)} of its {len(split.names)} classes are trained, with open_set on: {few(both)}")
-        if self.group != EACH and (both := sorted(train.groups() & split.groups())):
-            leaks.append(f"{len(both)} of its {len(split.groups())} groups are in data.train: {few(both)}")
-        here, there = split.packed.contents()[split.rows], train.packed.contents()[train.rows]
-        if len(same := np.flatnonzero(np.isin(here, there))):
-            ids, others = split.packed.ids(), train.packed.ids()
-            first = {int(content): row for content, row in zip(there[::-1], train.rows[::-1], strict=True)}
-            pairs = [f"{ids[split.rows[i]]} = {others[first[int(here[i])]]}" for i in same.tolist()]
-            leaks.append(f"{len(same)} of its {split.size} pictures are in data.train: {few(pairs)}")
+            said = f"{len(both)} of its {len(split.names)} classes are trained, with open_set on: {few(both)}"
+            leaks.insert(0, said)
         return leaks
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
@@ -301,6 +297,8 @@ class ImageSplit:
     """How it is scored; None for training."""
     weights: np.ndarray | None = None
     """float64 (size,): how often each is drawn in training, relative to the others; None: each once an epoch."""
+    grouped: bool = True
+    """Whether a group must not be in two splits; not with `group: each`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_cut"}  # transforms may not pickle
@@ -356,6 +354,19 @@ class ImageSplit:
             return set()
         names = self.packed.group_names
         return {names[group] for group in np.unique(self.packed.groups[self.rows]).tolist()}
+
+    def held(self) -> Held:
+        """What it can be compared with other splits by."""
+        known = self.label[self.label >= 0]
+        return duplicates.held_in(
+            self.packed,
+            self.rows,
+            subjects=frozenset(self.groups() if self.grouped else ()),
+            label=self.label,
+            classes=self.names,
+            counts=np.bincount(known, minlength=len(self.names)),
+            unlabelled=self.size - len(known),
+        )
 
     def some(self, most: int) -> ImageSplit:
         """At most so many of the pictures, in the proportions of their classes: a hash of seed and row chooses."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainkit.data import evaluations, packed, pictures, sources
+from trainkit.data import duplicates, evaluations, packed, pictures, sources
 from trainkit.data.packed import Packed, Store, Writer
 from trainkit.data.pictures import Fit
 from trainkit.data.protocols import Protocol
@@ -283,10 +283,10 @@ def oddities(data: Packed) -> list[str]:
         missing = np.flatnonzero(counts == 0)
         if len(missing):
             notes.append(f"{len(missing)} of {data.classes} classes have no picture: {few(names[i] for i in missing)}")
-        pairs = _across(data)
-        if pairs:
+        pairs = duplicates.across(np.asarray(data.contents()), np.asarray(data.labels))
+        if len(pairs):
             ids = data.ids()
-            listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs)
+            listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
             notes.append(f"{len(pairs)} pictures stand under two classes: {listing}")
     return notes
 
@@ -368,10 +368,3 @@ def _shared(data: Packed, other: Packed) -> list[str]:
     if groups:
         notes.append(f"{len(groups)} groups are also in {other.path}: {few(groups)}")
     return notes
-
-
-def _across(data: Packed) -> list[tuple[int, int]]:
-    contents = np.asarray(data.contents())
-    order = np.argsort(contents, kind="stable")
-    same = (contents[order][1:] == contents[order][:-1]) & (data.labels[order][1:] != data.labels[order][:-1])
-    return [(int(order[i]), int(order[i + 1])) for i in np.flatnonzero(same)]

@@ -14,8 +14,9 @@ import torch
 from pydantic import Field
 
 from trainkit import seeding
-from trainkit.data import augment, packing, pairability, people_index, sources, tokens
+from trainkit.data import augment, duplicates, packing, pairability, people_index, sources, tokens
 from trainkit.data.augment import Light, Plain
+from trainkit.data.duplicates import Held
 from trainkit.data.images import HoldOut
 from trainkit.data.modalities import MODALITIES, RGB, TEXT, subsets, title
 from trainkit.data.packed import Packed
@@ -24,7 +25,7 @@ from trainkit.data.protocols import Search
 from trainkit.data.sampling import Cells, Draw, Sampler
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.tokens import Captions
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError
 from trainkit.task import Batch, Meta, Opened
 
 TRIALS = 10
@@ -232,7 +233,9 @@ class People:
         )
 
     def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
-        found = [(f"data.evaluate.{n}", leak) for n, split in scored.items() for leak in _leaks(train, split)]
+        trained = train.held()
+        shared = [(f"data.evaluate.{n}", duplicates.leaks(trained, split.held())) for n, split in scored.items()]
+        found = [(where, leak.said) for where, leaks in shared for leak in leaks]
         remedy = "divide the sets by person (data.hold_out can), or go on with `leakage: allow`"
         sources.report_leaks(found, self.leakage, "each person and each picture in one split", remedy)
 
@@ -318,6 +321,23 @@ class PeopleSplit:
     def pictures(self) -> np.ndarray:
         """Rows of `packed` that it has, int32."""
         return self.index.picture[self.rows[self.modality != TEXT]]
+
+    def held(self) -> Held:
+        """What it can be compared with other splits by: its people, and its pictures."""
+        whose = self.index.person[self.rows[self.modality != TEXT]]
+        there, number = np.unique(whose[whose >= 0], return_inverse=True)
+        label = np.full(len(whose), -1, np.int64)
+        label[whose >= 0] = number
+        return duplicates.held_in(
+            self.packed,
+            self.pictures(),
+            subjects=frozenset(self.persons()),
+            kind="people",
+            label=label,
+            classes=tuple(self.index.persons[person] for person in there.tolist()),
+            counts=np.bincount(number, minlength=len(there)),
+            unlabelled=int((whose < 0).sum()),
+        )
 
     def picture(self, row: int) -> np.ndarray | None:
         """Pixels of a record, uint8 (height, width, 3); None for a caption."""
@@ -555,17 +575,3 @@ def _search(
         index.hides,
     )
     return rows, search
-
-
-def _leaks(train: PeopleSplit, split: PeopleSplit) -> list[str]:
-    leaks = []
-    if both := sorted(train.persons() & split.persons()):
-        leaks.append(f"{len(both)} of its {len(split.persons())} people are in data.train: {few(both)}")
-    mine, theirs = split.pictures(), train.pictures()
-    here, there = split.packed.contents()[mine], train.packed.contents()[theirs]
-    if len(same := np.flatnonzero(np.isin(here, there))):
-        ids, others = split.packed.ids(), train.packed.ids()
-        first = {int(content): row for content, row in zip(there[::-1], theirs[::-1], strict=True)}
-        pairs = [f"{ids[mine[i]]} = {others[first[int(here[i])]]}" for i in same.tolist()]
-        leaks.append(f"{len(same)} of its {len(mine)} pictures are in data.train: {few(pairs)}")
-    return leaks

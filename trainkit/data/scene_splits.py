@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from trainkit import seeding
-from trainkit.data import augment, distances
+from trainkit.data import augment, distances, duplicates
 from trainkit.data.distances import Distance, Distances
+from trainkit.data.duplicates import Held
 from trainkit.data.packed import Packed
 from trainkit.data.packed_masks import PackedMasks
 from trainkit.data.protocols import Scenes as ScenesProtocol
@@ -59,6 +60,13 @@ class SceneSet:
         """SHA-256 of pictures, masks, names and rows. What batches have beside these is no part of it."""
         text = "\n".join((self.pictures.digest, self.masks.digest, *self.names))
         return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.rows.tobytes()).hexdigest()
+
+    def held(self) -> Held:
+        """What it can be compared with other sets by: its pictures."""
+        known, rest = self.counts[:-1], int(self.counts[-1])
+        return duplicates.held_in(
+            self.pictures, self.rows, classes=self.names, counts=known, unit="pixels", unlabelled=rest
+        )
 
     def pixels(self, place: int) -> np.ndarray:
         """A picture, uint8 (3, height, width), in the memory order in which it is at hand.
@@ -149,6 +157,10 @@ class SceneCrops:
         updates = self.size // batch_size
         rows = seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size]
         return rows.astype(np.int64).reshape(updates, batch_size)
+
+    def held(self) -> Held:
+        """What its pictures can be compared with other sets by."""
+        return self.scenes.held()
 
     def cuts(self, rows: np.ndarray, epoch: int) -> Cuts:
         """What is cut of each of `rows` in an epoch."""
@@ -254,6 +266,10 @@ class WholeScenes:
     def protocol(self) -> ScenesProtocol:
         """What pictures and classes are called."""
         return ScenesProtocol(self.scenes.ids, self.scenes.names, self.kind, self.scenes.colours)
+
+    def held(self) -> Held:
+        """What its pictures can be compared with other sets by."""
+        return self.scenes.held()
 
     def some(self, most: int) -> WholeScenes:
         """At most so many of the pictures, spread evenly over the set."""

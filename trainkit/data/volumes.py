@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from trainkit import seeding
-from trainkit.data import packed_volumes, sources, volume_cache, volume_import, volume_sources
+from trainkit.data import duplicates, packed_volumes, sources, volume_cache, volume_import, volume_sources
+from trainkit.data.duplicates import Held
 from trainkit.data.packed_volumes import PackedVolumes
 from trainkit.data.protocols import Segmentation
 from trainkit.data.sources import HELD_OUT, SAMPLE
@@ -222,7 +223,9 @@ class Volumes:
             raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")
 
     def _check_leaks(self, train: CaseSplit, scored: Mapping[str, CaseSplit]) -> None:
-        found = [(f"data.evaluate.{n}", leak) for n, split in scored.items() for leak in _leaks(train, split)]
+        trained = train.held()
+        shared = [(f"data.evaluate.{n}", duplicates.leaks(trained, split.held())) for n, split in scored.items()]
+        found = [(where, leak.said) for where, leaks in shared for leak in leaks]
         remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
         sources.report_leaks(found, self.leakage, "each patient and each volume in one split", remedy)
 
@@ -319,6 +322,20 @@ class CaseSplit:
     def protocol(self) -> Segmentation:
         """What cases are called, whose they are, and what the clinical table says of each."""
         return _protocol(self.packed, self.cases, self.kind)
+
+    def held(self) -> Held:
+        """What it can be compared with other splits by: its patients, and its volumes as they were in their files."""
+        infos = [self.packed.case(case) for case in self.cases.tolist()]
+        return Held(
+            noun="volumes",
+            prints=self.packed.fingerprints()[self.cases],
+            names=lambda places: [infos[place].id for place in places],
+            subjects=frozenset(info.patient for info in infos),
+            kind="patients",
+            classes=self.packed.names,
+            counts=np.sum([info.volumes_mm3 for info in infos], 0),
+            unit="mm3",
+        )
 
     def some(self, most: int) -> CaseSplit:
         """At most so many of the cases, spread evenly over the sizes: of volumes, and where these are equal, of organs.
@@ -424,6 +441,10 @@ class PatchSplit:
         if self.kind == "train":
             return None
         return _protocol(self.packed, np.repeat(self.cases, self.patches), "patches")
+
+    def held(self) -> Held:
+        """What its cases can be compared with other splits by."""
+        return CaseSplit(self.name, self.packed, self.cases).held()
 
     @functools.cached_property
     def margin(self) -> tuple[int, int, int]:
@@ -557,22 +578,6 @@ def _protocol(packed: PackedVolumes, cases: np.ndarray, kind: Literal["whole", "
     clinical = {name: tuple(info.clinical.get(name) for info in infos) for name in columns}
     ids, patients = tuple(info.id for info in infos), tuple(info.patient for info in infos)
     return Segmentation(ids, patients, packed.names, kind, clinical)
-
-
-def _leaks(train: CaseSplit, split: CaseSplit) -> list[str]:
-    """What is in both, in sentences."""
-    here, there = ([one.packed.case(case) for case in one.cases.tolist()] for one in (split, train))
-    leaks = []
-    patients = {info.patient for info in here}
-    if both := sorted(patients & {info.patient for info in there}):
-        leaks.append(f"{len(both)} of its {len(patients)} patients are in data.train: {few(both)}")
-    known = dict(zip(train.packed.fingerprints()[train.cases].tolist(), there, strict=True))
-    prints = split.packed.fingerprints()[split.cases].tolist()
-    same = [(info.id, known[mark].id) for mark, info in zip(prints, here, strict=True) if mark in known]
-    if same:
-        pairs = few(f"{one} = {other}" for one, other in same)
-        leaks.append(f"{len(same)} of its {split.size} volumes are in data.train: {pairs}")
-    return leaks
 
 
 def _by(numbers: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""Data sets: imported, described, verified."""
+"""Data sets: imported, described, verified, and checked for what is in two of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainkit.command import bar, plugins_option
+from trainkit.command import bar, plugins_option, recipe_file, words_argument
 from trainkit.errors import EXIT_CODE, UserError
 
 
@@ -218,3 +218,30 @@ def pairs(folder: Path, most: int) -> None:
 
     count, people = drawing.write_drawn(folder, most)
     click.echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
+
+
+@data.command()
+@click.argument("recipe")
+@words_argument
+@click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are.")
+@click.option(
+    "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+)
+@plugins_option
+def check(recipe: str, overrides: tuple[str, ...], whole: bool, out: Path | None, plugins: tuple[str, ...]) -> int:
+    """Look in the sets of RECIPE for what is both trained on and scored, and for what is odd. Trains nothing.
+
+    Exit code 2 where a score would be too good, or a set is damaged. Every training does the same when it begins.
+    """
+    from trainkit import integrity, order
+
+    report = integrity.check(order.Order(recipe_file(recipe), overrides, plugins), whole)
+    if out is not None:
+        try:
+            out.write_text(report.json(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(str(out), f"cannot be written ({error.strerror or error})") from None
+    for line in integrity.lines(report):
+        click.echo(line)
+    click.echo(f"{recipe}: {report.summary}")
+    return EXIT_CODE if report.bad else 0
