@@ -27,17 +27,21 @@ def projector(run: str, out: Path | None) -> None:
 
 @click.command()
 @click.argument("run")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--mirror", is_flag=True, help="Average over mirror images: of pictures 2, of volumes 8 times the time.")
 @plugins_option
-def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
-    """Write label maps of the pictures or volumes at SOURCE to the folder OUT, by the best weights of RUN.
+def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
+    """Write what RUN says of the pictures, people or volumes at SOURCE to OUT, by its best weights.
 
-    Of pictures they are OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE is a folder
-    of pictures, one picture, or a set with masks whose split it names: cityscapes#val. Of volumes they are
-    OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data set: tom500#val. A file that cannot be read
-    is named and left out; the exit code is then 2.
+    Classes with their probabilities, and embeddings, are rows of the table OUT, .parquet or (classes) .csv; SOURCE is
+    a picture, a folder of pictures, or a set of them in any form that is trained on. Label maps of pictures are
+    OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE may name a split of a set with
+    masks: cityscapes#val. Of volumes they are OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data
+    set: tom500#val.
+
+    What cannot be read is named and left out; the exit code is then 2. What was interrupted goes on when it is begun
+    again.
     """
     from trainkit import predicting
     from trainkit.errors import few
@@ -48,8 +52,11 @@ def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str,
         click.echo(f"note: {line}")
     for line in done.damaged:
         click.echo(f"left out: {line}", err=True)
-    labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
-    click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
+    if done.columns:
+        click.echo(f"{out}: {done.rows} rows of {few(done.columns, 20)}, by {done.weights}")
+    else:
+        labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
+        click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
     return EXIT_CODE if done.damaged else 0
 
 
