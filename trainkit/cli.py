@@ -18,7 +18,7 @@ def main() -> None:
 for verb in (
     *(training.run, recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch),
     *(speed.preflight, speed.ceilings, speed.syncs, speed.ladder, speed.claims),
-    *(models.predict, models.export_, models.projector, stores.ui, data.data),
+    *(models.evaluate, models.predict, models.export_, models.projector, stores.ui, data.data),
 ):
     main.add_command(verb)
 

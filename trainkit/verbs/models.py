@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from trainkit.command import bar, plugins_option
+from trainkit.command import bar, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 
 
@@ -58,6 +59,26 @@ def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, 
         labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
         click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
     return EXIT_CODE if done.damaged else 0
+
+
+@click.command()
+@click.argument("what", metavar="RUN|CHECKPOINT")
+@click.argument("words", nargs=-1, metavar="[RECIPE] [KEY=VALUE]...")
+@click.option("--log/--no-log", default=True, help="Keep the scores as a run beneath RUN.  [default: log]")
+@plugins_option
+def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, ...]) -> None:
+    """Score the best weights of a run, those of a checkpoint's folder, or a file, on every evaluation of RECIPE.
+
+    Without RECIPE the run's own is taken; KEY=VALUE words change it: `data.evaluate={lfw: lfw/pairs.csv}`
+    `evaluations={lfw: {}}`. On several processes: accelerate launch trainkit/run.py RECIPE --score RUN
+    """
+    from trainkit import evaluating
+
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, "1")
+    named = bool(words) and "=" not in words[0]
+    order = evaluating.order_for(what, recipe_file(words[0]) if named else None, words[named:], plugins)
+    evaluating.evaluate(order, what, log)
 
 
 @click.command("export")

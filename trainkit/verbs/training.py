@@ -59,9 +59,11 @@ def run(
     if check:
         click.echo(orders.check(order), nl=False)
         return 0
+    if score is not None:
+        from trainkit import evaluating
+
+        evaluating.evaluate(order, score)
+        return 0
     from trainkit import launch
 
-    if score is not None:
-        launch.score(order, score)
-        return 0
     return launch.launch(order, stopping)
