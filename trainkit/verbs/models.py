@@ -85,11 +85,12 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
 @click.argument("run")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
+    "--to",
     "--format",
     "formats",
     multiple=True,
-    type=click.Choice(["safetensors", "onnx"]),
-    help="Which files; may be repeated.  [default: both]",
+    type=click.Choice(["safetensors", "onnx", "hub-folder"]),
+    help="What to write; may be repeated.  [default: safetensors and onnx]",
 )
 @click.option("--pictures", default=8, show_default=True, help="How many real pictures the files are compared on.")
 @click.option("--latency", is_flag=True, help="Time one picture: float32 and bfloat16, eager, compiled, ONNX Runtime.")
@@ -104,10 +105,12 @@ def export_(
     seconds: float,
     plugins: tuple[str, ...],
 ) -> None:
-    """Write the network of the best weights of RUN, of the task segment2d, to the folder OUT for use elsewhere.
+    """Write the network of the best weights of RUN, of pictures or people, to the folder OUT for use elsewhere.
 
-    OUT/model.safetensors and OUT/model.onnx take RGB pixels and give logits; OUT/model.json says all about them. Files
-    that find something else on real pictures than the trained network are not kept.
+    OUT/model.safetensors and OUT/model.onnx take RGB pixels and give logits or embeddings; OUT/model.json says all of
+    them to programs, OUT/README.md to people. Of a network of timm, --to hub-folder is a folder that timm loads alone:
+    timm.create_model('local-dir:OUT', pretrained=True). Files that find something else on real pictures than the
+    trained network are not kept.
     """
     from trainkit import export
 
