@@ -15,7 +15,6 @@ from trainkit import cli, predicting
 from trainkit.data.modalities import MODALITIES
 from trainkit.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("store")
 REID = ROOT / "recipes" / "reid.yaml"
 TINY = (
     "{model: resnet18, args: {layers: [1, 1, 1, 1], channels: [8, 8, 16, 16]}, embedding: 16, "

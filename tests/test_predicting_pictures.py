@@ -19,7 +19,7 @@ from trainkit import cli, predicting, predicting_pictures, predicting_tables
 from trainkit.data import importing
 from trainkit.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("store", "cache")
+pytestmark = pytest.mark.usefixtures("cache")
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 FACES = ROOT / "recipes" / "face_teacher.yaml"
 NAMES = ("across", "down", "slanted")
@@ -119,7 +119,7 @@ def test_classes_are_those_that_the_run_finds(pictures, tmp_path):
         list(NAMES),
         "step-000000007/model.safetensors",
     )
-    assert {path.name for path in tmp_path.iterdir()} == {"out.parquet", "cache", "mlruns"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out.parquet", "cache"}
 
 
 def test_a_csv_has_a_column_for_each_class(pictures, tmp_path):

@@ -200,7 +200,7 @@ def timm_config(recipe: Any, meta: Meta, prepared: Preparation, net: Classifier)
 
 
 def _named(net: nn.Module) -> str:
-    inner = net.net if isinstance(net, WithHead) else net
+    inner = net.net if isinstance(net, WithHead | Classifier) else net
     return type(inner).__name__
 
 
