@@ -172,7 +172,9 @@ class Begun:
         head, *lines = text.splitlines() or [self._head]
         if head != self._head:
             remedy = f"name another folder; or, to begin anew, remove {BEGUN} and the label maps there"
-            raise UserError(str(out), "holds a part of another prediction, of another run, source or --mirror", remedy)
+            raise UserError(
+                str(out), "holds a part of another prediction, of another run, source or --mirror", remedy=remedy
+            )
         # Each stands on a line of its own, the last of which may have been cut short.
         self._names = {name for line in lines if (name := _name(line)) and (out / name).is_file()}
         self._ended = text.endswith("\n")
