@@ -287,7 +287,7 @@ def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypat
         (tmp_path / "nowhere", tmp_path / "a.parquet", "nowhere: does not exist"),
         (tmp_path / "empty", tmp_path / "a.parquet", "no pictures; expected files"),
         (tmp_path / "notes.md", tmp_path / "a.parquet", "a file of unknown kind"),
-        (f"{pictures}#none", tmp_path / "a.parquet", "no such split"),
+        (f"{pictures}#none", tmp_path / "a.parquet", "#none: no pictures"),
     ):
         with pytest.raises(UserError, match=said):
             predicting.predict(run.name, source, out)

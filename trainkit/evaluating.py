@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit import config
 from trainkit.errors import UserError, few
 from trainkit.launch import META
-from trainkit.needs import best_weights
+from trainkit.needs import best_weights, gather
 from trainkit.opening import ending
 from trainkit.order import Order, load
 from trainkit.store import RunFolder, Store
@@ -108,7 +108,7 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
         data = recipe.data.open(recipe.seed)
         splits = plan.evaluated(recipe, data)
         meta = _meta(subject, data, splits)
-        net = recipe.task.build(meta, {}, recipe.seed).learns
+        net = _network(recipe, meta, order, machine, store)
         weights.load_into(net, weights.read_tensors(subject.file), file)
         machine.layout(net)
         metrics: dict[str, float] = {}
@@ -134,6 +134,15 @@ def _recipe(order: Order) -> Recipe:
     given = {word.partition("=")[0].strip().partition(".")[0] for word in order.overrides}
     words = [f"{key}=null" for key in ("best", "stop_when") if key not in given]
     return load(replace(order, overrides=(*order.overrides, *words)))
+
+
+def _network(recipe: Recipe, meta: Meta, order: Order, machine: Machine, store: Store) -> Any:
+    """The network of a task, made without the weights that its training began with, where it can be."""
+    try:
+        return recipe.task.build(meta, {}, recipe.seed).learns
+    except KeyError:
+        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
+        return recipe.task.build(meta, found, recipe.seed).learns
 
 
 def _plain(subject: Subject) -> tuple[str, int, str]:

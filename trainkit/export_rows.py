@@ -172,7 +172,8 @@ def timm_config(recipe: Any, meta: Meta, prepared: Preparation, net: Classifier)
     spec = recipe.task.net
     architecture = spec.model.partition(".")[0]
     own = net.net.pretrained_cfg
-    fixed = bool(timm.get_pretrained_cfg(architecture, allow_unregistered=False).fixed_input_size)
+    known = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
+    fixed = known is not None and bool(known.fixed_input_size)
     sized = {"img_size": list(prepared.side)} if fixed else {}
     size = [meta.shape[0], *prepared.side]
     names = list(meta.class_names)

@@ -145,17 +145,21 @@ def open_pictures(text: str) -> Source:
         raise UserError(text, "does not exist", "a picture, a folder of pictures, or a set of them")
     if packed.is_packed(path) and split is None:
         return _packed(packed.Packed(path))
-    known = labelled.is_saved(path) or labelled.parquet_files(path) or (path / "train.rec").is_file()
-    if not path.is_dir() or known:
-        return sources.open_source(text)
     root = path if split is None else path / split
-    if not root.is_dir():
-        raise UserError(text, "no such split", f"the folder {root}")
+    if path.is_dir() and not labelled.is_saved(path) and not (path / "train.rec").is_file():
+        files = _below(root) if root.is_dir() else []
+        # A table among pictures is no set of them: an earlier prediction, most likely.
+        if files:
+            return _plain(root, files, text)
+        if not labelled.parquet_files(path):
+            raise UserError(text, "no pictures", f"files {', '.join(sorted(pictures.SUFFIXES))}")
+    return sources.open_source(text)
+
+
+def _below(root: Path) -> list[Path]:
+    """Pictures in a folder and in those below it, in the order of their paths."""
     files = sorted(chain(_directly_in(root), pictures.files_below(root)), key=lambda file: file.relative_to(root))
-    files = [file for file in files if not file.name.startswith(".")]
-    if not files:
-        raise UserError(text, "no pictures", f"files {', '.join(sorted(pictures.SUFFIXES))}")
-    return _plain(root, files, text)
+    return [file for file in files if not file.name.startswith(".")]
 
 
 def _directly_in(folder: Path) -> list[Path]:

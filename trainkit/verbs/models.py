@@ -76,8 +76,8 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
 
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, "1")
-    named = bool(words) and "=" not in words[0]
-    order = evaluating.order_for(what, recipe_file(words[0]) if named else None, words[named:], plugins)
+    recipe = recipe_file(words[0]) if words and "=" not in words[0] else None
+    order = evaluating.order_for(what, recipe, words if recipe is None else words[1:], plugins)
     evaluating.evaluate(order, what, log)
 
 
