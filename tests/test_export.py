@@ -193,7 +193,7 @@ def test_other_runs_and_missing_packages_are_refused(name, tmp_path, monkeypatch
     other = Store.locate().new_run("toy", 0, "ab" * 32)
     shutil.copy(TOY, other.recipe)
     (other.path / "meta.json").write_text('{"classes": 4, "shape": [3, 8, 8], "digest": "train-64-1.0"}')
-    with pytest.raises(UserError, match="is not of pictures with classes, embeddings"):
+    with pytest.raises(UserError, match="is not of pictures, people or volumes"):
         export.export(other.name, tmp_path / "out", plugins=("toy",))
 
 

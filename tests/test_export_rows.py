@@ -265,11 +265,11 @@ def test_agreement_is_of_every_picture_and_output():
         rows = some[:, 0].long() // 2
         return {name: values[rows] for name, values in true.items()}
 
-    same = export_rows._agree("it", found, seen, true)
+    same = export_rows.agree("it", found, seen, true)
     assert (same.pictures, same.same, same.cosine, same.apart) == (3, 1, 1, {"logits": 0, "embedding": 0})
     assert calls == [1, 2], "one alone, and several at once"
     calls.clear()
-    export_rows._agree("it", found, seen, true, one_by_one=True)
+    export_rows.agree("it", found, seen, true, one_by_one=True)
     assert calls == [1, 1, 1]
 
     def last_is_off(by):
@@ -281,12 +281,12 @@ def test_agreement_is_of_every_picture_and_output():
 
         return run
 
-    assert export_rows._agree("it", last_is_off(1e-4), seen, true).apart["embedding"] == pytest.approx(1e-4)
+    assert export_rows.agree("it", last_is_off(1e-4), seen, true).apart["embedding"] == pytest.approx(1e-4)
     for by in (0.01, float("nan")):
         with pytest.raises(UserError, match="it: does not find what the trained network finds"):
-            export_rows._agree("it", last_is_off(by), seen, true)
+            export_rows.agree("it", last_is_off(by), seen, true)
     with pytest.raises(UserError, match="logits of shape"):
-        export_rows._agree("it", lambda some: {"logits": torch.zeros(len(some), 5)}, seen, true)
+        export_rows.agree("it", lambda some: {"logits": torch.zeros(len(some), 5)}, seen, true)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from trainkit.export_files import CONFIG, ONNX, TENSORS
 from trainkit.report.closing import aligned, numbers
 from trainkit.store import RunFolder
 
-_PIPELINES = {"classify": "image-classification", "segment2d": "image-segmentation"}
+_PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
 """The word of the hub for what a network does, by the task; of others it is features."""
 
 
@@ -50,7 +50,7 @@ def card(
         f"Digest of the data that it was trained on: `{about['data']['digest']}`.",
         "## How it was checked",
         _lines(f"- {name}: {said}" for name, said in agreements.items()),
-        f"Compared with the trained network on pictures of `{about['data']['checked_on']}`, in float32 on a CPU.",
+        f"Compared with the trained network on real samples of `{about['data']['checked_on']}`, in float32 on a CPU.",
         *([_lines(f"- {note}" for note in about["notes"])] if about["notes"] else []),
         "## Recipe",
         f"```yaml\n{about['recipe'].rstrip()}\n```",
@@ -108,7 +108,7 @@ def _lines(lines: Any) -> str:
 
 
 def _fit(about: Mapping[str, Any]) -> list[str]:
-    return [f"- pictures are brought to that size like this: {about['fit']}"] if "fit" in about else []
+    return [f"- made from files like this: {about['fit']}"] if "fit" in about else []
 
 
 def _classes(about: Mapping[str, Any]) -> list[str]:
@@ -120,7 +120,8 @@ def _classes(about: Mapping[str, Any]) -> list[str]:
 
 
 def _loading(about: Mapping[str, Any], agreements: Mapping[str, Any]) -> Iterator[str]:
-    height, width = about["size"]
+    takes, shape = about.get("takes", "pixels"), tuple(about.get("shape") or (1, 3, *about["size"]))
+    said = "  # RGB, 0 to 255" if takes == "pixels" else ""
     if CONFIG in agreements:
         yield (
             "With timm alone; the mean and the size that it expects are in its `pretrained_cfg`:\n\n```python\n"
@@ -132,8 +133,8 @@ def _loading(about: Mapping[str, Any], agreements: Mapping[str, Any]) -> Iterato
         yield (
             "With ONNX Runtime alone:\n\n```python\nimport numpy, onnxruntime\n\n"
             'net = onnxruntime.InferenceSession("model.onnx")\n'
-            f"pixels = numpy.zeros((1, 3, {height}, {width}), numpy.float32)  # RGB, 0 to 255\n"
-            'found = net.run(None, {"pixels": pixels})\n```'
+            f"{takes} = numpy.zeros({shape}, numpy.float32){said}\n"
+            f'found = net.run(None, {{"{takes}": {takes}}})\n```'
         )
     if TENSORS in agreements:
         yield (

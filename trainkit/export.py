@@ -62,8 +62,9 @@ def export(
     recipe = config.load(folder.recipe, ("train.precision=no",), plugins)
     of_kind = _of_kind(recipe)
     if of_kind is None:
-        found = "is not of pictures with classes, embeddings, or a class for every pixel"
-        raise UserError(f"run {folder.name}", found, "a run of classify, embed, adadistill, reid or segment2d")
+        found = "is not of pictures, people or volumes"
+        expected = "a run of classify, embed, adadistill, reid, segment2d or segment3d"
+        raise UserError(f"run {folder.name}", found, expected)
     if pictures < 1:
         raise UserError("--pictures", str(pictures), "1 or more")
     check_free(out, [out / name for name in (*export_files.names_of(formats), ABOUT, CARD)])
@@ -103,6 +104,10 @@ def _of_kind(recipe: Recipe) -> Any:
         from trainkit import export_scenes
 
         return export_scenes
+    if hasattr(recipe.task, "label_map"):
+        from trainkit import export_volumes
+
+        return export_volumes
     if picture_prepare.of(recipe.data) is not None:
         from trainkit import export_rows
 

@@ -99,7 +99,7 @@ def write_onnx(
     outputs: Sequence[str],
     about: Mapping[str, Any],
 ) -> None:
-    """Write a network that takes `pixels`, of whose sides those numbered in `free` are left open."""
+    """Write a network that takes `pixels`, or what `about` says; sides that are numbered in `free` are left open."""
     file.unlink(missing_ok=True)
     with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")
@@ -108,7 +108,7 @@ def write_onnx(
             (example,),
             dynamo=True,
             dynamic_shapes=(dict(free),),
-            input_names=["pixels"],
+            input_names=[about.get("takes", "pixels")],
             output_names=list(outputs),
             verbose=False,
         )

@@ -52,12 +52,14 @@ class Agreement:
     """Share of the pictures that get the same class; None without classes."""
     cosine: float | None
     """Least cosine of an embedding and the trained network's; None without embeddings."""
+    of: str = "pictures"
+    """What was compared."""
 
     def __str__(self) -> str:
         parts = [f"{name} at most {value:.2g} of the largest apart" for name, value in self.apart.items()]
         parts += [] if self.same is None else [f"{100 * self.same:.6g} % of the same class"]
         parts += [] if self.cosine is None else [f"cosines of embeddings from {self.cosine:.7g}"]
-        return f"{number_of(self.pictures, 'pictures')}, {', '.join(parts)}"
+        return f"{number_of(self.pictures, self.of)}, {', '.join(parts)}"
 
 
 class Deployed(nn.Module):
@@ -135,13 +137,13 @@ def export(
         if TENSORS in names:
             export_files.write_tensors(aside / TENSORS, _taken(task, net), folder.name)
             again = _rebuilt(recipe, meta, aside / TENSORS, outputs)
-            agreements[TENSORS] = _agree(TENSORS, _by_name(again), pixels, expected)
+            agreements[TENSORS] = agree(TENSORS, by_name(again), pixels, expected)
         if CONFIG in names:
             write_aside(aside / CONFIG, json.dumps(timm_config(recipe, meta, prepared, net), indent=1) + "\n")
-            agreements[CONFIG] = _agree(CONFIG, _by_timm(aside, prepared), pixels, {"logits": expected["logits"]})
+            agreements[CONFIG] = agree(CONFIG, _by_timm(aside, prepared), pixels, {"logits": expected["logits"]})
         if ONNX in names:
             say("writing model.onnx")
-            agreements[ONNX], about["batch"], said = _onnx(aside / ONNX, deployed, pixels, expected, about)
+            agreements[ONNX], about["batch"], said = onnx_of(aside / ONNX, deployed, pixels, expected, about)
             notes += said
         about["notes"] = notes
         about["checked"] = {name: asdict(one) for name, one in agreements.items()}
@@ -239,7 +241,8 @@ def _real(task: Any, net: nn.Module, split: Any, most: int) -> tuple[Tensor, Out
     return batch[f"image.{MODALITIES[RGB]}"].float(), {"embedding": net.neck(net.fuse(places, present))}, rows
 
 
-def _by_name(deployed: Deployed) -> Found:
+def by_name(deployed: Any) -> Found:
+    """What a network with `outputs` gives, by their names."""
     return lambda pixels: dict(zip(deployed.outputs, deployed(pixels), strict=True))
 
 
@@ -256,7 +259,7 @@ def _by_timm(folder: Path, prepared: Preparation) -> Found:
     return lambda pixels: {"logits": net((pixels / 255 - mean) / std)}
 
 
-def _session(file: Path, outputs: Sequence[str]) -> Found:
+def _session(file: Path, outputs: Sequence[str], takes: str) -> Found:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -265,15 +268,20 @@ def _session(file: Path, outputs: Sequence[str]) -> Found:
     opened = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
     def found(pixels: Tensor) -> Outputs:
-        arrays = opened.run(list(outputs), {"pixels": pixels.numpy()})
+        arrays = opened.run(list(outputs), {takes: pixels.numpy()})
         return {name: torch.from_numpy(array) for name, array in zip(outputs, arrays, strict=True)}
 
     return found
 
 
 @torch.no_grad()
-def _agree(
-    name: str, found: Found, pixels: Tensor, expected: Mapping[str, Tensor], one_by_one: bool = False
+def agree(
+    name: str,
+    found: Found,
+    pixels: Tensor,
+    expected: Mapping[str, Tensor],
+    one_by_one: bool = False,
+    of: str = "pictures",
 ) -> Agreement:
     """Compare what is found of pictures, the first alone and then the others, with what the trained network found.
 
@@ -291,14 +299,14 @@ def _agree(
             same = (got.argmax(1) == true.argmax(1)).float().mean().item()
         else:
             cosine = nn.functional.cosine_similarity(got.double(), true.double()).min().item()
-    agreement = Agreement(len(pixels), apart, same, cosine)
+    agreement = Agreement(len(pixels), apart, same, cosine, of)
     # NaN is no agreement. Of two classes that are level within `CLOSE` either may lead.
     if not all(value <= CLOSE for value in apart.values()) or not (cosine is None or cosine >= LEAST_COSINE):
         raise UserError(name, f"does not find what the trained network finds: {agreement}", "nothing was kept")
     return agreement
 
 
-def _onnx(
+def onnx_of(
     file: Path, deployed: Deployed, pixels: Tensor, expected: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> tuple[Agreement, str, list[str]]:
     """Write and check: for batches of any size where that can be, else for one picture at a time.
@@ -306,22 +314,23 @@ def _onnx(
     Gives how near it comes, what batches it takes, and sentences. Raises UserError where it cannot be at all.
     """
     wanted = {name: expected[name] for name in deployed.outputs}
+    takes, of = about.get("takes", "pixels"), about.get("of", "pictures")
     # A batch of 1 would be taken for a constant.
-    example = torch.cat([pixels, pixels.flip(3)])[:4]
+    example = torch.cat([pixels, pixels.flip(3)])[:2]
     try:
         export_files.write_onnx(file, deployed, example, {0: torch.export.Dim.DYNAMIC}, deployed.outputs, about)
-        return _agree(file.name, _session(file, deployed.outputs), pixels, wanted), "any", []
+        return agree(file.name, _session(file, deployed.outputs, takes), pixels, wanted, of=of), "any", []
     except Exception as error:
         reason = export_files.first_line(error)
     try:
         export_files.write_onnx(file, deployed, pixels[:1], {}, deployed.outputs, about)
-        agreement = _agree(file.name, _session(file, deployed.outputs), pixels, wanted, one_by_one=True)
+        agreement = agree(file.name, _session(file, deployed.outputs, takes), pixels, wanted, True, of)
     except UserError:
         raise
     except Exception as error:
         found = f"cannot be made of {_named(deployed.net)}: {export_files.first_line(error)}"
         raise UserError(file.name, found, "operations that ONNX has", "--to safetensors does without") from error
-    return agreement, "1", [f"model.onnx takes one picture at a time, for {reason}"]
+    return agreement, "1", [f"model.onnx takes one of the {of} at a time, for {reason}"]
 
 
 def _about(

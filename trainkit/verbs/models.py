@@ -105,7 +105,7 @@ def export_(
     seconds: float,
     plugins: tuple[str, ...],
 ) -> None:
-    """Write the network of the best weights of RUN, of pictures or people, to the folder OUT for use elsewhere.
+    """Write the network of the best weights of RUN to the folder OUT, for use elsewhere.
 
     OUT/model.safetensors and OUT/model.onnx take RGB pixels and give logits or embeddings; OUT/model.json says all of
     them to programs, OUT/README.md to people. Of a network of timm, --to hub-folder is a folder that timm loads alone:
