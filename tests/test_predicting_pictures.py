@@ -151,6 +151,24 @@ def test_pictures_are_brought_to_the_size_of_the_run(pictures, tmp_path):
         np.testing.assert_allclose(a["embedding"], b["embedding"], rtol=1e-5, atol=1e-6)
 
 
+def test_pictures_that_keep_their_sizes_are_cut_as_the_run_cuts_them(pictures, tmp_path):
+    for number, file in enumerate(sorted((pictures / "val").glob("*/*.png"))):
+        (tmp_path / "val" / file.parent.name).mkdir(parents=True, exist_ok=True)
+        one = Image.open(file).resize((40 + number, 60 - number))
+        one.save(tmp_path / "val" / file.parent.name / file.name)
+    run = classes(
+        pictures,
+        data__evaluate=f"{{val: {tmp_path}/val}}",
+        data__fit="keep",
+        data__augment="{name: timm, crop_pct: 0.8}",
+    )
+    predicting.predict(run.name, tmp_path / "val", tmp_path / "out.parquet")
+    found, own = rows(tmp_path / "out.parquet"), by_run(run, "val")
+    assert found.keys() == own.keys() and len(found) == 21
+    for id, row in found.items():
+        np.testing.assert_allclose(row["embedding"], own[id]["embedding"], rtol=1e-4, atol=1e-5)
+
+
 def test_embeddings_of_faces_are_those_that_the_run_compares(people, tmp_path):
     run = faces(people)
     said = ask(run.name, people, tmp_path / "faces.parquet")
