@@ -24,7 +24,7 @@ FACES = ROOT / "recipes" / "face_teacher.yaml"
 ADADISTILL = ROOT / "recipes" / "adadistill.yaml"
 REID = ROOT / "recipes" / "reid.yaml"
 MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.3, 0.4)
-LARGE = {"model.safetensors", "model.json", "README.md"}
+FILES = {"model.safetensors", "model.json", "README.md"}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path):
         cli.main, ["export", run.name, str(out), "--to", "hub-folder", "--pictures", "5"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
-    assert {file.name for file in out.iterdir()} == LARGE | {"config.json"}
+    assert {file.name for file in out.iterdir()} == FILES | {"config.json"}
     assert "config.json: 5 pictures, logits at most" in result.output and "100 % of the same class" in result.output
     net = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     seen, expected = by_run(run, "val")
@@ -156,7 +156,7 @@ def test_other_families_of_timm_are_loaded_too(home, tmp_path, model):
 def test_tensors_have_timms_names_and_make_the_network_again(home, tmp_path):
     run, out = classifier(home), tmp_path / "out"
     done = export.export(run.name, out, ("safetensors",), pictures=3)
-    assert {file.name for file in done.written} == LARGE
+    assert {file.name for file in done.written} == FILES
     net = timm.create_model("test_convnext3", num_classes=3, patch_size=2, ls_init_value=0.5)
     net.load_state_dict(load_file(out / "model.safetensors"))
     seen, expected = by_run(run, "val")
@@ -295,7 +295,7 @@ def test_onnx_finds_what_the_run_finds(home, tmp_path, make):
     run = make(home)
     done = export.export(run.name, tmp_path / "out", pictures=3)
     said = json.loads((tmp_path / "out" / "model.json").read_text())
-    assert {file.name for file in done.written} == LARGE | {"model.onnx"} and said["batch"] in ("any", "1")
+    assert {file.name for file in done.written} == FILES | {"model.onnx"} and said["batch"] in ("any", "1")
     assert max(done.agreements["model.onnx"].apart.values()) < 1e-3
     import onnx
 
