@@ -112,7 +112,7 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
         weights.load_into(net, weights.read_tensors(subject.file), file)
         machine.layout(net)
         metrics: dict[str, float] = {}
-        with _tracked(order, recipe, subject, data, machine, store, log) as tracker:
+        with _tracked(order, recipe, subject, data, splits, machine, store, log) as tracker:
             for name, split in splits.items():
                 begun = time.perf_counter()
                 scores = loop.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, machine)
@@ -179,7 +179,14 @@ def _meta(subject: Subject, data: Opened, splits: Mapping[str, Split]) -> Meta:
 
 @contextlib.contextmanager
 def _tracked(
-    order: Order, recipe: Recipe, subject: Subject, data: Opened, machine: Machine, store: Store, log: bool
+    order: Order,
+    recipe: Recipe,
+    subject: Subject,
+    data: Opened,
+    splits: Mapping[str, Split],
+    machine: Machine,
+    store: Store,
+    log: bool,
 ) -> Iterator[Any]:
     """The tracker of the evaluation's run; one that does nothing where none is wanted, and on other processes."""
     from trainkit.tracking import Silent, Tracker
@@ -203,6 +210,7 @@ def _tracked(
                 "trainkit.recipe": recipe.name,
                 EVALUATES: subject.name,
                 "trainkit.weights": f"{subject.file.parent.name}/{subject.file.name}",
+                **{f"trainkit.data.{name}": split.digest for name, split in splits.items()},
             },
             parent=made_by.run_id if made_by else None,
             primary_metric=lead.metric if lead else None,
