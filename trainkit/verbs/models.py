@@ -107,9 +107,9 @@ def export_(
 ) -> None:
     """Write the network of the best weights of RUN to the folder OUT, for use elsewhere.
 
-    OUT/model.safetensors and OUT/model.onnx take RGB pixels (of organs, prepared patches) and give logits or embeddings.
-    OUT/model.json describes them to programs, OUT/README.md to people. Of a network of timm, --to hub-folder is a folder
-    that timm loads alone: timm.create_model('local-dir:OUT', pretrained=True).
+    OUT/model.safetensors and OUT/model.onnx take RGB pixels, or prepared patches of volumes, and give logits or
+    embeddings. OUT/model.json describes them to programs, OUT/README.md to people. Of a network of timm, --to
+    hub-folder is a folder that timm loads alone: timm.create_model('local-dir:OUT', pretrained=True).
 
     Files that find something else on real samples than the trained network are not kept.
     """
