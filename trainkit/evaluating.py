@@ -122,6 +122,7 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
             if machine.main:
                 tracker.log(step, {f"final/{name}": value for name, value in metrics.items()})
                 tracker.finish("FINISHED")
+        machine.wait()  # others leave when the first process has written everything down
     finally:
         machine.close()
     if machine.main:
