@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from trainkit import cli, export, journal, latency
+from trainkit import cli, export, export_files, export_scenes, journal, latency
 from trainkit.errors import UserError
 from trainkit.store import Store
 
@@ -77,7 +78,7 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
     result = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "3 pictures, logits at most 0 apart" in result.output and "100 % of the pixels" in result.output
-    assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.json"}
+    assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.json", "README.md"}
     (weights,) = Store.locate().find(name).checkpoints.glob("*/model.safetensors")
     trained, written = load_file(weights), load_file(out / "model.safetensors")
     assert set(trained) == set(written) and all(torch.equal(trained[key], written[key]) for key in trained)
@@ -129,13 +130,13 @@ def test_nothing_is_written_over(name, tmp_path):
 
 
 def test_a_file_that_disagrees_is_not_left(name, tmp_path, monkeypatch):
-    honest = export._rebuilt
+    honest = export_scenes._rebuilt
 
     def shifted(*given):
         net = honest(*given)
         return lambda x: net(x) + 0.1 * torch.arange(x.shape[3])
 
-    monkeypatch.setattr(export, "_rebuilt", shifted)
+    monkeypatch.setattr(export_scenes, "_rebuilt", shifted)
     with pytest.raises(UserError, match=r"model\.safetensors: does not find what the trained network finds"):
         export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
     assert not list((tmp_path / "out").iterdir())
@@ -149,7 +150,7 @@ def test_what_killed_exports_left_is_removed_and_what_others_write_is_not(tmp_pa
         (tmp_path / f".export-{host}-{number}").mkdir()
         (tmp_path / f".export-{host}-{number}" / "model.onnx").write_text("half")
     (tmp_path / ".export-elsewhere-1").mkdir()
-    with export._aside(tmp_path, ["model.json"]) as aside:
+    with export_files.aside(tmp_path, ["model.json"]) as aside:
         assert not list(aside.iterdir())
         (aside / "model.json").write_text("whole")
         (aside / "other").write_text("not kept")
@@ -184,7 +185,7 @@ def test_an_exported_folder_that_was_changed_is_refused(name, tmp_path):
 
 
 def test_other_runs_and_missing_packages_are_refused(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(UserError, match=r'onnx and onnxscript .* are not installed; pip install "trainkit\[export\]"'):
         export.export(name, tmp_path / "out")
     monkeypatch.undo()
@@ -192,7 +193,7 @@ def test_other_runs_and_missing_packages_are_refused(name, tmp_path, monkeypatch
     other = Store.locate().new_run("toy", 0, "ab" * 32)
     shutil.copy(TOY, other.recipe)
     (other.path / "meta.json").write_text('{"classes": 4, "shape": [3, 8, 8], "digest": "train-64-1.0"}')
-    with pytest.raises(UserError, match="is not of pictures with a class for every pixel"):
+    with pytest.raises(UserError, match="is not of pictures, people or volumes"):
         export.export(other.name, tmp_path / "out", plugins=("toy",))
 
 
@@ -223,13 +224,13 @@ def test_agreement_counts_pixels():
         return out
 
     with pytest.raises(UserError, match=r"logits at most 1 apart \(they reach 1\), 99.5 % of the pixels"):
-        export._agree("it", found, trained, [seen], True)
-    same = export._agree("it", trained, trained, [seen, seen], False)
+        export_scenes._agree("it", found, trained, [seen], True)
+    same = export_scenes._agree("it", trained, trained, [seen, seen], False)
     assert (same.pictures, same.largest, same.same, same.apart) == (2, 0, 1, 0)
     with pytest.raises(UserError, match="does not find"):
-        export._agree("it", lambda x: trained(x) * float("nan"), trained, [seen], True)
+        export_scenes._agree("it", lambda x: trained(x) * float("nan"), trained, [seen], True)
     with pytest.raises(UserError, match="logits of"):
-        export._agree("it", lambda x: trained(x)[:, :, 1:], trained, [seen], False)
+        export_scenes._agree("it", lambda x: trained(x)[:, :, 1:], trained, [seen], False)
 
 
 def test_ways_of_running_take_turns_and_those_that_cannot_are_named(monkeypatch):
@@ -264,14 +265,14 @@ def test_onnx_takes_any_sides_or_says_which(tmp_path, monkeypatch):
     about = {"run": "r", "names": ["a"], "input": "i", "output": "o", "multiple": 32}
     seen = Pictures(255 * torch.rand(3, 1, 3, 64, 96, generator=torch.Generator().manual_seed(0)))
     file, net = tmp_path / "model.onnx", Tiny().eval()
-    agreed, sides, notes = export._onnx(file, net, seen, False, about)
+    agreed, sides, notes = export_scenes._onnx(file, net, seen, False, about)
     assert (sides, notes, agreed.pictures) == ("any", [], 3) and agreed.largest < 1e-4
     other = 255 * torch.rand(2, 3, 33, 50)
     with torch.no_grad():
-        torch.testing.assert_close(export.session(file)(other), net(other), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(export_scenes.session(file)(other), net(other), rtol=1e-4, atol=1e-5)
 
     # What is written for any sides and errs at some is replaced.
-    honest = export.session
+    honest = export_scenes.session
     calls = []
 
     def wrong_at_first(file, device="cpu"):
@@ -279,8 +280,8 @@ def test_onnx_takes_any_sides_or_says_which(tmp_path, monkeypatch):
         run = honest(file, device)
         return (lambda x: run(x) + 1) if len(calls) == 1 else run
 
-    monkeypatch.setattr(export, "session", wrong_at_first)
-    agreed, sides, notes = export._onnx(file, net, seen, False, about)
+    monkeypatch.setattr(export_scenes, "session", wrong_at_first)
+    agreed, sides, notes = export_scenes._onnx(file, net, seen, False, about)
     assert sides == "64 x 96" and "does not find" in notes[0] and agreed.same == 1
     with pytest.raises(Exception, match="dimension"):
         honest(file)(other)
@@ -293,7 +294,7 @@ def test_a_whole_run_as_onnx_with_its_latency(made, name, tmp_path, monkeypatch)
     words = ["export", name, str(out), "--latency", "--seconds", "1"]
     result = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.onnx", "model.json"}
+    assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.onnx", "model.json", "README.md"}
     said = json.loads((out / "model.json").read_text())
     assert said["sides"] == "any" and said["checked"]["model.onnx"]["same"] >= 0.999
     assert {(one["how"], one["precision"]) for one in said["latency"]["timings"] if one["ms"]} >= {

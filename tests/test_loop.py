@@ -366,7 +366,7 @@ def test_resume_or_start_serves_the_first_time_and_every_other():
 
 
 def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
-    from trainkit import launch, needs
+    from trainkit import evaluating, needs
     from trainkit.order import Order
 
     settings = ["best.metric=val/ema/accuracy", "data.noise=2.5", "evaluations.val.every=4 steps"]
@@ -376,7 +376,7 @@ def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
     step = int(file.parent.name.split("-")[1])
     averaged = dict(zip(*ran.history.series("val/ema/accuracy"), strict=True))
     assert averaged[step] == max(averaged.values())
-    scored = launch.score(Order(TOY, settings, ("toy",)), ran.folder.name)
+    scored = evaluating.evaluate(Order(TOY, settings, ("toy",)), ran.folder.name, log=False)
     assert scored["val/accuracy"] == averaged[step]
     own = dict(zip(*ran.history.series("val/accuracy"), strict=True))
     assert own[step] != averaged[step], "the two cannot be told apart here"

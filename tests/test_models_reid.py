@@ -544,6 +544,7 @@ def test_a_text_tower_can_stay_too(tmp_path):
     net = made(text=spec, found={"text": file})
     trained = {name for name, p in net.text.named_parameters() if p.requires_grad}
     assert trained == {name for name, _ in net.text.named_parameters() if ".lora_" in name} and len(trained) == 16
+    assert made(text=spec).state_dict().keys() == net.state_dict().keys()  # put together again, without a file
     tower = {f"backbone.{name}": t for name, t in made(text=TextSpec()).backbone.state_dict().items()}
     weights.write_tensors(file, tower)
     with pytest.raises(UserError, match=r"task\.net\.text\.tune: lora, and no weights of a text encoder"):

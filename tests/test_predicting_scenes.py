@@ -259,3 +259,52 @@ def test_label_maps_of_a_run_score_as_it_did(store, tmp_path, monkeypatch):
     assert ran.series("val/miou")[-1] > 0.3, "nothing was learned"
     meta = predicting.read_meta(ran.folder)
     assert meta.class_names == scenes.NAMES[:4]
+
+
+def test_what_was_interrupted_goes_on_and_ends_with_the_same_files(name, sets, tmp_path, monkeypatch):
+    whole = predicting.predict(name, sets / "val", tmp_path / "whole").written
+    real, seen = pictures.decode, []
+
+    def stops(data, where):
+        seen.append(where)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(data, where)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("trainkit.data.pictures.decode", stops)
+        with pytest.raises(KeyboardInterrupt):
+            predicting.predict(name, sets / "val", out)
+    assert [file.name for file in sorted(out.glob("*.png"))] == [whole[0].name]
+    # Another prediction does not go on with it, and one whose note was cut short does.
+    with pytest.raises(UserError, match="holds a part of another prediction"):
+        predicting.predict(name, sets / "val", out, mirror=True)
+    with (out / predicting.BEGUN).open("a") as file:
+        file.write('"half')
+    monkeypatch.setattr("trainkit.data.pictures.decode", lambda data, where: (seen.append(where), real(data, where))[1])
+    done = predicting.predict(name, sets / "val", out)
+    assert len(seen) == 2 + 2, "the first was decoded again"
+    assert [file.name for file in done.written] == [file.name for file in whole]
+    assert [file.read_bytes() for file in done.written] == [file.read_bytes() for file in whole]
+    assert {file.name for file in out.iterdir()} == {file.name for file in whole} | {"classes.json"}
+    with pytest.raises(UserError, match="is there already and 3 more"):
+        predicting.predict(name, sets / "val", out)
+
+
+def test_files_of_others_in_an_unfinished_folder_are_not_taken_for_its_own(name, sets, tmp_path, monkeypatch):
+    file = sorted((sets / "val").iterdir())[1]
+    real = pictures.decode
+
+    def slow(data, where):
+        if where.endswith(file.name):
+            (tmp_path / "out" / file.name).write_text("kept")
+        return real(data, where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainkit.data.pictures.decode", slow)
+        with pytest.raises(UserError, match="is there, and was not when the work began"):
+            predicting.predict(name, sets / "val", tmp_path / "out")
+    with pytest.raises(UserError, match=rf"{file.name}: is there already"):
+        predicting.predict(name, sets / "val", tmp_path / "out")
+    assert (tmp_path / "out" / file.name).read_text() == "kept"

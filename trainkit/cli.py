@@ -19,7 +19,7 @@ for verb in (
     *(training.run, training.repeat, training.sweep, runs.compare),
     *(recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch),
     *(speed.preflight, speed.ceilings, speed.syncs, speed.ladder, speed.claims),
-    *(models.predict, models.export_, models.projector, runs.promote),
+    *(models.evaluate, models.predict, models.export_, models.projector, runs.promote),
     *(stores.ui, stores.sync, stores.relocate, data.data),
 ):
     main.add_command(verb)

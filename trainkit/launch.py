@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkit import config, lineage
 from trainkit.errors import UserError
-from trainkit.needs import Need, best_weights, gather
+from trainkit.needs import Need, gather
 from trainkit.opening import about, begin, ending
 from trainkit.order import Order, children_of, load
 from trainkit.recipe import Recipe
@@ -68,32 +68,6 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
     finally:
         machine.close()
     return 0 if status == "FINISHED" else 143
-
-
-def score(order: Order, run: str) -> dict[str, float]:
-    """Score the best weights of a run on every evaluation of a recipe, and print them. Starts no run."""
-    recipe = load(order)
-    from trainkit import loop, plan, weights
-    from trainkit.machine import Machine
-    from trainkit.store import Store
-
-    machine, store = Machine(recipe), Store.locate()
-    try:
-        file = machine.lead(lambda: str(best_weights(store.find(run).path)))
-        data = recipe.data.open(recipe.seed)
-        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
-        net = recipe.task.build(data.meta, found, recipe.seed).learns
-        weights.load_into(net, weights.read_tensors(Path(file)), file)
-        machine.layout(net)
-        metrics: dict[str, float] = {}
-        for name, split in plan.evaluated(recipe, data).items():
-            scores = loop.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, machine)
-            metrics |= {f"{name}/{key}": value for key, value in scores.metrics.items()}
-    finally:
-        machine.close()
-    if machine.main:
-        print(*(f"{key} {value!r}" for key, value in metrics.items()), sep="\n", flush=True)
-    return metrics
 
 
 def _run(

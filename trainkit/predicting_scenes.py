@@ -22,7 +22,7 @@ from PIL import Image
 
 from trainkit.data import pictures
 from trainkit.errors import UserError, few
-from trainkit.predicting import OnProgress, Predicted, Rebuilt, check_free, rebuilt
+from trainkit.predicting import Begun, OnProgress, Predicted, Rebuilt, check_free, rebuilt
 from trainkit.store import RunFolder
 from trainkit.task import Meta
 
@@ -63,13 +63,17 @@ def predict(
     """
     found, notes = _pictures(str(source))
     targets = [out / f"{picture.id}.png" for picture in found]
-    check_free(out, [*targets, out / CLASSES])
+    begun = Begun(folder, source, out, mirror)
+    check_free(out, begun.missing([*targets, out / CLASSES]))
     written, damaged, stretched = [], [], []
     with rebuilt(folder, recipe, meta) as made:
         colours = _colours(meta)
         for done, (picture, target) in enumerate(zip(found, targets, strict=True)):
             if on_progress:
                 on_progress(done, len(found))
+            if begun.has(target):
+                written.append(target)
+                continue
             try:
                 data, where = picture.read()
                 pixels = pictures.decode(data, where)
@@ -79,12 +83,15 @@ def predict(
                 continue
             if _is_stretched(pixels, recipe.data):
                 stretched.append(picture.id)
+            begun.note(target)
             _write(target, _encoded(labels, colours))
             written.append(target)
         if on_progress:
             on_progress(len(found), len(found))
-    if written:
+    if written and not begun.has(out / CLASSES):
+        begun.note(out / CLASSES)
         _write(out / CLASSES, _described(meta, colours, folder, made.weights).encode())
+    begun.end()
     if stretched:
         size = "{} x {} pixels".format(*recipe.data.size)
         notes.append(f"{len(stretched)} of another shape than {size}, stretched to them: {few(stretched)}")

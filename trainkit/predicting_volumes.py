@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UserError
-from trainkit.predicting import OnProgress, Predicted, check_free, rebuilt
+from trainkit.predicting import Begun, OnProgress, Predicted, check_free, rebuilt
 from trainkit.store import RunFolder
 from trainkit.task import Meta
 
@@ -46,7 +46,8 @@ def predict(
 
     found = volume_sources.open_volumes(source, labelled=False)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
-    check_free(out, list(targets.values()))
+    begun = Begun(folder, source, out, mirror)
+    check_free(out, begun.missing(targets.values()))
     how = Preparation(meta.axes, tuple(meta.resampled) or None)
     headers, damaged, notes = _headers(found.cases)
     notes = [*found.left_out, *notes, *_odd_spacings(headers, how, meta)]
@@ -56,6 +57,9 @@ def predict(
         for done, case in enumerate(case for case in found.cases if case.id in headers):
             if on_progress:
                 on_progress(done, len(headers))
+            if begun.has(targets[case.id]):
+                written.append(targets[case.id])
+                continue
             try:
                 array, header = nifti.read_image(case.image)
                 prepared = prepare(array, header, how)
@@ -63,10 +67,12 @@ def predict(
                 damaged.append(str(error))
                 continue
             labels = _label(prepared, recipe.task, made.net, made.machine, mirror)
+            begun.note(targets[case.id])
             nifti.write_labels(targets[case.id], prepared.orientation.undo(labels), header)
             written.append(targets[case.id])
         if on_progress:
             on_progress(len(headers), len(headers))
+    begun.end()
     return Predicted(tuple(written), tuple(damaged), tuple(notes), meta.class_names, made.weights)
 
 

@@ -212,7 +212,8 @@ class Task(Protocol):
         """Weights that must exist before `build`, by name."""
 
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
-        """Make the networks. `found` holds a file for each of `needs`. Raises UserError when weights do not fit."""
+        """Make the networks. `found` holds a file for each of `needs`, or nothing, where one that is trained already is
+        put together again. Raises UserError when weights do not fit."""
 
     def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
         """Loss of one micro-batch. Calls `net(...)`, never `net.forward(...)`."""

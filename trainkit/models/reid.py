@@ -352,7 +352,8 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
         _low_rank(net, net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
     if spec.text.lora is not None and net.text is not None:
         if spec.text.tune == "lora":
-            if "text" not in found and not any(name.startswith("text.tokens.") for name in tensors):
+            # Nothing is found where a network that is trained already is put together again.
+            if found and "text" not in found and not any(name.startswith("text.tokens.") for name in tensors):
                 raise UserError(
                     f"{WHERE}.text.tune",
                     "lora, and no weights of a text encoder",

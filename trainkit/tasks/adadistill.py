@@ -82,7 +82,9 @@ class AdaDistill:
         return {"teacher": Source(weights=self.teacher.weights, recipe=self.teacher.recipe)}
 
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
-        """The student, the frozen teacher, and the centres that follow it."""
+        """The student, the frozen teacher, and the centres that follow it; without its weights the student."""
+        if "teacher" not in found:  # a network that is trained already is put together again
+            return Parts(models.build(self.student, meta.shape))
         teacher = models.build(self.teacher.net, meta.shape)
         tensors = weights.read_tensors(found["teacher"])
         centres = {"weight": tensors.pop("head.weight")} if "head.weight" in tensors else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from trainkit.command import bar, plugins_option
+from trainkit.command import bar, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 
 
@@ -27,17 +28,21 @@ def projector(run: str, out: Path | None) -> None:
 
 @click.command()
 @click.argument("run")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--mirror", is_flag=True, help="Average over mirror images: of pictures 2, of volumes 8 times the time.")
 @plugins_option
-def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
-    """Write label maps of the pictures or volumes at SOURCE to the folder OUT, by the best weights of RUN.
+def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
+    """Write what RUN says of the pictures, people or volumes at SOURCE to OUT, by its best weights.
 
-    Of pictures they are OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE is a folder
-    of pictures, one picture, or a set with masks whose split it names: cityscapes#val. Of volumes they are
-    OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data set: tom500#val. A file that cannot be read
-    is named and left out; the exit code is then 2.
+    Classes with their probabilities, and embeddings, are rows of the table OUT, .parquet or (classes) .csv; SOURCE is
+    a picture, a folder of pictures, or a set of them in any form that is trained on. Label maps of pictures are
+    OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE may name a split of a set with
+    masks: cityscapes#val. Of volumes they are OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data
+    set: tom500#val.
+
+    What cannot be read is named and left out; the exit code is then 2. What was interrupted goes on when it is begun
+    again.
     """
     from trainkit import predicting
     from trainkit.errors import few
@@ -48,20 +53,44 @@ def predict(run: str, source: Path, out: Path, mirror: bool, plugins: tuple[str,
         click.echo(f"note: {line}")
     for line in done.damaged:
         click.echo(f"left out: {line}", err=True)
-    labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
-    click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
+    if done.columns:
+        click.echo(f"{out}: {done.rows} rows of {few(done.columns, 20)}, by {done.weights}")
+    else:
+        labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
+        click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
     return EXIT_CODE if done.damaged else 0
+
+
+@click.command()
+@click.argument("what", metavar="RUN|CHECKPOINT")
+@click.argument("words", nargs=-1, metavar="[RECIPE] [KEY=VALUE]...")
+@click.option("--log/--no-log", default=True, help="Keep the scores as a run beneath RUN.  [default: log]")
+@plugins_option
+def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, ...]) -> None:
+    """Score the best weights of a run, those of a checkpoint's folder, or a file, on every evaluation of RECIPE.
+
+    Without RECIPE the run's own is taken; KEY=VALUE words change it: `data.evaluate={lfw: lfw/pairs.csv}`
+    `evaluations={lfw: {}}`. On several processes: accelerate launch trainkit/run.py RECIPE --score RUN
+    """
+    from trainkit import evaluating
+
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, "1")
+    recipe = recipe_file(words[0]) if words and "=" not in words[0] else None
+    order = evaluating.order_for(what, recipe, words if recipe is None else words[1:], plugins)
+    evaluating.evaluate(order, what, log)
 
 
 @click.command("export")
 @click.argument("run")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
+    "--to",
     "--format",
     "formats",
     multiple=True,
-    type=click.Choice(["safetensors", "onnx"]),
-    help="Which files; may be repeated.  [default: both]",
+    type=click.Choice(["safetensors", "onnx", "hub-folder"]),
+    help="What to write; may be repeated.  [default: safetensors and onnx]",
 )
 @click.option("--pictures", default=8, show_default=True, help="How many real pictures the files are compared on.")
 @click.option("--latency", is_flag=True, help="Time one picture: float32 and bfloat16, eager, compiled, ONNX Runtime.")
@@ -76,10 +105,13 @@ def export_(
     seconds: float,
     plugins: tuple[str, ...],
 ) -> None:
-    """Write the network of the best weights of RUN, of the task segment2d, to the folder OUT for use elsewhere.
+    """Write the network of the best weights of RUN to the folder OUT, for use elsewhere.
 
-    OUT/model.safetensors and OUT/model.onnx take RGB pixels and give logits; OUT/model.json says all about them. Files
-    that find something else on real pictures than the trained network are not kept.
+    OUT/model.safetensors and OUT/model.onnx take RGB pixels, or prepared patches of volumes, and give logits or
+    embeddings. OUT/model.json describes them to programs, OUT/README.md to people. Of a network of timm, --to
+    hub-folder is a folder that timm loads alone: timm.create_model('local-dir:OUT', pretrained=True).
+
+    Files that find something else on real samples than the trained network are not kept.
     """
     from trainkit import export
 

@@ -201,6 +201,11 @@ def _obey(order: Order, check: bool, stopping: Callable[[], bool]) -> int:
 
         click.echo(orders.check(order), nl=False)
         return 0
+    if score is not None:
+        from trainkit import evaluating
+
+        evaluating.evaluate(order, score)
+        return 0
     from trainkit import launch
 
     return launch.launch(order, stopping)

@@ -1,0 +1,114 @@
+"""The page beside an exported network: scores of its own weights, what is known of licences, how it is loaded."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from trainkit import cards
+from trainkit.journal import History, Journal, Point
+from trainkit.store import RunFolder
+from trainkit.task import Source
+
+ABOUT = {
+    "input": "pixels: RGB 0 .. 255, float32 (B, 3, 32, 64)",
+    "output": "logits: float32 (B, 2)",
+    "names": ["cat", "dog"],
+    "normalised": "inside",
+    "fit": "squeezed",
+    "size": [32, 64],
+    "weights": "checkpoints/step-000000020/ema.safetensors",
+    "data": {"digest": "cd" * 32, "checked_on": "val"},
+    "made_with": {"trainkit": "1.2.3"},
+    "notes": ["takes one picture at a time"],
+    "recipe": "name: pets\n",
+}
+
+
+class Classify:
+    """A task of this name, which began with timm's weights."""
+
+    def __init__(self, **sources: Source):
+        self._sources = sources
+
+    def needs(self):
+        return self._sources
+
+
+def recipe(train: str = "pets", evaluate=None, **sources: Source):
+    data = SimpleNamespace(train=train, evaluate=evaluate or {})
+    return SimpleNamespace(name="pets", task=Classify(**sources), data=data, evaluations={"val": None})
+
+
+def folder(tmp_path, step: int = 20) -> RunFolder:
+    made = RunFolder(tmp_path / "pets-s0")
+    home = made.checkpoints / f"step-{step:09d}"
+    home.mkdir(parents=True)
+    machine = {"gpu": "GPU X", "cpu": "CPU Y", "processes": 2, "threads": 4, "precision": "bf16"}
+    (home / "state.json").write_text(json.dumps({"machine": machine, "step": step}))
+    written = Journal(made.journal)
+    for at, top1 in ((10, 0.5), (20, 0.75)):
+        written.append(at, {"val/top1": top1, "val/ema/top1": top1 + 0.125, "val/f1.cat": 0.1, "train/loss": 1.0})
+        written.append(at, {"val/ema/miou": top1, "val/ema/miou_low": top1 - 0.25, "val/ema/miou_high": top1 + 0.2})
+    written.append(30, {"final/speed/samples_per_s": 1234.5, "final/time/total_s": 60.0, "val/ema/top1": 0.1})
+    written.close()
+    return made
+
+
+def test_scores_are_those_of_the_weights_that_were_exported(tmp_path):
+    run = folder(tmp_path)
+    text = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "8 pictures, all the same"})
+    (table,) = [part for part in text.split("```") if "95 % interval" in part]
+    rows = {line.split()[0]: line.split()[1:] for line in table.strip().splitlines()[1:]}
+    assert rows == {"top1": ["0.8750", "-"], "miou": ["0.7500", "0.5000", "to", "0.9500"]}
+    assert "at step 20, of averaged weights" in text
+    assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, precision bf16; 60 s in all." in text
+    plain = cards.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
+    assert "0.5000" in plain and "0.6250" not in plain and "averaged" not in plain
+
+
+def test_a_run_that_was_never_scored_says_so(tmp_path):
+    text = cards.card(RunFolder(tmp_path / "none"), recipe(), tmp_path / "weights.safetensors", ABOUT, {})
+    assert "None: these weights were not scored." in text and "Not measured." in text
+
+
+def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not_there(tmp_path):
+    run = folder(tmp_path)
+    agreed = {"model.safetensors": "same", "config.json": "same", "model.onnx": "near"}
+    text = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, agreed)
+    assert text.startswith("---\nlibrary_name: timm\nlicense: unknown\npipeline_tag: image-classification\n")
+    assert 'timm.create_model("local-dir:FOLDER", pretrained=True)' in text
+    assert "numpy.zeros((1, 3, 32, 64), numpy.float32)" in text and 'export.load("FOLDER")' in text
+    for part in ("2 classes: cat, dog", "name: pets", "cd" * 32, "takes one picture at a time", "- model.onnx: near"):
+        assert part in text
+    alone = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "near"})
+    assert "timm" not in alone.partition("## Scores")[0] and "export.load" not in alone
+
+
+def test_licences_are_said_as_far_as_they_are_known():
+    found = list(
+        cards.licences(
+            recipe(
+                "hf://owner/pets@main#train",
+                {"val": "sample:objects", "held": "held_out", "mine": "folder/of/mine"},
+                net=Source(weights="timm:resnet18.a1_in1k"),
+                other=Source(weights="run:abc"),
+                teacher=Source(recipe="teacher.yaml"),
+            )
+        )
+    )
+    assert found[0].endswith("its licence stands at https://huggingface.co/datasets/owner/pets")
+    assert "nobody's pictures" in found[1] and "kept from training" in found[2]
+    assert found[3] == "scored on (mine): `folder/of/mine`; licence unknown"
+    assert found[4].startswith("weights that training began with (net): `timm:resnet18.a1_in1k`; timm sa") or (
+        "timm states no licence" in found[4]
+    )
+    assert found[5].endswith("`run:abc`; licence unknown") and "those of the recipe `teacher.yaml`" in found[6]
+
+
+def test_scores_of_classes_and_networks_are_not_mixed_up():
+    points = {"val/top1": 0.5, "val/ema/top1": 0.6, "validation/top1": 1.0}
+    history = History({name: [Point(5, value, 0)] for name, value in points.items()})
+    assert cards.scores_at(history, "val", 5, False) == {"top1": 0.5}
+    assert cards.scores_at(history, "val", 5, True) == {"top1": 0.6}
+    assert cards.scores_at(history, "val", 6, False) == {}

@@ -1,0 +1,203 @@
+"""The page that goes with an exported network: what it is, how good and how fast, of what data, and how it is loaded.
+
+All of it is read from the run. What is not known, such as who may use the data, is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainkit import journal
+from trainkit.checkpoint import STATE
+from trainkit.export_files import CONFIG, ONNX, TENSORS
+from trainkit.report.closing import aligned, numbers
+from trainkit.store import RunFolder
+
+_PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
+"""The word of the hub for what a network does, by the task; of others it is features."""
+
+
+def card(
+    folder: RunFolder,
+    recipe: Any,
+    file: Path,
+    about: Mapping[str, Any],
+    agreements: Mapping[str, Any],
+    latency: Any = None,
+) -> str:
+    """The page, Markdown, of what was exported of a run: `file` its weights, `about` what model.json says.
+
+    `agreements` say in words, by file name, how near each comes to the trained network.
+    """
+    kind, made = type(recipe.task).__name__.lower(), about["made_with"]["trainkit"]
+    parts = [
+        _front(kind, CONFIG in agreements),
+        f"# {recipe.name}",
+        f"Weights `{about['weights']}` of the run `{folder.name}`, exported by trainkit {made}.",
+        _lines([f"- takes {about['input']}; {about['normalised']}", *_fit(about), f"- gives {about['output']}"]),
+        *_classes(about),
+        "## How to load it",
+        *_loading(about, agreements),
+        "## Scores",
+        *_scores(folder, recipe, file),
+        "## Speed",
+        *_speed(folder, file, latency),
+        "## Data and licences",
+        _lines(f"- {line}" for line in licences(recipe)),
+        f"Digest of the data that it was trained on: `{about['data']['digest']}`.",
+        "## How it was checked",
+        _lines(f"- {name}: {said}" for name, said in agreements.items()),
+        f"Compared with the trained network on real samples of `{about['data']['checked_on']}`, in float32 on a CPU.",
+        *([_lines(f"- {note}" for note in about["notes"])] if about["notes"] else []),
+        "## Recipe",
+        f"```yaml\n{about['recipe'].rstrip()}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def licences(recipe: Any) -> Iterator[str]:
+    """What is known of who may use the data, and the weights that the training began with."""
+    from trainkit.data import hub
+
+    places = {"trained on": getattr(recipe.data, "train", "")}
+    places |= {f"scored on ({name})": text for name, text in getattr(recipe.data, "evaluate", {}).items()}
+    for what, text in places.items():
+        if text == "sample" or str(text).startswith("sample:"):
+            yield f"{what}: `{text}`, drawn by trainkit; nobody's pictures"
+        elif text == "held_out":
+            yield f"{what}: a part of what it was trained on, kept from training"
+        elif hub.is_hub(text):
+            address = str(text).partition("#")[0].partition("@")[0].removeprefix("hf://").removeprefix("hf:/")
+            yield f"{what}: `{text}`; its licence stands at https://huggingface.co/datasets/{address}"
+        else:
+            yield f"{what}: `{text}`; licence unknown"
+    for name, source in recipe.task.needs().items():
+        if source.recipe is not None:
+            yield f"weights that training used ({name}): those of the recipe `{source.recipe}`"
+        elif str(source.weights).startswith("timm:"):
+            yield f"weights that training began with ({name}): `{source.weights}`; {_of_timm(source.weights[5:])}"
+        else:
+            yield f"weights that training began with ({name}): `{source.weights}`; licence unknown"
+
+
+def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
+    """Scores of an evaluation at a step, by name; those of averaged weights where these are meant."""
+    prefix = f"{evaluation}/ema/" if averaged else f"{evaluation}/"
+    found = {}
+    for name, points in history.metrics.items():
+        rest = name.removeprefix(prefix)
+        if name.startswith(prefix) and "/" not in rest:
+            values = [point.value for point in points if point.step == step]
+            if values:
+                found[rest] = values[-1]
+    return found
+
+
+def _front(kind: str, by_timm: bool) -> str:
+    """What the hub reads before the page."""
+    lines = ["---", *(["library_name: timm"] if by_timm else []), "license: unknown"]
+    lines += [f"pipeline_tag: {_PIPELINES.get(kind, 'image-feature-extraction')}", "tags:", "- trainkit", "---"]
+    return "\n".join(lines)
+
+
+def _lines(lines: Any) -> str:
+    return "\n".join(lines)
+
+
+def _fit(about: Mapping[str, Any]) -> list[str]:
+    return [f"- made from files like this: {about['fit']}"] if "fit" in about else []
+
+
+def _classes(about: Mapping[str, Any]) -> list[str]:
+    names = about["names"]
+    if not names:
+        return []
+    listed = ", ".join(names[:50])
+    return [f"{len(names)} classes: {listed}" + (", ... (all in model.json)" if len(names) > 50 else "")]
+
+
+def _loading(about: Mapping[str, Any], agreements: Mapping[str, Any]) -> Iterator[str]:
+    takes, shape = about.get("takes", "pixels"), tuple(about.get("shape") or (1, 3, *about["size"]))
+    said = "  # RGB, 0 to 255" if takes == "pixels" else ""
+    if CONFIG in agreements:
+        yield (
+            "With timm alone; the mean and the size that it expects are in its `pretrained_cfg`:\n\n```python\n"
+            "import timm\n\n"
+            'net = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
+            "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(net))\n```"
+        )
+    if ONNX in agreements:
+        yield (
+            "With ONNX Runtime alone:\n\n```python\nimport numpy, onnxruntime\n\n"
+            'net = onnxruntime.InferenceSession("model.onnx")\n'
+            f"{takes} = numpy.zeros({shape}, numpy.float32){said}\n"
+            f'found = net.run(None, {{"{takes}": {takes}}})\n```'
+        )
+    if TENSORS in agreements:
+        yield (
+            "With trainkit, from `model.safetensors` and `model.json`:\n\n```python\n"
+            "from trainkit import export\n\n"
+            'net = export.load("FOLDER")\n```'
+        )
+
+
+def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:
+    """A table for each evaluation, of the weights that were exported, with intervals where there are any."""
+    step, averaged = _step(file), file.stem == "ema"
+    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
+    seen = False
+    for evaluation in recipe.evaluations:
+        found = scores_at(history, evaluation, step, averaged)
+        rows = [["score", "value", "95 % interval"]]
+        for name, value in found.items():
+            if "." in name or name.endswith(("_low", "_high")):
+                continue  # of one class, or the end of an interval
+            low, high = (found.get(f"{name}_{end}") for end in ("low", "high"))
+            words = numbers([value]) if low is None or high is None else numbers([value, low, high])
+            rows.append([name, words[0], " to ".join(words[1:]) or "-"])
+        if len(rows) > 1:
+            seen = True
+            text = "\n".join(aligned(rows))
+            yield f"`{evaluation}` at step {step:,}{', of averaged weights' if averaged else ''}:\n\n```\n{text}\n```"
+    if not seen:
+        yield "None: these weights were not scored."
+
+
+def _step(file: Path) -> int:
+    word = file.parent.name.removeprefix("step-")
+    return int(word) if word.isdecimal() else 0
+
+
+def _speed(folder: RunFolder, file: Path, latency: Any) -> Iterator[str]:
+    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
+    _, rates = history.series("final/speed/samples_per_s")
+    _, seconds = history.series("final/time/total_s")
+    machine = _machine(file)
+    if rates:
+        place = f" on {machine}" if machine else ""
+        whole = f"; {seconds[-1]:,.0f} s in all" if seconds else ""
+        yield f"Training: {rates[-1]:,.1f} samples/s{place}{whole}."
+    if latency is not None:
+        yield "\n".join(latency.lines())
+    if not rates and latency is None:
+        yield "Not measured."
+
+
+def _machine(file: Path) -> str:
+    """What the weights were trained on, as their checkpoint says it."""
+    try:
+        said = json.loads((file.parent / STATE).read_text(encoding="utf-8"))["machine"]
+        device = said["gpu"] or said["cpu"]
+        return f"{said['processes']} x {device}, {said['threads']} threads, precision {said['precision']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _of_timm(name: str) -> str:
+    import timm
+
+    found = getattr(timm.get_pretrained_cfg(name), "license", None)
+    return f"timm says {found}" if found else "timm states no licence"
