@@ -106,11 +106,11 @@ def run(
         seeds,
         _choice(random, tpe, draws, pruner) if sweep else None,
     )
-    if score is None:
+    if check or score is None:
         return _obey(order, check, stopping)
-    from trainkit import launch
+    from trainkit import evaluating
 
-    launch.score(order, score)
+    evaluating.evaluate(order, score)
     return 0
 
 
@@ -200,11 +200,6 @@ def _obey(order: Order, check: bool, stopping: Callable[[], bool]) -> int:
         from trainkit import order as orders
 
         click.echo(orders.check(order), nl=False)
-        return 0
-    if score is not None:
-        from trainkit import evaluating
-
-        evaluating.evaluate(order, score)
         return 0
     from trainkit import launch
 
