@@ -426,7 +426,7 @@ class Bench:
         """Seconds of a call, by repeat."""
         call()
         tried: list[float] = []
-        while len(tried) < 3 and sum(tried) < seconds:  # of short ones several: one may be held up by others
+        while len(tried) < 2 or (len(tried) < 3 and sum(tried) < seconds):  # one may be held up by others
             began = time.perf_counter()
             call()
             tried.append(time.perf_counter() - began)
