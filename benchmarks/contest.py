@@ -393,8 +393,8 @@ class _Process:
         if self._running is None:
             self._start(turns=True)
         else:
+            os.write(self._go, b".")  # first: while others are looked for, its threads would run outside of a turn
             self._signal(signal.SIGCONT)
-            os.write(self._go, b".")
         ready, _, _ = select.select([self._told], [], [], seconds)
         if ready and os.read(self._told, 1) == b".":
             self._signal(signal.SIGSTOP)
@@ -403,10 +403,10 @@ class _Process:
 
     def _signal(self, number: int) -> None:
         """To its group, and to what it has started in groups of their own."""
-        import psutil
-
         own = self._running.pid
         os.killpg(own, number)
+        import psutil
+
         for child in psutil.Process(own).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 if os.getpgid(child.pid) != own:

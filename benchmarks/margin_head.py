@@ -216,8 +216,8 @@ CONTEST = Contest(
     once=(f"trained {CLASSES}", f"no-margin {CLASSES}", f"frozen {MOST}", f"trained {MOST}"),
     turns=True,
     bounds="`of_products` is the time as a multiple of that of the matrix products alone, in the same process. They "
-    "bound every head that computes all cosines in float32; on this processor the published chain takes some 5.5 times "
-    "as long as the two products of frozen centres.",
+    "bound every head that computes all cosines in float32; on this processor the published chain takes 5.5 to 6.3 "
+    "times as long as the two products of frozen centres.",
     tolerance=1e-4,
     threads=2,
     targets=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -315,6 +316,18 @@ def test_callbacks_that_return_are_counted_by_nanoseconds():
     found = measurements.callbacks_that_return(bench, "eyes")
     assert found.low >= 1 and found.high < 1.001
     assert claims.judge(next(c for c in CLAIMS if c.id == "faces-callbacks"), found) == "does not hold"
+
+
+def test_a_short_call_is_repeated_often_though_its_first_trial_was_held_up():
+    calls = []
+
+    def call():
+        calls.append(0)
+        if len(calls) == 2:
+            time.sleep(0.1)
+
+    seconds = made((1.0, 1.0)).timed(call, 0.05)
+    assert len(seconds) == 2 and max(seconds) < 1e-3 and len(calls) > 100
 
 
 def test_a_progress_bar_costs_twice_as_much_when_drawn_twice_as_often():
