@@ -14,7 +14,7 @@ from pyarrow import parquet
 from runs import own_store, run
 from scipy import stats
 
-from trainkit import cli, comparing, journal, records, seeding
+from trainkit import cli, comparing, family, journal, records, seeding
 from trainkit.comparing import compare
 from trainkit.errors import UserError
 from trainkit.report import comparison
@@ -155,12 +155,13 @@ def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):
     assert "97.5 % interval" in comparison.text(found)
 
 
-def parent(store: Store, beneath: list[RunFolder]) -> RunFolder:
+def parent(store: Store, beneath: list[RunFolder], kind: str = "seed") -> RunFolder:
     """A run above others, as repeating a recipe makes one."""
     client, folder = store.client(), store.new_run("toy-seeds", 0, "abcd")
     experiment = client.get_experiment_by_name("toy").experiment_id
-    tags = {f"trainkit.seed.{k}": child.name for k, child in enumerate(beneath)}
-    run_id = client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
+    run_id = client.create_run(experiment, run_name=folder.name).info.run_id
+    members = {f"{kind} {k}": child.name for k, child in enumerate(beneath)}
+    (folder.path / family.MEMBERS).write_text(json.dumps(members))
     folder.recipe.write_text(beneath[0].recipe.read_text())
     folder.journal.write_text("")
     folder.update(run_id=run_id, status="FINISHED", experiment="toy")
@@ -188,6 +189,14 @@ def test_repeats_are_compared_by_their_means_and_by_their_spread(trained, tmp_pa
     assert "over repeats" in comparison.text(found) and "2 repeats" in comparison.text(found)
 
 
+def test_a_sweep_is_no_side(trained, monkeypatch):
+    store, runs = trained
+    sweep = parent(store, [runs["plain"], runs["slow"]], "trial")
+    store.client().set_tag(sweep.info().run_id, "trainkit.best", runs["plain"].name)
+    said = ask(store, monkeypatch, sweep.name, runs["slow"].name, code=2)
+    assert f"run {sweep.name}: is a sweep" in said and f"its best is {runs['plain'].name}" in said
+
+
 @pytest.mark.slow
 def test_cross_validations_are_compared_on_every_sample_once(trained):
     store, _ = trained
@@ -208,8 +217,10 @@ def test_cross_validations_are_compared_on_every_sample_once(trained):
 
 def test_last_and_best_are_runs(trained):
     store, runs = trained
-    finished = [folder for folder in store.runs() if folder.info().status == "FINISHED"]
-    assert store.find("last") == finished[-1]
+    above = parent(store, [runs["plain"]])
+    assert store.runs()[-1] == above and store.find("last") == runs["other"], (
+        "nothing was trained in a run above others"
+    )
     scores = {name: last(folder)["best/val/accuracy"] for name, folder in runs.items()}
     assert last(store.find("best"))["best/val/accuracy"] == max(scores.values())
     assert store.find("best", runs["slow"]) == store.find("best")

@@ -8,7 +8,6 @@ compared, and their spread is judged too. Nothing is trained or scored again.
 from __future__ import annotations
 
 import math
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trainkit import chance, changes, journal
+from trainkit import chance, changes, family, journal
 from trainkit.chance import Interval, Verdict
 from trainkit.changes import Change
 from trainkit.errors import UserError, few
@@ -28,8 +27,6 @@ from trainkit.metrics.resampling import Kind
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.store import RunFolder, Store
 
-BENEATH = re.compile(r"trainkit\.(fold|seed|repeat)\.(\d+)")
-"""Tags of a run that name those beneath it, in their order."""
 DATA = "trainkit.data"
 """With a dot and its name, the tag of the digest of an evaluation's data."""
 COMPARED = "trainkit.compared"
@@ -236,18 +233,18 @@ def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
 
 
 def _side(run: RunFolder, store: Store, client: Any) -> Side:
-    tags = _tags(run, store, client)
-    found = sorted(
-        (match[1], int(match[2]), name) for tag, name in tags.items() if (match := BENEATH.fullmatch(tag)) is not None
-    )
-    beneath = [store.find(name) for _, _, name in found]
-    folds = bool(found) and found[0][0] == "fold"
-    if not folds:  # of repeats, those that came to an end
-        beneath = [child for child in beneath if child.info().status == "FINISHED"]
-    told = tuple(_tags(child, store, client) for child in beneath) or (tags,)
-    return (
-        Side(run, (run,), tuple(beneath), tags, told) if folds else Side(run, tuple(beneath) or (run,), (), tags, told)
-    )
+    tags, titles = _tags(run, store, client), family.members(run)
+    kind = next(iter(titles), "").partition(" ")[0]
+    if kind == "trial":
+        found, expected = "is a sweep, whose settings are runs of their own", "two of its runs"
+        remedy = f"its best is {tags['trainkit.best']}" if "trainkit.best" in tags else ""
+        raise UserError(f"run {run.name}", found, expected, remedy)
+    beneath = tuple(store.find(name) for name in titles.values())
+    if kind == "fold":
+        return Side(run, (run,), beneath, tags, tuple(_tags(child, store, client) for child in beneath))
+    beneath = tuple(child for child in beneath if child.info().status == "FINISHED")
+    told = tuple(_tags(child, store, client) for child in beneath)
+    return Side(run, beneath or (run,), (), tags, told or (tags,))
 
 
 def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
@@ -261,12 +258,13 @@ def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
         return {}
     if outbox.is_dir() and any(outbox.iterdir()) and not run.alive():
         send_rest(run, store)
-    try:
-        return dict(client.get_run(run_id).data.tags)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+    with store.asking():
+        try:
+            return dict(client.get_run(run_id).data.tags)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
             return {}
-        raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
 
 
 # ---- Two sides -------------------------------------------------------------------------------------------------------
@@ -528,8 +526,6 @@ def log(store: Store, found: Comparison) -> str:
     Its artifacts are the text, the page, the picture and the values. It has no folder and no metrics, so that no table
     of runs ranks it. Raises UserError where the store does not take it.
     """
-    from mlflow.exceptions import MlflowException
-
     from trainkit.provenance import origin
     from trainkit.report import comparison
 
@@ -537,17 +533,14 @@ def log(store: Store, found: Comparison) -> str:
     names = ", ".join(side.name for side in found.sides)
     tags = {**origin(), COMPARED: names, "mlflow.note.content": "  \n".join(comparison.verdicts(found))}
     tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
-    with tempfile.TemporaryDirectory() as aside:
+    with tempfile.TemporaryDirectory() as aside, store.asking():
         for ending in ("txt", "html", "png", "json"):
             comparison.write(found, Path(aside) / f"comparison.{ending}")
-        try:
-            experiment = client.get_experiment_by_name(info.experiment or "")
-            if experiment is None:
-                where = f"run {found.sides[0].name}"
-                raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
-            run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
-            client.log_artifacts(run_id, aside)
-            client.set_terminated(run_id)
-        except MlflowException as error:
-            raise UserError(store.shown, f"the store refuses: {without_secrets(str(error))[:300]}") from None
+        experiment = client.get_experiment_by_name(info.experiment or "")
+        if experiment is None:
+            where = f"run {found.sides[0].name}"
+            raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
+        run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
+        client.log_artifacts(run_id, aside)
+        client.set_terminated(run_id)
     return run_id

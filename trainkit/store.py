@@ -351,8 +351,8 @@ class Store:
     def find(self, word: str, beside: RunFolder | None = None) -> RunFolder:
         """The run of this name, unique beginning of a name, or MLflow id.
 
-        `last` is the newest that finished, `best` that with the best primary metric of the experiment of the run
-        `beside`, or of the last. Raises UserError naming the nearest.
+        `last` is the newest training that finished, `best` that with the best primary metric of the experiment of the
+        run `beside`, or of the last. Raises UserError naming the nearest.
         """
         if word == "last":
             return self._finished(word)[-1][1]
@@ -381,8 +381,10 @@ class Store:
         raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
 
     def _finished(self, word: str) -> list[tuple[RunInfo, RunFolder]]:
-        """Runs that finished, oldest first. Raises UserError, for a run called `word`, where there is none."""
-        found = [entry for entry in self._known("FINISHED") if entry[0].status == "FINISHED" and entry[0].run_id]
+        """Trainings that finished, oldest first. Raises UserError, for a run called `word`, where there is none."""
+        # A run above others, and one that evaluates, has no key: none could be used in its place.
+        known = self._known("FINISHED")
+        found = [entry for entry in known if entry[0].status == "FINISHED" and entry[0].run_id and entry[0].key]
         if not found:
             raise UserError(f"run {word!r}", f"no run in {self.home / 'runs'} has finished", remedy="train one first")
         return found
