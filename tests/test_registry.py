@@ -320,7 +320,7 @@ def test_a_promotion_that_was_cut_short_is_finished_by_the_next(store, runs, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "set_registered_model_alias", fail)
-        assert "the store refuses: the wire was cut" in ask(runs.good.name, "--name", "cut", code=2)
+        assert "refuses: the wire was cut" in ask(runs.good.name, "--name", "cut", code=2)
     assert not store.client().get_registered_model("cut").aliases
     assert not registry.promote(store, runs.good, Promote(name="cut")).refused
     assert (holder(store, "cut"), versions(store, "cut")) == ("1", ["1"])
