@@ -77,6 +77,19 @@ def test_numbers_are_numbers_and_no_truths(a, b, differ):
     assert bool(changes.diff({"k": a}, {"k": b})) == differ
 
 
+def test_keys_that_are_varied_have_several_values_and_the_tree_stays_as_it_was():
+    tree = {"seed": 0, "optim": {"lr": 0.1, "betas": [0.9, 0.99]}}
+    before = changes.varied(tree, ["optim.lr", "seed", "no.such", "optim.none", "seed.deeper"])
+    assert tree == {"seed": 0, "optim": {"lr": 0.1, "betas": [0.9, 0.99]}}
+    assert [str(change) for change in changes.diff(before, tree)] == [
+        "seed  (several) -> 0",
+        "optim.lr  (several) -> 0.1",
+    ]
+    whole = changes.diff({"optim": {"lr": 1}, "seed": 0}, changes.varied(tree, ["optim"]))
+    assert [str(change) for change in whole] == ['optim  {"lr": 1} -> (several)']
+    assert changes.diff(before, changes.varied({**tree, "seed": 7}, ["seed", "optim.lr"])) == []
+
+
 def test_long_values_are_cut_and_absent_ones_said():
     (change,) = changes.diff({}, {"k": "x" * 500})
     assert str(change).startswith("k  (none) -> ") and len(str(change)) < 90

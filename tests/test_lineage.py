@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from runs import run, stop_after
 
-from trainkit import changes, cli, config, lineage
+from trainkit import cli, config, lineage
 from trainkit.store import RunFolder, Store
 
 SHORT = ("train.length=1 epoch", "log.ceilings=off")
@@ -133,6 +133,15 @@ def test_what_stands_beneath_a_run_is_held_against_it_and_not_against_its_neighb
     assert "trainkit.parent" not in lost.told and "beneath the MLflow run 2222" in lost.files["recipe/changes.txt"]
 
 
+def test_runs_above_others_are_held_against_each_other_without_what_they_vary(store):
+    first = begun("x", lr=0.1, status="FINISHED", varies=["optim.lr"])
+    assert "trainkit.seed" in told(first).told
+    second = told(begun("x", lr=0.2, status="FINISHED", varies=["optim.lr", "seed"]))
+    assert second.files["recipe/changes.txt"].splitlines()[1:] == ["", "the recipe is the same"]
+    assert "trainkit.seed" not in second.told, "it has several"
+    assert "optim.lr  (several) -> 0.3" in told(begun("x", lr=0.3)).files["recipe/changes.txt"]
+
+
 def test_only_whole_runs_that_finished_before_are_followed(store):
     experiment = 'größe "x"'
     right = begun("x", experiment=experiment, status="FINISHED")
@@ -207,5 +216,4 @@ def test_folds_are_held_against_the_run_above_them(store):
     below = [folder for folder in Store.locate().runs() if folder.info().recipe == "toy"]
     assert [folder.info().follows for folder in below] == [above.name] * 2
     for number, folder in enumerate(below):
-        found = changes.diff(changes.read(above.recipe), changes.read(folder.recipe))
-        assert [str(change) for change in found] == [f"data.fold  0 -> {number}"][:number]
+        assert lineage.read(folder) == f"beneath {above.name}\n\ndata.fold  (several) -> {number}\n"

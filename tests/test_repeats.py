@@ -11,7 +11,7 @@ from pyarrow import csv
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 from scipy import stats
 
-from trainkit import family, journal, repeats
+from trainkit import family, journal, lineage, repeats
 from trainkit.errors import UserError
 from trainkit.launch import launch
 from trainkit.order import Order, check, repeated
@@ -55,6 +55,11 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     assert above.info.experiment_id == shown(children[0]).info.experiment_id and above.info.status == "FINISHED"
     assert [above.data.tags[f"trainkit.seed.{k}"] for k in (3, 4, 5)] == [r.name for r in children]
     assert "seed" not in above.data.params and above.data.params["data.samples"] == "66"
+
+    assert lineage.read(parent).splitlines() == [
+        f"follows {alone.folder.name}, the last run of experiment toy that had finished", "", "seed  4 -> (several)",
+    ]  # fmt: skip
+    assert lineage.read(children[2]) == f"beneath {parent.name}\n\nseed  (several) -> 5\n"
 
     scores = [final(r)["final/val/accuracy"] for r in children]
     assert len(set(scores)) > 1, "nothing to average here"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pyarrow import csv
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
-from trainkit import advice, cli, config, family, journal, launcher, sweeps
+from trainkit import advice, cli, config, family, journal, launcher, lineage, sweeps
 from trainkit.errors import UserError
 from trainkit.launch import launch
 from trainkit.order import Order, Sweep, check
@@ -64,6 +64,12 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
         ("0.0001", "0.9"), ("0.0001", "0.0"), ("0.05", "0.9"), ("0.05", "0.0"),
     ]  # fmt: skip
     assert {shown(r).tags["mlflow.parentRunId"] for r in children} == {parent.info().run_id}
+
+    assert lineage.read(parent).splitlines()[2:] == [
+        "optim.lr        0.05 -> (several)",
+        "optim.momentum  0.9 -> (several)",
+    ]
+    assert lineage.read(children[1]).splitlines()[0] == f"beneath {parent.name}"
 
     values = [best_score(r) for r in children]
     assert len(set(values)) > 1, "nothing to choose from"

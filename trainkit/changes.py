@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from trainkit import yamltext
 from trainkit.yamltext import Tree
@@ -26,14 +29,19 @@ class Change:
         return f"{self.key}  {_said(self.before)} -> {_said(self.after)}"
 
 
-class Absent:
-    """Where a recipe has no such key."""
+class Absent(Enum):
+    """What stands where a recipe has no one value."""
+
+    NONE = "(none)"
+    """It has no such key."""
+    SEVERAL = "(several)"
+    """Of a run above others: those have values of their own."""
 
 
-ABSENT = Absent()
+ABSENT = Absent.NONE
 
 
-def diff(before: Mapping[str, Tree], after: Mapping[str, Tree]) -> list[Change]:
+def diff(before: Mapping[str, Tree | Absent], after: Mapping[str, Tree | Absent]) -> list[Change]:
     """What must be changed in one resolved recipe to make the other, in the order of their keys.
 
     Where a block has another `name`, as another task or other data has, that is one change, and keys that only one of
@@ -46,6 +54,19 @@ def read(recipe: Path) -> dict[str, Tree]:
     """A resolved recipe, as it lies in the folder of a run, without the defaults of the trainkit that reads it."""
     tree = yamltext.read(recipe.read_text(encoding="utf-8")).tree
     return tree if isinstance(tree, dict) else {}
+
+
+def varied(tree: Mapping[str, Tree], keys: Iterable[str]) -> dict[str, Tree | Absent]:
+    """A recipe in which the values of these dotted keys, as far as it has them, are `Absent.SEVERAL`."""
+    found: Any = copy.deepcopy(dict(tree))
+    for key in keys:
+        *way, last = key.split(".")
+        block = found
+        for word in way:
+            block = block.get(word) if isinstance(block, dict) else None
+        if isinstance(block, dict) and last in block:
+            block[last] = Absent.SEVERAL
+    return found
 
 
 def lines(changes: Sequence[Change]) -> list[str]:
@@ -79,4 +100,4 @@ def _equal(before: Tree | Absent, after: Tree | Absent) -> bool:
 
 
 def _said(value: Tree | Absent) -> str:
-    return "(none)" if isinstance(value, Absent) else yamltext.cut(yamltext.flow(value), _WIDTH)
+    return value.value if isinstance(value, Absent) else yamltext.cut(yamltext.flow(value), _WIDTH)

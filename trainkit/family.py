@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainkit import config, journal
+from trainkit import config, journal, lineage
 from trainkit.errors import UserError
 from trainkit.opening import about, begin, ending
 from trainkit.order import Child, Order
@@ -185,6 +185,8 @@ def above(family: Family, machine: Any, store: Store, train: Train) -> Iterator[
         )
         if resuming:
             tracker.cut_back(0)
+        folder.update(varies=list(family.differ))
+        lineage.tell(tracker, folder, store, order.path, {})
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         again = ", continued" if resuming else ""

@@ -2,7 +2,7 @@
 
 A run follows the one whose recipe was copied (`trainkit cp RUN`), or the one that it stands beneath, as a fold does, or
 else the last one of its experiment that has finished. What differs lies in `changes.txt` of its folder, among its
-artifacts, and at the head of its page.
+artifacts, and at the head of its page; keys that a run above others varies have `(several)` values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def tell(
         text = how if before is None else f"{how}\n\n{_differences(before, folder, store, digests)}"
         write_aside(file, f"{text}\n")
     info = folder.info()
-    tags = {"trainkit.recipe_hash": info.recipe_hash, "trainkit.seed": info.seed, **digests}
+    tags = {"trainkit.recipe_hash": info.recipe_hash, **digests}
+    if "seed" not in info.varies:
+        tags["trainkit.seed"] = info.seed
     if info.follows:
         tags["trainkit.parent"] = info.follows
     tracker.tags({**tags, "mlflow.note.content": note(folder)})
@@ -98,7 +100,7 @@ def _followed(
 
 def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str]) -> str:
     """What differs between two runs: recipe; and data, sources, versions and hardware as far as both tell of them."""
-    found = changes.diff(changes.read(before.recipe), changes.read(after.recipe))
+    found = changes.diff(*(changes.varied(changes.read(run.recipe), _varies(run)) for run in (before, after)))
     shown = [replace(one, before=HIDDEN, after=HIDDEN) if is_secret_name(one.key) else one for one in found]
     lines = changes.lines(shown) or ["the recipe is the same"]
     then, now = _tags([before, after], store)
@@ -106,6 +108,13 @@ def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Map
     both = [name for name in then if name in now]
     other = changes.lines(changes.diff({name: then[name] for name in both}, {name: now[name] for name in both}))
     return "\n".join([*lines, *(["", "besides the recipe:", *other] if other else [])])
+
+
+def _varies(run: RunFolder) -> Sequence[str]:
+    try:
+        return run.info().varies
+    except UserError:  # its record is damaged
+        return ()
 
 
 def _around(tags: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,6 +67,8 @@ class RunInfo:
     parent: str | None = None
     follows: str | None = None
     """Name of the run against which it says what was changed."""
+    varies: Sequence[str] = ()
+    """Of a run above others: keys of the recipe, blocks too, that those have of their own."""
     last_step: int = 0
     pid: int = 0
     host: str = ""
