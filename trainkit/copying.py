@@ -25,7 +25,7 @@ SIGN = "# <- "
 MARK = f"{SIGN}change"
 """Behind each line that depends on the data, where the new data is not known."""
 
-_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "downloads")
+_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "time_to", "downloads")
 _IN_LINES = ("task", "data", "train", "evaluations")
 """Blocks that are written key by key."""
 _WIDTH = 100
