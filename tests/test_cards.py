@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from trainkit import cards
 from trainkit.journal import History, Journal, Point
@@ -65,6 +70,33 @@ def test_scores_are_those_of_the_weights_that_were_exported(tmp_path):
     assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, precision bf16; 60 s in all." in text
     plain = cards.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
     assert "0.5000" in plain and "0.6250" not in plain and "averaged" not in plain
+
+
+def test_intervals_come_from_the_rows_of_the_step_that_was_exported(tmp_path, monkeypatch):
+    run = folder(tmp_path)
+    run_id = SimpleNamespace(run_id="abc", experiment=None)
+    monkeypatch.setattr(RunFolder, "info", lambda self: run_id)
+    hits = {"val_best": 100, "val_final": 150}
+    label = np.arange(200) % 2
+
+    class Client:
+        def download_artifacts(self, run_id, path, aside):
+            found = np.where(np.arange(200) < hits[Path(path).stem], label, 1 - label)
+            sure = np.full(200, 0.9)
+            columns = {"label": label, "prediction": found, "confidence": sure, "probability": sure}
+            parquet.write_table(pa.table(columns), f"{aside}/rows.parquet")
+            return f"{aside}/rows.parquet"
+
+    monkeypatch.setattr(cards, "_client", lambda folder: Client())
+    text = cards.card(run, recipe(), run.path / "checkpoints/step-000000020/model.safetensors", ABOUT, {})
+    assert "Intervals are those of the bootstrap over 200 " in text
+    (line,) = [line.split() for line in text.splitlines() if line.startswith("top1 ")]
+    # 0.75 of 200, whose standard error is 0.0306: 0.69 to 0.81.
+    assert line[1] == "0.7500" and line[3] == "to"
+    assert abs(float(line[2]) - 0.69) < 0.01 and abs(float(line[4]) - 0.81) < 0.01
+    hits["val_final"] = 151
+    text = cards.card(run, recipe(), run.path / "checkpoints/step-000000020/model.safetensors", ABOUT, {})
+    assert "bootstrap" not in text, "rows of another step give another score"
 
 
 def test_a_run_that_was_never_scored_says_so(tmp_path):

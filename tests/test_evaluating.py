@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -132,11 +133,13 @@ def test_mistakes_are_said(whole, home, tmp_path):
         evaluating.evaluate(Order(TOY, (), ("toy",)), "nosuch")
     with pytest.raises(UserError, match=r"evaluations\.val: the data has no evaluation set 'nosuch'"):
         evaluating.evaluate(Order(TOY, ("evaluations={val: {split: nosuch}}",), ("toy",)), name)
-    shutil.copytree(best_weights(whole.folder.path).parent, tmp_path / "step-000000012")
-    weights = tmp_path / "step-000000012" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    with pytest.raises(UserError, match=r"model\.safetensors"):
-        evaluating.find(str(tmp_path / "step-000000012"), Store.locate())
+    best = best_weights(whole.folder.path).parent
+    copy = Path(shutil.copytree(best, tmp_path / best.name))
+    weights = copy / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=rf"^{weights}: .*; name another checkpoint"):
+        evaluating.find(str(copy), Store.locate())
 
 
 def test_data_of_other_classes_are_refused_and_searched_where_that_is_asked(cache, tmp_path):

@@ -10,11 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainkit import journal
+from trainkit import journal, kept_rows
+from trainkit.chance import Interval
 from trainkit.checkpoint import STATE
+from trainkit.errors import UserError
 from trainkit.export_files import CONFIG, ONNX, TENSORS
+from trainkit.metrics import resampling
 from trainkit.report.closing import aligned, numbers
-from trainkit.store import RunFolder
+from trainkit.store import RunFolder, Store
 
 _PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
 """The word of the hub for what a network does, by the task; of others it is features."""
@@ -148,22 +151,50 @@ def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:
     """A table for each evaluation, of the weights that were exported, with intervals where there are any."""
     step, averaged = _step(file), file.stem == "ema"
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
-    seen = False
+    client, seen = _client(folder), False
     for evaluation in recipe.evaluations:
         found = scores_at(history, evaluation, step, averaged)
+        whole = {  # of all classes, and no end of an interval
+            name: value for name, value in found.items() if "." not in name and not name.endswith(("_low", "_high"))
+        }
+        if not whole:
+            continue
+        drawn, units = _drawn(folder, client, f"{evaluation}_ema" if averaged else evaluation, whole)
+        ends = {name: (one.low, one.high) for name, one in drawn.items()}
+        for name in whole:
+            if f"{name}_low" in found and f"{name}_high" in found:
+                ends[name] = found[f"{name}_low"], found[f"{name}_high"]
         rows = [["score", "value", "95 % interval"]]
-        for name, value in found.items():
-            if "." in name or name.endswith(("_low", "_high")):
-                continue  # of one class, or the end of an interval
-            low, high = (found.get(f"{name}_{end}") for end in ("low", "high"))
-            words = numbers([value]) if low is None or high is None else numbers([value, low, high])
+        for name, value in whole.items():
+            words = numbers([value, *ends.get(name, ())])
             rows.append([name, words[0], " to ".join(words[1:]) or "-"])
-        if len(rows) > 1:
-            seen = True
-            text = "\n".join(aligned(rows))
-            yield f"`{evaluation}` at step {step:,}{', of averaged weights' if averaged else ''}:\n\n```\n{text}\n```"
+        text = "\n".join(aligned(rows))
+        drew = f" Intervals are those of the bootstrap over {units}." if units else ""
+        yield (
+            f"`{evaluation}` at step {step:,}{', of averaged weights' if averaged else ''}.{drew}\n\n```\n{text}\n```"
+        )
+        seen = True
     if not seen:
         yield "None: these weights were not scored."
+
+
+def _client(folder: RunFolder) -> Any:
+    """The store's client; None where the run is in no store that answers: a page needs none."""
+    try:
+        return Store.locate().client() if folder.info().run_id else None
+    except UserError:
+        return None
+
+
+def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
+    """Intervals of scores from the rows that were kept of an evaluation, and what was drawn."""
+    asked = {name: value for name, value in scores.items() if resampling.is_score(name)}
+    for when in ("best", "final") if client else ():
+        rows = kept_rows.read(client, folder.info().run_id, f"{word}_{when}")
+        found, units = kept_rows.intervals(rows, asked) if rows else ({}, "")
+        if found:  # those of another step give other scores
+            return found, units
+    return {}, ""
 
 
 def _step(file: Path) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit import config
+from trainkit import config, lineage
 from trainkit.errors import UserError, few
 from trainkit.launch import META
 from trainkit.needs import best_weights, gather
@@ -60,7 +60,8 @@ def find(word: str, store: Store) -> Subject:
         return Subject(store.model_file(word), 0, None)
     if path.is_dir() and (path / checkpoint.STATE).is_file():
         if problems := checkpoint.verify(path):
-            raise UserError(str(path), problems[0], remedy="name another checkpoint of the run")
+            where, _, found = problems[0].partition(": ")
+            raise UserError(where, found, remedy="name another checkpoint of the run")
         file = path / "model.safetensors"
     elif path.is_file():
         file = path
@@ -211,14 +212,15 @@ def _tracked(
                 "trainkit.recipe": recipe.name,
                 EVALUATES: subject.name,
                 "trainkit.weights": f"{subject.file.parent.name}/{subject.file.name}",
-                **{f"trainkit.data.{name}": split.digest for name, split in splits.items()},
+                lineage.DATA: data.meta.digest,
+                **{f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()},
             },
             parent=made_by.run_id if made_by else None,
             primary_metric=lead.metric if lead else None,
             higher_is_better=lead is None or lead.mode == "max",
             system_metrics_every=0.0,
         )
-        folder.update(data_digest=data.meta.digest)
+        folder.update(data_digest=data.meta.digest, evaluates=subject.name)
         tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))

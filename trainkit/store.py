@@ -69,6 +69,8 @@ class RunInfo:
     """Name of the run against which it says what was changed."""
     varies: Sequence[str] = ()
     """Of a run above others: keys of the recipe, blocks too, that those have of their own."""
+    evaluates: str | None = None
+    """Of a run that only scored, the run or the file whose weights these were: it trained nothing."""
     last_step: int = 0
     pid: int = 0
     host: str = ""
@@ -430,10 +432,10 @@ class Store:
         return None
 
     def newest_finished(self, experiment: str, before: float) -> RunFolder | None:
-        """The newest run of an experiment that began before a moment, has finished, and stands beneath no other."""
+        """The newest run of an experiment that trained before a moment, has finished, and stands beneath no other."""
         for info, folder in reversed(self._known(json.dumps(experiment))):
             whole = info.status == "FINISHED" and info.experiment == experiment and info.parent is None
-            if whole and info.started < before and folder.recipe.is_file():
+            if whole and not info.evaluates and info.started < before and folder.recipe.is_file():
                 return folder
         return None
 

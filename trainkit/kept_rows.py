@@ -1,0 +1,71 @@
+"""The rows that a run kept of its evaluations, and what other samples might have scored."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit import chance
+from trainkit.chance import Interval
+from trainkit.metrics import resampling
+
+Columns = dict[str, np.ndarray]
+
+
+def read(client: Any, run_id: str | None, name: str) -> Columns | None:
+    """The columns of `rows/NAME.parquet` of a run in MLflow, without those that no score is computed from.
+
+    None where the run has no such rows, or they cannot be read.
+    """
+    import pyarrow as pa
+    from mlflow.exceptions import MlflowException
+    from pyarrow import parquet
+
+    if run_id is None:
+        return None
+    with tempfile.TemporaryDirectory() as aside:
+        try:
+            file = client.download_artifacts(run_id, f"rows/{name}.parquet", str(Path(aside)))
+            names = [name for name in parquet.read_schema(file).names if name not in resampling.NEVER_READ]
+            table = parquet.read_table(file, columns=names)
+        except (MlflowException, pa.ArrowException, OSError):
+            return None
+        return {name: _column(table[name]) for name in names}
+
+
+def intervals(rows: Columns, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
+    """Between what `scores` may lie, by the bootstrap over the units of `rows`, and these units in words.
+
+    Only of scores that the rows give to six digits: of others, or of rows of another step, nothing is known.
+    """
+    if not len(next(iter(rows.values()), ())):
+        return {}, ""
+    kind = resampling.kind(rows)
+    units = kind.units(rows)
+    whole = kind.resampled(rows, np.ones((1, len(units.of))))
+    known = [
+        name
+        for name, value in scores.items()
+        if name in whole and whole[name].ndim == 1 and np.isclose(whole[name][0], value, rtol=1e-5, atol=1e-7)
+    ]
+    if not known:
+        return {}, ""
+    blocks = [kind.resampled(rows, times) for times in chance.times(units)]
+    found = {}
+    for name in known:
+        drawn = np.concatenate([block[name] for block in blocks])
+        if interval := chance.bootstrapped(scores[name], drawn, units.count):
+            found[name] = interval
+    return found, str(units)
+
+
+def _column(values: Any) -> np.ndarray:
+    """A column of parquet: numbers, texts (objects), or lists of one length as rows of a matrix."""
+    plain = values.to_numpy()
+    if plain.dtype == object and len(plain) and all(isinstance(value, np.ndarray) for value in plain):
+        return np.stack(list(plain))
+    return plain
