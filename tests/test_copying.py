@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scenes
 from click.testing import CliRunner
 from PIL import Image
 from runs import PLUGIN, stripes
@@ -186,6 +187,8 @@ def test_a_test_set_alone_is_scored_under_its_name_and_that_is_to_be_decided(her
     assert recipe.data.evaluate == {"test": "patterns#test"} and recipe.best.metric == "test/ema/top1"
     assert list(recipe.evaluations) == ["test"]
     assert "# <- the test set also chooses the best checkpoint" in Path("mine.yaml").read_text()
+    fitted("convnext_cifar10", "patterns", "other.yaml")
+    assert "# <- the test set" not in Path("other.yaml").read_text(), "nothing is chosen in a recipe without `best`"
 
 
 def test_whole_classes_are_held_out_where_other_classes_are_scored(here):
@@ -236,21 +239,53 @@ def test_paths_begin_at_the_data_root_and_what_is_not_there_is_said(here, monkey
     assert not Path("d.yaml").exists()
 
 
+def refused(recipe: str, data: str) -> str:
+    """Why a copy for this data is refused; nothing is written then."""
+    with pytest.raises(UserError) as caught:
+        copying.copy(shipped(recipe), Path("refused.yaml"), data=data)
+    assert not list(Path().glob("refused*"))
+    return str(caught.value)
+
+
 def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_written(here):
     stripes(here / "patterns", 4, 1)
     for name in ("down", "slanted"):
         (here / "patterns" / name).rename(here / name)
-    with pytest.raises(UserError, match=r"pictures of 1 class \(across\); expected a folder for each of two classes"):
-        fitted("convnext", "patterns")
-    (here / "cases" / "image").mkdir(parents=True)
-    (here / "cases" / "image" / "a.nii.gz").write_bytes(b"")
-    with pytest.raises(UserError, match=r"holds volumes .*copy tom500 or hippocampus"):
-        fitted("convnext", "cases")
+    said = refused("convnext", "patterns")
+    assert "pictures of 1 class (across); expected a folder for each of two classes" in said
+    (here / "patterns" / "other").mkdir()
+    (here / "patterns" / "other" / "a.heic").write_bytes(b"")
+    assert "pictures of 1 class (across); 1 file (1 .heic) that are not read" in refused("convnext", "patterns")
     (here / "patterns" / "across" / "000.png").write_bytes(b"no picture")
     (here / "down").rename(here / "patterns" / "down")
-    with pytest.raises(UserError, match=r"000\.png"):
-        fitted("convnext", "patterns")
-    assert not Path("mine.yaml").exists()
+    assert "patterns/across/000.png: " in refused("convnext", "patterns")
+    (here / "loose").mkdir()
+    assert refused("convnext", "loose").startswith(f"{here}/loose: no pictures; expected pictures in <class>/<picture>")
+    (here / "patterns" / "other").rename(here / "loose" / "other")
+    assert "loose: no pictures, but 1 file (1 .heic)" in refused("convnext", "loose")
+    (here / "loose" / "a.png").write_bytes(b"")
+    assert "loose: 1 picture, in no folder of a class; expected" in refused("convnext", "loose")
+    assert "a built-in set" in refused("convnext", "sample:objects")
+
+
+@pytest.mark.parametrize("recipe", ["convnext", "face_teacher_lfw", "reid", "segment", "hippocampus"])
+def test_data_of_another_kind_is_refused_with_the_recipes_that_are_for_it(recipe, here):
+    stripes(here / "mixed", 4, 1)
+    (here / "mixed" / "down" / "a.nii.gz").write_bytes(b"")
+    scenes.camvid(here / "streets", (2, 1))
+    if recipe != "hippocampus":
+        assert refused(recipe, "mixed").startswith(f"{here}/mixed/down/a.nii.gz: a volume (NIfTI); expected ")
+    if recipe != "segment":
+        assert "holds pictures with masks" in refused(recipe, "streets")
+        assert refused(recipe, "streets").endswith("; copy segment or camvid for it")
+
+
+def test_files_that_are_not_read_are_told(here):
+    stripes(here / "patterns", 8, 1)
+    for name in ("a.heic", "b.heic", "c.tif", "notes.txt", ".hidden.gif"):
+        (here / "patterns" / "down" / name).write_bytes(b"")
+    _, copied = fitted("convnext", "patterns")
+    assert copied.seen[1] == "left out: 3 files (2 .heic, 1 .tif) that are not read as pictures"
 
 
 def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):

@@ -146,6 +146,20 @@ def test_scenes_without_splits_are_divided_by_lists_beside_the_recipe(here):
     assert not Path("other.yaml").exists() and not Path("other_train.txt").exists()
 
 
+def test_masks_that_do_not_fit_are_named_and_pictures_without_one_are_told(here):
+    scenes.folders(here / "streets", 4, (64, 96), splits=())
+    (here / "streets" / "masks" / "p000.png").unlink()
+    copied = copying.copy(RECIPES / "segment.yaml", Path("mine.yaml"), data="streets")
+    assert "left out: 1 picture without a mask: p000.jpg" in copied.seen
+    Image.new("L", (48, 32)).save(here / "streets" / "masks" / "p001.png")
+    with pytest.raises(UserError, match=r"(?s)1 of 3 masks .*p001\.png: 48 x 32 pixels, its picture 96 x 64\ntrainkit"):
+        fitted("segment", "streets", "other.yaml")
+    for n in (1, 2):
+        (here / "streets" / "masks" / f"p{n:03d}.png").unlink()
+    with pytest.raises(UserError, match="streets: 1 picture; expected 2 or more"):
+        fitted("segment", "streets", "other.yaml")
+
+
 def test_coloured_masks_of_lists_give_a_palette(here):
     scenes.listed(here / "streets", (8, 3), (64, 96), colour=True)
     recipe, text = fitted("segment", "streets/train.txt")
@@ -172,6 +186,7 @@ def test_volumes_without_splits_hold_out_a_fold_and_the_patch_fits_the_network(h
     data = recipe.data
     assert (data.train, data.evaluate, data.fold, data.folds) == ("scans", {"val": "held_out"}, 0, 4)
     assert data.names == ["label 1", "label 2"] and "what the labels 1 to 2 are" in text
+    assert "# <- left_right in flips: labels of a left and a right go into swap" in text
     assert data.patch == (6, 10, 12) and data.spacing is None, "depth is the axis of 4 mm"
     assert "# volumes are 6x10x12 in the median" in text and "voxels of 4x1.5x1 mm" in text
     opened = data.open(0)
@@ -190,7 +205,7 @@ def test_volumes_of_other_spacings_are_resampled_to_the_median(here):
     assert (data.train, data.evaluate, data.fold) == ("scans#train", {"val": "scans#val"}, None)
     assert data.spacing == (4.0, 1.5, 1.0) and data.names is None
     assert "# <- the median: files have 2x1.5x1 to 6x1.5x1 mm" in text
-    assert "# <- left_right in flips" in text
+    assert recipe.data.augment.swap == [("left", "right")] and "# swap: labels that a flip" in text
     levels = fitting_multiple(data.patch, data.spacing, len(recipe.task.net.filters))
     assert all(side % m == 0 for side, m in zip(data.patch, levels, strict=True))
     assert data.patch[0] <= 12 and data.patch[1] <= 20 and data.patch[2] <= 24

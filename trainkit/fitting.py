@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trainkit.data import hub, sources
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.places import data_root, locate
 from trainkit.recipe import Recipe
 from trainkit.schedule import Span
@@ -126,6 +126,8 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
     if kind not in _KINDS:
         expected = f"one of {', '.join(_KINDS)}"
         raise UserError("--data", f"a recipe with data {kind!r}", expected, "copy it without --data")
+    if data.startswith(sources.SAMPLE) and kind not in ("scenes", "people"):
+        raise UserError(data, "a built-in set", "a folder, or a set of the hub", "copy a recipe of it without --data")
     module, _, name = _KINDS[kind].partition(":")
     fitted = Fitted(tree, new)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
@@ -155,6 +157,20 @@ def as_named(path: Path) -> str:
     """A path as a recipe names it: from the data root where it lies below it."""
     root, path = (Path(os.path.abspath(place)) for place in (data_root(), path))
     return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else str(path)
+
+
+def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = True) -> None:
+    """Raise UserError where a folder is of volumes, or of pictures with masks, which other recipes are for."""
+    from trainkit.data import scene_import, volume_import
+
+    place = None if hub.is_hub(text) or text.startswith(sources.SAMPLE) else sources.split_of(locate(text))[0]
+    if place is None or not place.is_dir():
+        return
+    if volumes and (found := volume_import.a_volume(place)) is not None:
+        remedy = "move volumes away, or copy tom500 or hippocampus for them"
+        raise UserError(str(found), "a volume (NIfTI)", expected, remedy)
+    if scenes and scene_import.holds_scenes(place):
+        raise UserError(text, "holds pictures with masks", expected, "copy segment or camvid for it")
 
 
 def parts(text: str, opened: Callable[[str], Any]) -> tuple[str, dict[str, str]]:
@@ -218,7 +234,7 @@ def measure(fitted: Fitted, count: int, block: int = 1) -> None:
         smaller = 1 << max(0, (count // UPDATES).bit_length() - 1)
         smaller = min(batch, max(2, smaller)) if count > 1 else 1
         if smaller < batch:
-            why = f"{batch} would leave an epoch of {count} samples {count // batch} updates"
+            why = f"{batch} would leave an epoch of {count} samples {number_of(count // batch, 'updates')}"
             fitted.put("train.batch_size", smaller, why)
             if not fitted.get("optim.lr_rule"):
                 fitted.decide("train.batch_size", f"{why}; optim.lr was chosen for {batch}")

@@ -10,7 +10,7 @@ from trainkit.data.modalities import MODALITIES, RGB
 from trainkit.data.people_index import PeopleIndex
 from trainkit.data.people_sources import DERIVED
 from trainkit.data.sources import HELD_OUT
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.fitting import Fitted
 from trainkit.places import locate
 from trainkit.recipe import Recipe
@@ -21,12 +21,13 @@ HOLD_OUT = 25
 
 def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `people`. A folder of photographs of people stands for what can be derived from it."""
+    fitting.refuse(text, "records of people, or <person>/<picture>.jpg")
     text = _derived(text)
     train, sets = fitting.parts(text, people_index.indexed)
     index = people_index.indexed(train)
     there = np.unique(index.person[index.person >= 0])
     if len(there) < 2:
-        raise UserError(train, f"records of {len(there)} people", "2 or more to tell apart")
+        raise UserError(train, f"records of {number_of(len(there), 'people', 'person')}", "2 or more to tell apart")
     data = recipe.data
     fitted.drop("data.modalities", "data.hold_out")
     fitted.put("data.train", train)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from trainkit import fitting
-from trainkit.data import hub, pictures, scene_import, sources, volume_import
+from trainkit.data import hub, pictures, sources
 from trainkit.data.compressed_maps import each
 from trainkit.data.importing import threads
 from trainkit.data.record import Record, Source
@@ -101,12 +101,12 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 
 def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `images`: a classifier or an embedding of classes."""
-    _refuse_others(text)
+    fitting.refuse(text, "pictures of classes")
     train, sets = fitting.parts(text, _open)
     data, source = recipe.data, _open(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
-        found = f"pictures of {len(looked.counts)} class ({few(looked.counts)})"
+        found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *_unread(source)])
         raise UserError(train, found, "a folder for each of two classes or more: <class>/<picture>")
     fitted.put("data.train", train)
     fitted.drop("data.group", "data.hold_out", "task.class_weights")
@@ -123,7 +123,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         if open_set:
             both = set(looked.counts) & set(_names(_open(sets[main])))
             open_set = not both
-        if main == "test":
+        if main == "test" and fitted.get("best.metric"):
             fitted.decide("data.evaluate", "the test set also chooses the best checkpoint: hold_out can keep another")
     else:
         sets = {"val": HELD_OUT}
@@ -132,15 +132,17 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     _order(fitted, open_set)
     _metric(fitted, len(looked.counts))
     fitting.measure(fitted, count)
-    fitted.seen.append(_said(train, looked, "classes"))
+    fitted.seen += _said(train, source, looked, "classes")
     fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
 
 
 def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `faces`: people to train on, and pairs of other people."""
+    fitting.refuse(text, "pictures of people")
     train, _ = fitting.parts(text, _open_faces)
     size = recipe.data.image_size
-    looked = look(_open_faces(train), (size, size))
+    source = _open_faces(train)
+    looked = look(source, (size, size))
     if len(looked.counts) < 2:
         raise UserError(train, f"pictures of {len(looked.counts)} people", "a folder for each: <person>/<picture>")
     if (odd := looked.shapes[looked.shapes[:, 0] != looked.shapes[:, 1]]).size:
@@ -164,7 +166,7 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitted.drop("task.class_weights")
     fitting.score(fitted, sets)
     fitting.measure(fitted, looked.total)
-    fitted.seen.append(_said(train, looked, "people"))
+    fitted.seen += _said(train, source, looked, "people")
     fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items()]
 
 
@@ -179,17 +181,6 @@ def _open_faces(text: str) -> Source:
 def _names(source: Source) -> set[str]:
     labels = {record.label for record in source.records()}
     return {source.names[label] if source.names else str(label) for label in labels}
-
-
-def _refuse_others(text: str) -> None:
-    """Raise UserError where a folder is of volumes, or of pictures with masks: classes they are not."""
-    place = None if hub.is_hub(text) else sources.split_of(locate(text))[0]
-    if place is None or not place.is_dir():
-        return
-    if volume_import.holds_volumes(place):
-        raise UserError(text, "holds volumes (NIfTI)", "pictures of classes", "copy tom500 or hippocampus for it")
-    if scene_import.holds_scenes(place):
-        raise UserError(text, "holds pictures with masks", "pictures of classes", "copy segment or camvid for it")
 
 
 def values(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
@@ -301,10 +292,16 @@ def _sorted(files: Iterable[Path]) -> list[Path]:
     return sorted(files, key=lambda file: (len(file.parts), file.name))
 
 
-def _said(train: str, looked: Looked, many: str) -> str:
-    """The set in a sentence."""
+def _said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]:
+    """Sentences about a set."""
     counts = sorted(looked.counts.values())
     of_each = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     height, width = looked.median
-    listed = few(looked.counts, 10)
-    return f"{train}: {looked.total} pictures of {len(counts)} {many} ({listed}), {of_each} each, {height} x {width} px"
+    said = f"{train}: {looked.total} pictures of {len(counts)} {many} ({few(looked.counts, 8)}), {of_each} each"
+    yield f"{said}, {height} x {width} px"
+    yield from (f"left out: {sentence}" for sentence in _unread(source))
+
+
+def _unread(source: Source) -> Iterator[str]:
+    if source.kind == "folder" and (others := pictures.others_below(Path(source.where))):
+        yield f"{pictures.counted(others)} that are not read as pictures"

@@ -22,7 +22,7 @@ from trainkit.data.scene_import import Set
 from trainkit.data.scene_labels import Labels
 from trainkit.data.scene_sizes import LEAST
 from trainkit.data.scene_sources import SceneSource
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.fitting import Fitted
 from trainkit.places import locate
 from trainkit.recipe import Recipe
@@ -42,6 +42,7 @@ _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "eval_crop"
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `scenes`. Of a set without splits a fifth is scored, by lists beside the recipe."""
+    fitting.refuse(text, "pictures with masks", scenes=False)
     if hub.is_hub(text):
         hub.download(text)
     train, sets = fitting.parts(text, scene_sources.open_scenes)
@@ -51,8 +52,10 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     some = replace(source, scenes=tuple(fitting.spread(source.scenes, len(source))))
     labels = source.labels or _guessed(some)
     looked = scene_import.look(Set(train, some, labels), decode=False)
-    if not len(looked.ids):
-        raise UserError(train, looked.damage[0], remedy=f"trainkit data verify {train} names them all")
+    if looked.damage:
+        found = looked.damage[0]
+        found += "\n" if "\n" in found else ""
+        raise UserError(train, found, remedy=f"trainkit data verify {train} names them all")
     fitted.drop(*(f"data.{key}" for key in _LOST))
     count = len(source)
     if not sets:
@@ -85,6 +88,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitted.seen.append(f"{text}: {said}")
     if absent := [name for name, there in pixels.items() if not there]:
         fitted.seen.append(f"no pixel of {few(absent)} in the {len(looked.ids)} that were looked at")
+    fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
     fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items()]
 
 
@@ -150,6 +154,8 @@ def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[
     files = [(scene.image, scene.mask) for scene in source.scenes]
     if not all(isinstance(path, Path) for pair in files for path in pair):
         raise UserError(source.where, "one split", "another one to be scored on", "name it with #train and #val")
+    if len(files) < 2:
+        raise UserError(source.where, number_of(len(files), "pictures"), "2 or more: one to train on, another to score")
     root = Path(os.path.commonpath([path.parent for pair in files for path in pair]))
     held = set(sources.held_out(source.ids(), SCORED, seed, ("picture", "pictures")).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}

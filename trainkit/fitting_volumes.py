@@ -13,6 +13,7 @@ from trainkit.data.compressed_maps import each
 from trainkit.data.importing import threads
 from trainkit.data.packed_volumes import PackedVolumes
 from trainkit.data.sources import HELD_OUT
+from trainkit.data.volume_augment import sides
 from trainkit.data.volume_sources import Case, VolumeSource
 from trainkit.errors import UserError, few
 from trainkit.fitting import Fitted
@@ -57,6 +58,7 @@ def look(source: VolumeSource) -> Looked:
 
 def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `volumes`. Of a set without splits a fold is held out."""
+    fitting.refuse(text, "volumes (NIfTI)", volumes=False)
     train, sets = fitting.parts(text, lambda name: volume_sources.open_volumes(locate(name)))
     if packed := packed_volumes.is_packed(locate(train)):
         data = PackedVolumes(locate(train))
@@ -64,12 +66,14 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         shapes, spacings = [info.shape for info in infos], [info.spacing for info in infos]
         looked = Looked(data.axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64))
         names, known, patients, count = data.names[1:], True, len(set(data.patients())), len(data)
+        left_out: tuple[str, ...] = ()
     else:
         source = volume_sources.open_volumes(locate(train))
         looked = look(source)
         known = source.names is not None
         names = source.names[1:] if known else _numbered(source)
         patients, count = len({case.patient for case in source.cases}), len(source.cases)
+        left_out = source.left_out
     fitted.drop(*(f"data.{key}" for key in _LOST), "task.objective.class_weights")
     if isinstance(getattr(recipe.task, "tolerance", None), dict):
         fitted.drop("task.tolerance")
@@ -79,20 +83,30 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if not known:
         fitted.put("data.names", list(names))
         fitted.decide("data.names", f"what the labels 1 to {len(names)} are")
-    count = count if sets else _fold(fitted, sets, patients, count)
+    count = count if sets else _fold(fitted, sets, patients, count, text)
     spacing = np.median(looked.spacings, axis=0)
     shape = np.median(looked.shapes, axis=0)
     if not packed:
         spacing, shape = _spacing(fitted, looked, spacing, shape)
     _patch(fitted, recipe, shape, spacing)
     if "left_right" in recipe.data.augment.flips:
-        fitted.decide("data.augment", "left_right in flips: not where left and right are labels of their own")
+        _sides(fitted, names if known else ())
     fitting.score(fitted, sets)
     fitting.measure(fitted, count * recipe.data.patches)
     voxels, mm = _by(np.median(looked.shapes, axis=0)), _by(np.median(looked.spacings, axis=0))
     said = f"{len(looked.shapes)} volumes of {voxels} voxels of {mm} mm in the median, stored as {looked.axes}"
     fitted.seen.append(f"{text}: {said}; labels {few(names, 12)}")
+    fitted.seen += [f"left out: {sentence}" for sentence in left_out]
     fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
+
+
+def _sides(fitted: Fitted, names: Sequence[str]) -> None:
+    """Labels of the left and the right, which a flip exchanges; where no names are known that is to be decided."""
+    if pairs := sides(names):
+        fitted.put("data.augment.swap", [list(pair) for pair in pairs])
+        fitted.notes["data", "augment"] = fitting.Note("swap: labels that a flip of left_right exchanges", False)
+    elif not names:
+        fitted.decide("data.augment", "left_right in flips: labels of a left and a right go into swap, as [a, b]")
 
 
 def _numbered(source: VolumeSource) -> tuple[str, ...]:
@@ -108,10 +122,10 @@ def _numbered(source: VolumeSource) -> tuple[str, ...]:
     return tuple(f"label {number}" for number in range(1, most + 1))
 
 
-def _fold(fitted: Fitted, sets: dict[str, str], patients: int, count: int) -> int:
+def _fold(fitted: Fitted, sets: dict[str, str], patients: int, count: int, where: str) -> int:
     """Hold out a part of the patients; how many cases are trained on, about."""
     if patients < 2:
-        raise UserError("--data", f"{patients} patient", "2 or more: one to train on, another to be scored")
+        raise UserError(where, f"{patients} patient", "2 or more: one to train on, another to be scored")
     folds = min(FOLDS, patients)
     if folds < FOLDS:
         fitted.put("data.folds", folds, f"{patients} patients")

@@ -28,7 +28,7 @@ def download(path: str | Path, *, network: bool = True) -> Path:
     call brought it. Raises UserError when it cannot be had.
     """
     repository, revision, _ = _parts(path)
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     path = str(path)
@@ -43,7 +43,8 @@ def download(path: str | Path, *, network: bool = True) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if not network:
             raise UserError(path, "is not here yet", remedy="download it with `trainkit fetch RECIPE`") from None
-        text = " ".join(str(error).split())[:200]
+        said = " ".join(str(error).split()).partition(". ")[0][:200]
+        text = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else said
         raise UserError(path, f"cannot be downloaded ({text})", "a data set of the hub and a network") from None
     return Path(folder)
 

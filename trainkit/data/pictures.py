@@ -6,13 +6,14 @@ import functools
 import io
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few, number_of
 
 if TYPE_CHECKING:  # imported where a picture is read: checking a recipe reads none
     from PIL import Image
@@ -21,6 +22,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 """The decoders that data may reach; every other one that PIL knows is surface for attacks."""
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+_BESIDE = frozenset({".csv", ".db", ".json", ".md", ".txt", ".xml"})
+"""What lies beside pictures and is not taken for one."""
 
 PIXEL_CAP = 50_000_000
 """Largest picture, in pixels, that is decoded: 150 MB as RGB. Checked from the header, before anything is allocated."""
@@ -60,6 +64,22 @@ def files_below(root: Path, *, nested: bool = True) -> list[Path]:
         return list(walk(root, ()))
     except OSError as error:
         raise UserError(str(root), f"cannot be read ({error.strerror or error})", "a folder of classes") from None
+
+
+def others_below(root: Path) -> Counter[str]:
+    """Files of other formats in the folders below `root`, by suffix; not what is hidden, text or a table."""
+    found: Counter[str] = Counter()
+    for place, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if Path(place) != root:
+            found.update(os.path.splitext(name)[1].lower() for name in files if not name.startswith("."))
+    return Counter({suffix: count for suffix, count in found.items() if suffix not in SUFFIXES | _BESIDE})
+
+
+def counted(suffixes: Counter[str]) -> str:
+    """Files by their suffix in words: `23 files (20 .heic, 3 .tif)`."""
+    each = (f"{count} {suffix or 'without suffix'}" for suffix, count in suffixes.most_common())
+    return f"{number_of(suffixes.total(), 'files')} ({few(each)})"
 
 
 def read(path: Path, where: str) -> bytes:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit import seeding
-from trainkit.data import hub
+from trainkit.data import hub, pictures
 from trainkit.data.align import LANDMARKS, read_landmarks
-from trainkit.data.pictures import files_below
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.places import locate
 
 if TYPE_CHECKING:
@@ -156,9 +155,13 @@ def folder(root: Path, *, nested: bool = True) -> Source:
 
     With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
     """
-    files = files_below(root, nested=nested)
+    files = pictures.files_below(root, nested=nested)
     if not files:
-        raise UserError(str(root), "no pictures", "pictures in <class>/<picture>.jpg")
+        loose = [file for file in root.iterdir() if file.suffix.lower() in pictures.SUFFIXES]
+        others = pictures.others_below(root)
+        found = f"no pictures, but {pictures.counted(others)}" if others else "no pictures"
+        found = f"{number_of(len(loose), 'pictures')}, in no folder of a class" if loose else found
+        raise UserError(str(root), found, "pictures in <class>/<picture>.jpg")
     first = {file.relative_to(root).parts[0] for file in files}
     if len(first) > 1 and first <= SPLITS and all(len(file.relative_to(root).parts) > 2 for file in files):
         either = " or ".join(f"{root}#{split}" for split in sorted(first))

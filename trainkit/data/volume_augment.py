@@ -260,7 +260,7 @@ class VolumeAugment:
                 "data.augment.swap", "nothing is flipped from left to right", remedy="add left_right to augment.flips"
             )
         if "left_right" in self.flips:
-            for left, right in _sides(names[1:]):
+            for left, right in sides(names[1:]):
                 if not {(left, right), (right, left)} & {tuple(pair) for pair in self.swap}:
                     raise UserError(
                         "data.augment.flips",
@@ -419,7 +419,7 @@ def _flat(mm: np.ndarray) -> bool:
     return bool(mm[0] > FLAT * max(mm[1], mm[2]))
 
 
-def _sides(names: Sequence[str]) -> list[tuple[str, str]]:
+def sides(names: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of names that differ in the words left and right (or l and r) alone."""
 
     def other(name: str) -> str:

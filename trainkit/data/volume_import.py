@@ -183,23 +183,27 @@ def order(headers: Iterable[Header]) -> str:
 
 def holds_volumes(path: Path | str) -> bool:
     """Whether `path` (or `path#split`) is packed volumes, or a folder of NIfTI files in some layout."""
+    return a_volume(path) is not None
+
+
+def a_volume(path: Path | str) -> Path | None:
+    """The packed volumes that `path` (or `path#split`) is, or the first NIfTI file in it; None where there is none."""
     folder, split = split_of(path)
     if split is None and packed_volumes.is_packed(folder):
-        return True
+        return folder
     if not folder.is_dir() or packed.is_packed(folder):
-        return nifti.is_nifti(folder) and folder.is_file()
+        return folder if nifti.is_nifti(folder) and folder.is_file() else None
     seen = 0
     for place, folders, files in os.walk(folder):
-        if any(nifti.is_nifti(file) for file in files):
-            return True
+        if found := sorted(file for file in files if nifti.is_nifti(file)):
+            return Path(place, found[0])
         # A folder of something else may hold a million files, and the volumes of a set are never that far down.
         seen += len(files) + len(folders)
         if seen > _LOOKED_AT:
-            return False
-        folders.sort()
+            return None
         if len(Path(place).relative_to(folder).parts) >= 3:
             folders.clear()
-    return False
+    return None
 
 
 def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
