@@ -23,7 +23,7 @@ from trainkit.metrics.scenes import pixel_counts, score_scenes
 from trainkit.metrics.search import score_search
 from trainkit.metrics.segmentation import score_segmentation
 from trainkit.metrics.surfaces import SCORES, case_scores
-from trainkit.metrics.verification import ACCURACY_GRID, FOLDS, operating_points, score_pairs
+from trainkit.metrics.verification import FOLDS, operating_points, score_pairs
 from trainkit.tracking import _write_table
 
 
@@ -43,6 +43,15 @@ def test_as_many_units_are_drawn_as_there_are_each_with_all_its_rows():
     assert (often[:, 0] + often[:, 1] + often[:, 3] + often[:, 4] == 4).all()
     assert len(np.unique(often, axis=0)) > 20
     assert (often == all_times(Units("rows", units.of), 700)).all(), "the draws depend on the number of units alone"
+
+
+def test_a_row_of_two_units_is_there_for_either():
+    of, also = np.array([0, 0, 2, 1]), np.array([0, 1, 1, 1])
+    alone, often = (all_times(Units("people", *which), 500) for which in ((np.arange(3),), (of, also)))
+    for row, drawn in zip(often.tolist(), alone.tolist(), strict=True):
+        a, b, c = drawn
+        assert row == [a, max(a + b - 1, 0), max(c + b - 1, 0), b]
+    assert often.max() > 1 and (often == 0).any()
 
 
 def test_blocks_do_not_change_what_is_drawn(monkeypatch):
@@ -213,15 +222,11 @@ def test_pairs_are_scored_as_pairs_that_are_there_several_times(tmp_path):
     points = operating_points(-distance[same], -distance[~same])
     assert (got["auc"], got["eer"]) == pytest.approx((points.auc, points.eer))
     assert got["tar_at_far_1e-1"] == pytest.approx(points.tar_up_to(1))
-    accuracy = []
-    for k in range(FOLDS):
-        inside = fold == k
-        right = [((distance < t) == same)[~inside].sum() for t in ACCURACY_GRID]
-        accuracy.append(((distance < ACCURACY_GRID[int(np.argmax(right))]) == same)[inside].mean())
-    assert got["accuracy"] == pytest.approx(np.mean(accuracy))
+    right = np.repeat(rows["correct"], often)
+    assert got["accuracy"] == pytest.approx(np.mean([right[fold == k].mean() for k in range(FOLDS)]))
     assert math.isnan(got["tar_at_far_1e-4"]), "so few impostors cannot resolve it"
     one_fold = kind.resampled(rows, (rows["fold"] == 3)[None].astype(float))["accuracy"]
-    assert 0 <= one_fold[0] <= 1
+    assert one_fold[0] == pytest.approx(rows["correct"][rows["fold"] == 3].mean())
 
 
 def test_who_a_person_is_the_same_pairs_say():
@@ -232,10 +237,13 @@ def test_who_a_person_is_the_same_pairs_say():
         "same": np.array([True, True, True, False, False, False, False]),
         "distance": np.zeros(7),
         "fold": np.zeros(7, int),
+        "correct": np.ones(7, bool),
     }
-    of = resampling.kind(rows).units(rows).of
-    groups = {frozenset(np.flatnonzero(of == k).tolist()) for k in set(of.tolist())}
+    units = resampling.kind(rows).units(rows)
+    groups = {frozenset(np.flatnonzero(units.of == k).tolist()) for k in set(units.of.tolist())}
     assert groups == {frozenset({0, 1, 4}), frozenset({2, 5}), frozenset({3}), frozenset({6})}
+    assert (units.of == units.also).tolist() == rows["same"].tolist() and units.count == 4
+    assert units.also[3] == units.of[0] and units.also[4] == units.of[2] and units.also[5] == units.of[6]
 
 
 def test_probes_are_drawn_with_their_person(tmp_path):

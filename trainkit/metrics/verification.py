@@ -311,10 +311,9 @@ def or_none(column: np.ndarray) -> list:
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A person is drawn with all pairs whose first picture is theirs, as in the subsets bootstrap.
+    """A person is drawn with all their pairs; a pair of two people is of both.
 
-    Who a person is, the pairs themselves say: pictures that same pairs connect are of one. That a different pair has a
-    second person too is left out of account.
+    Who a person is, the pairs themselves say: pictures that same pairs connect are of one.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -322,34 +321,26 @@ def units(rows: Mapping[str, np.ndarray]) -> Units:
     first, second, same = rows["first"], rows["second"], rows["same"].astype(bool)
     pictures = int(max(first.max(), second.max())) + 1
     links = coo_array((np.ones(int(same.sum())), (first[same], second[same])), shape=(pictures, pictures))
-    return Units.by(connected_components(links, directed=False)[1][first], "people")
+    person = connected_components(links, directed=False)[1]
+    both = Units.by(np.concatenate([person[first], person[second]]), "people").of
+    return Units("people", *np.split(both, 2))
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
     """Accuracy, auc, eer and the rates of `score_pairs`, (draws,) each, where pair i is there `times[:, i]` times.
 
-    A drawn pair stays in its fold; a fold of which nothing is drawn is in no mean. nan where a draw has one kind alone.
+    A drawn pair stays in its fold and meets the threshold that all pairs chose; a fold of which nothing is drawn is in
+    no mean. nan where a draw has one kind alone.
     """
     distance, same = rows["distance"].astype(np.float64), rows["same"].astype(bool)
-    metrics = {"accuracy": _resampled_accuracy(distance, same, rows["fold"], times)}
+    # Chosen anew in each draw, thresholds wander more than from set to set: of 600 pairs of LFW the accuracy of one
+    # network fell by 0.019 in the mean of all draws and that of another rose by 0.004, with a spread of 0.024.
+    right, drawn = (chance.summed(times * which, rows["fold"], FOLDS) for which in (rows["correct"], 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        metrics = {"accuracy": chance.over(right / drawn)}
     curve = Curve.of(-distance, same, times)
     metrics |= {"auc": curve.auc, "eer": curve.eer}
     return metrics | {f"tar_at_far_1e-{power}": curve.tar_up_to(power) for power in range(1, 5)}
-
-
-def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray, times: np.ndarray) -> np.ndarray:
-    grid = len(ACCURACY_GRID)
-    # From which threshold on a pair is called the same; the last place stands for never.
-    place = fold * (grid + 1) + np.searchsorted(ACCURACY_GRID, distance, side="right")
-    accepted = []
-    for kind in (same, ~same):
-        counts = chance.summed(times * kind, place, FOLDS * (grid + 1))
-        accepted.append(counts.reshape(len(times), FOLDS, grid + 1).cumsum(2))
-    different, size = accepted[1][:, :, -1:], (accepted[0] + accepted[1])[:, :, -1]
-    correct = (accepted[0] + different - accepted[1])[:, :, :-1]
-    best = (correct.sum(1, keepdims=True) - correct).argmax(2)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return chance.over(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
 
 
 @dataclass(frozen=True)
