@@ -301,6 +301,18 @@ def test_the_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     assert values["speed"]["speed/samples_per_s"][0] > 0
 
 
+def test_what_ended_at_its_best_is_shown_once(trained):
+    store, runs = trained
+    pair = compare(store, [runs["plain"], runs["slow"]]).pairs[0]
+    best, plain = ([s for s in pair.scores if s.evaluation == name] for name in ("best/val", "val"))
+    same = [comparing.replace(score, values=best[0].values) for score in plain]
+    assert [name for name, _ in comparison._by_evaluation([*same, *best])] == ["best/val"]
+    assert comparison._at_their_best([*same, *best]) == ["val: both ended at their best"]
+    other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
+    assert [name for name, _ in comparison._by_evaluation([*other, *best])] == ["best/val", "val"]
+    assert comparison._at_their_best([*other, *best]) == []
+
+
 def test_words_of_people_are_no_tags_of_the_page(trained):
     store, runs = trained
     found = compare(store, [runs["plain"], runs["slow"]])
@@ -313,7 +325,8 @@ def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(tr
     found = compare(store, [runs["plain"], runs["slow"]])
     axes = comparison.figure(found).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names[0] == "best/val/accuracy" and len(names) == sum(score.low is not None for score in found.scores)
+    drawn = [s for _, own in comparison._by_evaluation(found.scores) for s in own if s.low is not None]
+    assert names[0] == "best/val/accuracy" and sorted(names) == sorted(score.name for score in drawn)
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     assert dots[0].get_xdata()[0] < 0, "worse"
     turned = [comparing.replace(score, lower_is_better=True, verdict="better") for score in found.pairs[0].scores]

@@ -7,6 +7,7 @@ compared, and their spread is judged too. Nothing is trained or scored again.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ _PLACE = {
     **{f"trainkit.{name}": name for name in ("datasets", "numpy", "host", "cpu", "cores", "gpus")},
     "trainkit.world_size": "processes",
 }
+_DIGITS = 12
+"""Shown of commits and digests."""
 _SPEED = ("speed/step_ms_p50", "speed/step_ms_p99", "speed/peak_memory_gb")
 """Measured in windows: of the first two the median over them is compared, of memory the most."""
 
@@ -373,6 +376,9 @@ def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader:
     kind, size = resampling.kind(one), len(next(iter(one.values()), ()))
     if not size:
         return _Drawn({}, "", "there are no rows")
+    same = (*(id(rows) for rows in (*sides[0], *sides[1])), *metrics)
+    if same in reader.drawn:
+        return reader.drawn[same]
     units = kind.units(one)
     runs: list[list[_Scored]] = [
         [_Scored(kind, rows, list(side.scores[head])) for rows in found]
@@ -395,7 +401,8 @@ def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader:
     for metric, blocks in differences.items():
         gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
         intervals[metric] = chance.bootstrapped(gap, np.concatenate(blocks), units.count, level)
-    return _Drawn(intervals, str(units), "")
+    reader.drawn[same] = _Drawn(intervals, str(units), "")
+    return reader.drawn[same]
 
 
 class _Scored:
@@ -413,9 +420,13 @@ class _Scored:
 class _Reader:
     """Rows that runs kept of their evaluations."""
 
+    drawn: dict[tuple[int | str, ...], _Drawn]
+    """What was found already, by the rows of all runs and the metrics: a run may be at its best at its end."""
+
     def __init__(self, client: Any, aside: str):
-        self._client, self._aside = client, aside
+        self._client, self._aside, self.drawn = client, aside, {}
         self._found: dict[tuple[str, str], dict[str, np.ndarray] | None] = {}
+        self._files: dict[bytes, dict[str, np.ndarray]] = {}
 
     def rows(self, run: RunFolder, head: str) -> dict[str, np.ndarray] | None:
         """Columns of an evaluation, as `Score` names it; None for a run that kept none."""
@@ -438,11 +449,15 @@ class _Reader:
         out.mkdir(exist_ok=True)
         try:
             file = self._client.download_artifacts(run_id, path, str(out))
-            names = [name for name in parquet.read_schema(file).names if name not in resampling.NEVER_READ]
-            table = parquet.read_table(file, columns=names)
+            with open(file, "rb") as read:
+                digest = hashlib.file_digest(read, "sha256").digest()
+            if digest not in self._files:
+                names = [name for name in parquet.read_schema(file).names if name not in resampling.NEVER_READ]
+                table = parquet.read_table(file, columns=names)
+                self._files[digest] = {name: _column(table[name]) for name in names}
         except (MlflowException, pa.ArrowException, OSError):
             return None
-        return {name: _column(table[name]) for name in names}
+        return self._files[digest]
 
 
 def _column(values: Any) -> np.ndarray:
@@ -458,8 +473,10 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
     places = []
     for side in (first, second):
         place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
+        if "git commit" in place:
+            place["git commit"] = place["git commit"][:_DIGITS]
         digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})
-        places.append(place | {"training data": ", ".join(digest[:12] for digest in digests)})
+        places.append(place | {"training data": ", ".join(digest[:_DIGITS] for digest in digests)})
     return changes.diff(*places)
 
 

@@ -43,6 +43,8 @@ def text(found: Comparison) -> str:
             lines += [f"what else differed at {letter}", *beside, ""]
         for evaluation, scores in _by_evaluation(pair.scores):
             lines += [*_table(evaluation, scores, called[0], letter, found.level), ""]
+        for line in _at_their_best(pair.scores):
+            lines += [line, ""]
     lines += [*aligned(_speeds(found)), ""]
     lines += verdicts(found)
     return "\n".join(lines)
@@ -91,11 +93,26 @@ def _word(value: Any) -> str:
 
 
 def _by_evaluation(scores: Sequence[Score]) -> Iterator[tuple[str, list[Score]]]:
-    """The scores of each evaluation, that with the deciding one first."""
+    """The scores of each evaluation, that with the deciding one first; not twice where both ended at their best."""
     names = dict.fromkeys(score.evaluation for score in scores)
     first = {score.evaluation for score in scores if score.primary}
+    again = _again(scores)
     for name in sorted(names, key=lambda name: name not in first):
-        yield name, [score for score in scores if score.evaluation == name]
+        if name not in again:
+            yield name, [score for score in scores if score.evaluation == name]
+
+
+def _again(scores: Sequence[Score]) -> list[str]:
+    """Evaluations whose scores at the end are those at their best, of both sides."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for score in scores:
+        found.setdefault(score.evaluation, {})[score.metric] = score.values
+    return [name for name, own in found.items() if own == found.get(f"best/{name}")]
+
+
+def _at_their_best(scores: Sequence[Score]) -> list[str]:
+    """A line for each evaluation that is left out for that."""
+    return [f"{name}: both ended at their best" for name in _again(scores)]
 
 
 def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, level: float) -> list[str]:
@@ -234,6 +251,7 @@ th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; t
 th { color: var(--quiet); font-weight: 500; }
 th:first-child, td:first-child { text-align: left; }
 code { font: 13px ui-monospace, monospace; }
+.verdict { font-weight: 600; } .speed { color: var(--quiet); }
 .note { border-left: 3px solid var(--worse); padding-left: .8rem; }
 .better { color: var(--better); } .worse { color: var(--worse); } .quiet { color: var(--quiet); }
 svg { vertical-align: middle; }
@@ -253,9 +271,9 @@ def html(found: Comparison) -> str:
         [letter, side.name, _about(side).removeprefix(side.name)]
         for letter, side in zip(called, found.sides, strict=True)
     ]
-    body.append(_cells(["", "run", ""], heads))
+    body.append(_cells(["", "", ""], heads))
     body += [f'<p class="note">{_safe(note)}</p>' for note in found.notes]
-    body += [f"<p>{_safe(line.partition('  ')[2].strip())}</p>" for line in verdicts(found)]
+    body += [f'<p class="{line.split()[0]}">{_safe(line.partition("  ")[2].strip())}</p>' for line in verdicts(found)]
     for letter, pair in zip(called[1:], found.pairs, strict=True):
         body.append(f"<h2>What {letter} changes</h2>")
         body.append(_changed(pair.changes, called[0], letter) if pair.changes else "<p>The recipe is the same.</p>")
@@ -263,6 +281,7 @@ def html(found: Comparison) -> str:
             body += [f"<h2>What else differed at {letter}</h2>", _changed(pair.place, called[0], letter)]
         for evaluation, scores in _by_evaluation(pair.scores):
             body += [f"<h2>{_safe(evaluation)}</h2>", _scores(scores, called[0], letter, found.level)]
+        body += [f'<p class="quiet">{_safe(line)}</p>' for line in _at_their_best(pair.scores)]
     body += [_curves(found), "<h2>Speed and cost</h2>"]
     head, *rows = _speeds(found)
     body.append(_cells(["", *head[1:]], rows))
@@ -334,7 +353,8 @@ def _scores(scores: Sequence[Score], first: str, letter: str, level: float) -> s
     """All scores of an evaluation; those of classes are folded away."""
     whole = [score for score in scores if score.primary or "." not in score.metric]
     each = [score for score in scores if score not in whole]
-    head = ["", first, letter, f"{letter} - {first}", f"{_percent(level)} interval", "", "over repeats", ""]
+    again = "over repeats" if any(score.seeds for score in scores) else ""
+    head = ["", first, letter, f"{letter} - {first}", f"{_percent(level)} interval", "", again, ""]
     said = _raw(head, [_cells_of(score) for score in whole])
     units = next((score.units for score in scores if score.units), "")
     whys = dict.fromkeys(score.why for score in scores if score.why)
