@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pydantic import BeforeValidator, Field
 
-from trainkit.config import ConfigError, Named, Problem, digest, dump, flat, load, parse
+from trainkit.config import ConfigError, Named, Problem, brief, digest, dump, flat, load, parse
 from trainkit.errors import UserError
 from trainkit.recipe import Recipe
 
@@ -600,6 +600,13 @@ def test_dump_loads_back_to_an_equal_recipe(text):
     got = made(text)
     assert made(dump(got)) == got
     assert dump(made(dump(got))) == dump(got)
+
+
+@pytest.mark.parametrize("text", [GOOD, FULL])
+def test_what_is_as_by_default_can_be_left_out(text):
+    short = brief(made(text))
+    assert made(short) == made(text) and len(short) < len(dump(made(text)))
+    assert "low:" not in short and "nesterov" not in short
 
 
 def test_a_reader_of_yaml_1_1_reads_the_same_from_a_dump():

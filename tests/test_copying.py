@@ -296,13 +296,14 @@ def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):
     assert tree["data"]["train"] == "it's #1: a, [b]"
 
 
-def test_the_recipe_of_a_run_is_copied_with_all_its_defaults(here, store):
+def test_the_recipe_of_a_run_is_copied_without_its_defaults(here):
     run = Store.locate().new_run("convnext", 0, "abc123")
     run.recipe.write_text(config.dump(config.load(shipped("convnext"))))
     run.release()
     said = CliRunner().invoke(cli.main, ["cp", run.name, "mine.yaml"])
     assert said.exit_code == 0, said.output
-    assert Path("mine.yaml").read_text().startswith(f"# Copied from run {run.name}.\n#\n")
+    text = Path("mine.yaml").read_text()
+    assert text.startswith(f"# Copied from run {run.name}.\n#\n") and "null" not in text and "seed" not in text
     assert config.load("mine.yaml") == config.load(shipped("convnext"))
     stripes(here / "patterns", 12, 1)
     said = CliRunner().invoke(cli.main, ["cp", run.name, "other.yaml", "--data", "patterns"])
@@ -312,7 +313,19 @@ def test_the_recipe_of_a_run_is_copied_with_all_its_defaults(here, store):
     assert other.best.metric == "val/ema/top1" and other.data.open(0).meta.classes == 3
 
 
-def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_recipe(here, store):
+def test_what_was_asked_of_the_old_scores_is_left_out_or_marked(here):
+    asked = "time_to: {val/top1: [0.6]}\npromote: {metric: val/ema/top1}\nstop_when: {metric: val/top1, patience: 3}\n"
+    Path("asked.yaml").write_text(shipped("convnext").read_text() + asked)
+    stripes(here / "patterns", 12, 1)
+    copying.copy(Path("asked.yaml"), Path("mine.yaml"), data="patterns")
+    mine = config.load("mine.yaml")
+    assert (mine.time_to, mine.promote, mine.stop_when) == ({}, None, None)
+    copying.copy(Path("asked.yaml"), Path("other.yaml"))
+    last = Path("other.yaml").read_text().rstrip().splitlines()[-3:]
+    assert all(line.endswith(copying.MARK) for line in last), last
+
+
+def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_recipe(here):
     said = CliRunner().invoke(cli.main, ["cp", "convnet", "mine.yaml"])
     assert said.exit_code == 2
     assert "'convnet': neither a recipe nor a run; did you mean the recipe convnext?" in said.output

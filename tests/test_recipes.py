@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.config import RECIPES, digest, dump, flat, load
+from trainkit.config import RECIPES, brief, digest, dump, flat, load
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(RECIPES.glob("*.yaml"))
@@ -31,9 +31,10 @@ def test_a_recipe_resolves_to_its_golden_file(path, request):
 @each_recipe
 def test_a_resolved_recipe_loads_back_to_the_same(path, tmp_path):
     recipe = load(path)
-    (tmp_path / path.name).write_text(dump(recipe), encoding="utf-8")
-    again = load(tmp_path / path.name)
-    assert again == recipe
+    for text in (brief(recipe), dump(recipe)):
+        (tmp_path / path.name).write_text(text, encoding="utf-8")
+        again = load(tmp_path / path.name)
+        assert again == recipe
     assert (digest(again), flat(again)) == (digest(recipe), flat(recipe))
 
 

@@ -9,8 +9,8 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -222,6 +222,15 @@ def dump(recipe: Any) -> str:
     return write(_resolved(recipe))
 
 
+def brief(recipe: Any) -> str:
+    """The recipe as a person would write it, without what is as by default; it loads back to an equal recipe."""
+    return write(_resolved(recipe, lambda block, f: f.name != "name" and getattr(block, f.name) == _default(f)))
+
+
+def _default(f: Field[Any]) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
+
+
 def flat(recipe: Any) -> dict[str, bool | int | float | str | None]:
     """Dotted key to value. A list of plain values is one text, `[0.9, 0.999]`; one of blocks has numbered keys."""
     out: dict[str, bool | int | float | str | None] = {}
@@ -239,16 +248,18 @@ def flat(recipe: Any) -> dict[str, bool | int | float | str | None]:
 
 def digest(recipe: Any) -> str:
     """SHA-256, hexadecimal, of the resolved recipe without the fields whose metadata says `{"hash": False}`."""
-    text = json.dumps(_resolved(recipe, hashed=True), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        _resolved(recipe, lambda _, f: f.metadata.get("hash") is False), sort_keys=True, separators=(",", ":")
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _resolved(recipe: Any, hashed: bool = False) -> Tree:
-    """The recipe as values; `hashed` leaves out what does not count in the digest."""
+def _resolved(recipe: Any, without: Callable[[Any, Field[Any]], bool] = lambda *_: False) -> Tree:
+    """The recipe as values, but for the fields of blocks of which `without` is true."""
 
     def prune(value: Any, tree: Tree) -> Tree:
         if is_dataclass(value) and isinstance(tree, dict):
-            gone = {f.name for f in fields(value) if not f.init or (hashed and f.metadata.get("hash") is False)}
+            gone = {f.name for f in fields(value) if not f.init or without(value, f)}
             return {key: prune(getattr(value, key, None), part) for key, part in tree.items() if key not in gone}
         if isinstance(value, list | tuple) and isinstance(tree, list):
             return [prune(entry, part) for entry, part in zip(value, tree, strict=True)]

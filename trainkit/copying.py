@@ -25,7 +25,7 @@ SIGN = "# <- "
 MARK = f"{SIGN}change"
 """Behind each line that depends on the data, where the new data is not known."""
 
-_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "time_to", "downloads")
+_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "time_to", "promote", "downloads")
 _IN_LINES = ("task", "data", "train", "evaluations")
 """Blocks that are written key by key."""
 _WIDTH = 100
@@ -55,21 +55,22 @@ def header(path: Path) -> str:
     return "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))])
 
 
-def copy(recipe: Path, new: Path, plugins: Sequence[str] = (), *, data: str | None = None, origin: str = "") -> Copied:
+def copy(recipe: Path, new: Path, plugins: Sequence[str] = (), *, data: str | None = None, run: str = "") -> Copied:
     """Write a copy of a valid recipe to a new file.
 
     The header goes: its figures were measured on the old data. Without `data` marked are the name and whatever names
     data, evaluation sets, metrics, classes' weights or other files. With it, a path or a set of the hub, the data is
     looked at, what follows from it is filled in, and what only its owner knows is marked; a recipe that makes the
-    weights this one starts from is copied too, for the same data. `origin` is what it is a copy of, as the new header
-    says it; as given the name of the file. Raises UserError when the new file exists.
+    weights this one starts from is copied too, for the same data. The recipe of `run` states every default: what is one
+    is left out. Raises UserError when the new file exists.
     """
     loaded = config.load(recipe, (), tuple(plugins))
     rewriting.refuse(new, recipe, ())
-    origin = origin or recipe.name
+    lines = config.brief(loaded).split("\n") if run else _body(recipe)
+    origin = f"run {run}" if run else recipe.name
     if data is not None:
-        return _fitted(recipe, loaded, new, tuple(plugins), data, origin)
-    text, marked = _marked(_body(recipe), origin)
+        return _fitted(recipe, loaded, lines, new, tuple(plugins), data, origin)
+    text, marked = _marked(lines, origin)
     new.write_text(text, encoding="utf-8")
     return Copied(marked, files=(new,))
 
@@ -142,7 +143,8 @@ def _marked(lines: Sequence[str], origin: str) -> tuple[str, int]:
             block = line.split(":")[0]
         key, _, value = line.strip().partition(":")
         of_the_data = block == "name" or (block in _OF_THE_DATA and not (block == "data" and key == "name"))
-        if key == "class_weights" or (value.strip() and (of_the_data or key in ("recipe", "weights", "centres"))):
+        says = value.strip() not in ("", "null", "{}", "[]")
+        if key == "class_weights" or (says and (of_the_data or key in ("recipe", "weights", "centres"))):
             line, marked = f"{line.partition(SIGN)[0].rstrip()}  {MARK}", marked + 1
         out.append(line)
     return "\n".join(out), marked
@@ -158,10 +160,17 @@ def _printable(text: str) -> str:
     return yamltext.FORBIDDEN.sub("?", " ".join(text.split())).replace("<-", "?")
 
 
-def _fitted(recipe: Path, loaded: Recipe, new: Path, plugins: tuple[str, ...], data: str, origin: str) -> Copied:
+def _fitted(
+    recipe: Path,
+    loaded: Recipe,
+    lines: Sequence[str],
+    new: Path,
+    plugins: tuple[str, ...],
+    data: str,
+    origin: str,
+) -> Copied:
     from trainkit import fitting
 
-    lines = _body(recipe)
     fitted = fitting.fit(loaded, yamltext.read("\n".join(lines)).tree, data, new)
     fitted.put("name", "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in new.stem))
     others: list[tuple[Path, Path]] = []

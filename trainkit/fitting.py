@@ -48,7 +48,7 @@ SPLITS = {
 }
 """Names that a split goes by."""
 
-_OF_THE_OLD = ("stop_when", "time_to", "downloads")
+_OF_THE_OLD = ("stop_when", "time_to", "promote", "downloads")
 """Blocks that speak of the old data and are left out."""
 
 Key = tuple[str, ...]

@@ -76,11 +76,11 @@ def cp(recipe: str, new: Path, data: str | None, plugins: tuple[str, ...]) -> No
     """Copy RECIPE, or the recipe of RUN, to NEW for another data set; the lines to decide are marked."""
     from trainkit import copying
 
-    path, origin = recipe_file(recipe), ""
+    path, run = recipe_file(recipe), ""
     if not path.is_file() and path.suffix not in (".yaml", ".yml"):
-        run = _run(recipe)
-        path, origin = run.recipe, f"run {run.name}"
-    copied = copying.copy(path, new, plugins, data=data, origin=origin)
+        folder = _run(recipe)
+        path, run = folder.recipe, folder.name
+    copied = copying.copy(path, new, plugins, data=data, run=run)
     for sentence in copied.seen:
         click.echo(sentence)
     lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
