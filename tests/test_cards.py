@@ -67,7 +67,7 @@ def test_scores_are_those_of_the_weights_that_were_exported(tmp_path):
     rows = {line.split()[0]: line.split()[1:] for line in table.strip().splitlines()[1:]}
     assert rows == {"top1": ["0.8750", "-"], "miou": ["0.7500", "0.5000", "to", "0.9500"]}
     assert "at step 20, of averaged weights" in text
-    assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, precision bf16; 60 s in all." in text
+    assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, bf16; 60 s in all." in text
     plain = cards.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
     assert "0.5000" in plain and "0.6250" not in plain and "averaged" not in plain
 
@@ -109,8 +109,12 @@ def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not
     agreed = {"model.safetensors": "same", "config.json": "same", "model.onnx": "near"}
     text = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, agreed)
     assert text.startswith("---\nlibrary_name: timm\nlicense: unknown\npipeline_tag: image-classification\n")
-    assert 'timm.create_model("local-dir:FOLDER", pretrained=True)' in text
-    assert "numpy.zeros((1, 3, 32, 64), numpy.float32)" in text and 'export.load("FOLDER")' in text
+    assert 'timm.create_model("local-dir:.", pretrained=True)' in text and 'export.load(".")' in text
+    assert '.convert("RGB").resize((64, 32))' in text
+    cut = ABOUT | {"crop_mode": "center", "crop_pct": 0.875, "outputs": {"logits": ""}}
+    assert '.convert("RGB"), (64, 32), bleed=0.0625)' in cards.card(
+        run, recipe(), run.path / "x.safetensors", cut, agreed
+    )
     for part in ("2 classes: cat, dog", "name: pets", "cd" * 32, "takes one picture at a time", "- model.onnx: near"):
         assert part in text
     alone = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "near"})

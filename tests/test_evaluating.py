@@ -56,7 +56,7 @@ def test_a_run_scores_as_it_did_and_the_scores_are_a_run_beneath_it(whole, home)
     assert f"val/accuracy {scored(whole)[step]!r}" in said.splitlines()
     (folder,) = [folder for folder in Store.locate().runs() if folder.name not in before]
     info = folder.info()
-    assert folder.name.startswith("toy-evaluate-s0-") and info.status == "FINISHED"
+    assert folder.name.startswith("evaluate-toy-s0-") and info.status == "FINISHED"
     assert info.parent == whole.folder.info().run_id and info.experiment == whole.folder.info().experiment
     assert f"run {folder.name}: " in said
     kept = Store.locate().client().get_run(info.run_id)
@@ -68,7 +68,7 @@ def test_a_run_scores_as_it_did_and_the_scores_are_a_run_beneath_it(whole, home)
     assert journal.read(folder.journal).series("val/accuracy") == ([step], [scored(whole)[step]])
     (file,) = [path for path in home.rglob("rows/val_final.parquet") if info.run_id in str(path)]
     assert parquet.read_table(file).num_rows == 37
-    assert not Store.locate().newest_unfinished("toy-evaluate")
+    assert not Store.locate().newest_unfinished("evaluate-toy")
 
 
 def test_the_view_of_the_experiment_keeps_its_scores(whole, home):
@@ -133,6 +133,8 @@ def test_mistakes_are_said(whole, home, tmp_path):
         evaluating.evaluate(Order(TOY, (), ("toy",)), "nosuch")
     with pytest.raises(UserError, match=r"evaluations\.val: the data has no evaluation set 'nosuch'"):
         evaluating.evaluate(Order(TOY, ("evaluations={val: {split: nosuch}}",), ("toy",)), name)
+    with pytest.raises(UserError, match=r"a folder without state\.json; expected a run, a checkpoint"):
+        evaluating.find(str(tmp_path), Store.locate())
     best = best_weights(whole.folder.path).parent
     copy = Path(shutil.copytree(best, tmp_path / best.name))
     weights = copy / "model.safetensors"

@@ -77,7 +77,7 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
     words = ["export", name, str(out), "--format", "safetensors", "--pictures", "3"]
     result = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "3 pictures, logits at most 0 apart" in result.output and "100 % of the pixels" in result.output
+    assert "3 pictures, logits within 0 (they" in result.output and "100 % of the pixels" in result.output
     assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.json", "README.md"}
     (weights,) = Store.locate().find(name).checkpoints.glob("*/model.safetensors")
     trained, written = load_file(weights), load_file(out / "model.safetensors")
@@ -106,7 +106,7 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
 def test_it_agrees_with_the_labels_that_the_run_scored(made, name, tmp_path):
     """The mIoU of what the exported network finds in the files is the run's own."""
     done = export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
-    assert str(done.agreements["model.safetensors"]).startswith("1 picture, logits at most")
+    assert str(done.agreements["model.safetensors"]).startswith("1 picture, logits within")
     net, both, either = export.load(tmp_path / "out"), np.zeros(CLASSES), np.zeros(CLASSES)
     for at, file in enumerate(made.pictures):
         mask = np.asarray(Image.open(file.parent.parent / "valannot" / file.name))
@@ -223,7 +223,7 @@ def test_agreement_counts_pixels():
         out[1, :, 3, 4] = torch.tensor([0.0, 1.0])
         return out
 
-    with pytest.raises(UserError, match=r"logits at most 1 apart \(they reach 1\), 99.5 % of the pixels"):
+    with pytest.raises(UserError, match=r"logits within 1 \(they reach 1\), 99.5 % of the pixels"):
         export_scenes._agree("it", found, trained, [seen], True)
     same = export_scenes._agree("it", trained, trained, [seen, seen], False)
     assert (same.pictures, same.largest, same.same, same.apart) == (2, 0, 1, 0)

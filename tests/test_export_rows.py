@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import people
@@ -120,14 +121,26 @@ def by_run(run, split: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return batch["image"].float(), run.recipe.task.predict(run.net, scored.on_device(batch))
 
 
-def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path):
+def programs(out, picture, monkeypatch) -> list[dict]:
+    """What is left in the names of each program on the page in `out`, run there as it stands beside a picture."""
+    monkeypatch.chdir(out)
+    with Image.open(picture) as opened:
+        opened.save("picture.jpg", "PNG")  # the name is the page's, the pixels are to stay as they are
+    found = []
+    for text in re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL):
+        found.append({})
+        exec(text, found[-1])
+    return found
+
+
+def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path, monkeypatch, capsys):
     run, out = classifier(home), tmp_path / "out"
     result = CliRunner().invoke(
         cli.main, ["export", run.name, str(out), "--to", "hub-folder", "--pictures", "5"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == FILES | {"config.json"}
-    assert "config.json: 5 pictures, logits at most" in result.output and "100 % of the same class" in result.output
+    assert "config.json: 5 pictures, logits within" in result.output and "100 % of the same class" in result.output
     net = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     seen, expected = by_run(run, "val")
     with torch.no_grad():
@@ -143,6 +156,11 @@ def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path):
     prepared = timm.data.create_transform(**config)(picture)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     torch.testing.assert_close(prepared, (pixels(picture.filename)[0] / 255 - mean) / std)
+    by_timm, by_trainkit = programs(out, picture.filename, monkeypatch)
+    at = json.loads((out / "model.json").read_text())["names"].index(capsys.readouterr().out.strip())
+    assert by_timm["logits"].argmax() == at
+    with torch.no_grad():
+        torch.testing.assert_close(by_timm["logits"], by_trainkit["net"](pixels(picture.filename))[0])
 
 
 @pytest.mark.parametrize("model", ["test_vit", "test_efficientnet"])
@@ -291,7 +309,7 @@ def test_agreement_is_of_every_picture_and_output():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [classifier, eyes, faces, looked_for])
-def test_onnx_finds_what_the_run_finds(home, tmp_path, make):
+def test_onnx_finds_what_the_run_finds(home, tmp_path, make, monkeypatch):
     run = make(home)
     done = export.export(run.name, tmp_path / "out", pictures=3)
     said = json.loads((tmp_path / "out" / "model.json").read_text())
@@ -300,3 +318,10 @@ def test_onnx_finds_what_the_run_finds(home, tmp_path, make):
     import onnx
 
     onnx.checker.check_model(onnx.load(tmp_path / "out" / "model.onnx"))
+    picture = home / ("asked" if make is looked_for else "faces/anna" if make is faces else "val/down") / "0.png"
+    picture = picture if picture.is_file() else next(picture.parent.rglob("*.png"))
+    (by_onnx, by_trainkit) = programs(tmp_path / "out", picture, monkeypatch)
+    with torch.no_grad():
+        again = by_trainkit["net"](torch.from_numpy(by_onnx["pixels"]))
+    for name, values in zip(said["outputs"], again, strict=True):
+        np.testing.assert_allclose(by_onnx[name], values.numpy(), rtol=1e-3, atol=1e-4)

@@ -60,7 +60,7 @@ def run(sets, monkeypatch):
 def test_patches_of_real_volumes_get_the_scores_of_the_run(run, tmp_path):
     done = export.export(run.name, tmp_path / "out", ("safetensors",), pictures=2)
     agreed = done.agreements["model.safetensors"]
-    assert str(agreed).startswith("2 volumes, logits at most 0 of the largest apart, 100 % of the same class")
+    assert str(agreed).startswith("2 volumes, logits within 0 of its largest value, 100 % of the same class")
     kept = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(kept[name], tensor) for name, tensor in run.net.state_dict().items())
     split = run.opened.evaluations["val"]

@@ -13,7 +13,7 @@ from typing import Any
 from trainkit import journal, kept_rows
 from trainkit.chance import Interval
 from trainkit.checkpoint import STATE
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.export_files import CONFIG, ONNX, TENSORS
 from trainkit.metrics import resampling
 from trainkit.report.closing import aligned, numbers
@@ -40,7 +40,7 @@ def card(
         _front(kind, CONFIG in agreements),
         f"# {recipe.name}",
         f"Weights `{about['weights']}` of the run `{folder.name}`, exported by trainkit {made}.",
-        _lines([f"- takes {about['input']}; {about['normalised']}", *_fit(about), f"- gives {about['output']}"]),
+        _lines([*_network(about), *_fit(about), f"- gives {about['output']}"]),
         *_classes(about),
         "## How to load it",
         *_loading(about, agreements),
@@ -110,6 +110,12 @@ def _lines(lines: Any) -> str:
     return "\n".join(lines)
 
 
+def _network(about: Mapping[str, Any]) -> list[str]:
+    """What the network is, and what model.onnx and `export.load` take."""
+    lines = [f"- {about['network']}"] if "network" in about else []
+    return [*lines, f"- takes {about['input']}; normalised {about['normalised']}"]
+
+
 def _fit(about: Mapping[str, Any]) -> list[str]:
     return [f"- made from files like this: {about['fit']}"] if "fit" in about else []
 
@@ -123,28 +129,57 @@ def _classes(about: Mapping[str, Any]) -> list[str]:
 
 
 def _loading(about: Mapping[str, Any], agreements: Mapping[str, Any]) -> Iterator[str]:
-    takes, shape = about.get("takes", "pixels"), tuple(about.get("shape") or (1, 3, *about["size"]))
-    said = "  # RGB, 0 to 255" if takes == "pixels" else ""
+    """Programs that run as they stand in the folder of the page, beside a file picture.jpg."""
+    yield "In this folder, of a file `picture.jpg`:" if "takes" not in about else "In this folder:"
     if CONFIG in agreements:
         yield (
-            "With timm alone; the mean and the size that it expects are in its `pretrained_cfg`:\n\n```python\n"
-            "import timm\n\n"
-            'net = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
-            "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(net))\n```"
+            "With timm alone, which prepares pictures and normalises them as config.json says:\n\n```python\n"
+            "import timm, torch\nfrom PIL import Image\n\n"
+            'net = timm.create_model("local-dir:.", pretrained=True).eval()\n'
+            "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(net))\n"
+            'picture = Image.open("picture.jpg").convert("RGB")\n'
+            "with torch.inference_mode():\n    logits = net(prepare(picture)[None])\n"
+            + ('print(net.pretrained_cfg["label_names"][logits[0].argmax()])\n```' if about["names"] else "```")
         )
     if ONNX in agreements:
-        yield (
-            "With ONNX Runtime alone:\n\n```python\nimport numpy, onnxruntime\n\n"
-            'net = onnxruntime.InferenceSession("model.onnx")\n'
-            f"{takes} = numpy.zeros({shape}, numpy.float32){said}\n"
-            f'found = net.run(None, {{"{takes}": {takes}}})\n```'
-        )
+        yield f"With ONNX Runtime alone:\n\n```python\n{_by_onnx(about)}\n```"
     if TENSORS in agreements:
+        takes = about.get("takes", "pixels")
         yield (
             "With trainkit, from `model.safetensors` and `model.json`:\n\n```python\n"
             "from trainkit import export\n\n"
-            'net = export.load("FOLDER")\n```'
+            f'net = export.load(".")  # takes {takes} as above, a tensor; a module of torch\n```'
         )
+
+
+def _by_onnx(about: Mapping[str, Any]) -> str:
+    outputs = list(about.get("outputs", ["logits"]))
+    found = ", ".join(outputs) + ("," if len(outputs) == 1 else "")
+    if "takes" in about:
+        return (
+            "import numpy, onnxruntime\n\n"
+            'net = onnxruntime.InferenceSession("model.onnx")\n'
+            f"{about['takes']} = numpy.zeros({tuple(about['shape'])}, numpy.float32)  # prepared as said above\n"
+            f'({found}) = net.run(None, {{"{about["takes"]}": {about["takes"]}}})'
+        )
+    height, width = about["size"]
+    seen = f'Image.open("picture.jpg").convert("RGB").resize(({width}, {height}))'
+    share = about.get("crop_pct", 1.0)
+    if about.get("crop_mode") == "center":
+        cut = f", bleed={(1 - share) / 2:.6g}" if share < 1 else ""
+        seen = f'ImageOps.fit(Image.open("picture.jpg").convert("RGB"), ({width}, {height}){cut})'
+    return (
+        ("import json\n\n" if about["names"] else "") + "import numpy, onnxruntime\nfrom PIL import Image, ImageOps\n\n"
+        'net = onnxruntime.InferenceSession("model.onnx")\n'
+        f"picture = {seen}\n"
+        "pixels = numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None]  # RGB, 0 to 255\n"
+        f'({found}) = net.run(None, {{"pixels": pixels}})'
+        + (
+            '\nnames = json.loads(net.get_modelmeta().custom_metadata_map["names"])\nprint(names[logits[0].argmax()])'
+            if about["names"] and len(about.get("outputs", ()))
+            else ""
+        )
+    )
 
 
 def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:
@@ -222,7 +257,8 @@ def _machine(file: Path) -> str:
     try:
         said = json.loads((file.parent / STATE).read_text(encoding="utf-8"))["machine"]
         device = said["gpu"] or said["cpu"]
-        return f"{said['processes']} x {device}, {said['threads']} threads, precision {said['precision']}"
+        precision = "float32" if said["precision"] == "no" else said["precision"]
+        return f"{said['processes']} x {device}, {number_of(said['threads'], 'threads')}, {precision}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

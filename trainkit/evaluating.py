@@ -65,6 +65,9 @@ def find(word: str, store: Store) -> Subject:
         file = path / "model.safetensors"
     elif path.is_file():
         file = path
+    elif path.is_dir() and path.absolute().parent != (store.home / "runs").absolute():
+        expected = "a run, a checkpoint (.../checkpoints/step-000000120), a file of weights or models:/ID"
+        raise UserError(word, f"a folder without {checkpoint.STATE}", expected)
     else:
         run = store.find(word)
         file = best_weights(run.path)
@@ -200,7 +203,7 @@ def _tracked(
         store.prepare()
         made_by = subject.run.info() if subject.run else None
         lead = _lead(subject, recipe, order)
-        folder = store.new_run(f"{recipe.name}-evaluate", recipe.seed, config.digest(recipe))
+        folder = store.new_run(f"evaluate-{recipe.name}", recipe.seed, config.digest(recipe))
         folder.recipe.write_text(config.dump(recipe), encoding="utf-8")
         tracker = Tracker.start(
             folder,

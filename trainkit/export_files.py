@@ -82,6 +82,11 @@ def spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
+def network(name: str, net: nn.Module) -> str:
+    """A network in words: `ConvNeXt, 788,202 parameters`."""
+    return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
+
+
 def write_tensors(file: Path, net: nn.Module, run: str) -> None:
     """The tensors of a network by its own names."""
     from safetensors.torch import save

@@ -56,9 +56,9 @@ class Agreement:
     """What was compared."""
 
     def __str__(self) -> str:
-        parts = [f"{name} at most {value:.2g} of the largest apart" for name, value in self.apart.items()]
+        parts = [f"{name} within {value:.2g} of its largest value" for name, value in self.apart.items()]
         parts += [] if self.same is None else [f"{100 * self.same:.6g} % of the same class"]
-        parts += [] if self.cosine is None else [f"cosines of embeddings from {self.cosine:.7g}"]
+        parts += [] if self.cosine is None else [f"cosine of embeddings at least {self.cosine:.7g}"]
         return f"{number_of(self.pictures, self.of)}, {', '.join(parts)}"
 
 
@@ -131,6 +131,7 @@ def export(
 
     out.mkdir(parents=True, exist_ok=True)
     about = _about(folder, recipe, meta, prepared, split, rows, file, expected)
+    about["network"] = export_files.network(_named(net), _taken(task, net))
     agreements, notes = {}, []
     names, kept = export_files.names_of(formats), []
     with export_files.aside(out, kept) as aside:
@@ -362,6 +363,8 @@ def _about(
         "normalised": "inside: (pixels / 255 - mean) / std",
         "size": [height, width],
         "fit": prepared.words,
+        "crop_pct": prepared.crop_pct,
+        "crop_mode": prepared.crop_mode,
         "run": folder.name,
         "run_id": folder.info().run_id,
         "weights": str(file.relative_to(folder.path)),

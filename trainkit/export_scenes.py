@@ -49,7 +49,7 @@ class Agreement:
     def __str__(self) -> str:
         compared = number_of(self.pictures, "pictures")
         return (
-            f"{compared}, logits at most {self.largest:.2g} apart (they reach {self.range:.3g}), "
+            f"{compared}, logits within {self.largest:.2g} (they reach {self.range:.3g}), "
             f"{100 * self.same:.6g} % of the pixels of the same class"
         )
 
@@ -204,6 +204,7 @@ def _about(
         "normalised": "inside: (pixels / 255 - mean) / std",
         "size": list(pictures.first().shape[2:]),
         "multiple": net.multiple,
+        "network": export_files.network(type(net).__name__, net),
         "run": folder.name,
         "run_id": folder.info().run_id,
         "weights": str(file.relative_to(folder.path)),
