@@ -80,7 +80,9 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     values = "  ".join(f"{value:.4f}" for value in (*scores, np.mean(scores), np.std(scores, ddof=1)))
     ends = f"{expected[0]:.4f} to {expected[1]:.4f}"
     assert re.search(rf"^accuracy +{values} +{ends}$", printed, re.MULTILINE), printed
-    assert "The data differs between seeds" not in printed
+    assert "The data differs between" not in printed
+    page = above.data.tags["mlflow.note.content"]
+    assert page.startswith(lineage.note(parent)) and f"  {values}" in page
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from trainkit.store import RunFolder, Store
 from trainkit.sweeps import Axis, Trial
 from trainkit.verbs import training
 
+NOTE = "mlflow.note.content"
 WORDS = ("train.length=1 epoch", "data.noise=2.5")
 
 
@@ -90,7 +91,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert table["run"][0] == best.name and sorted(table["run"]) == sorted(members.values())
     assert table["val/accuracy"] == pytest.approx(sorted(values, reverse=True), rel=1e-5)
     words = f"optim.lr={shown(best).params['optim.lr']} optim.momentum={shown(best).params['optim.momentum']}"
-    assert f"best   {best.name}: {words}" in printed
+    assert f"best   {best.name}: {words}" in printed and f"    best   {best.name}: {words}\n" in above.tags[NOTE]
     assert f"{words}\nluck   trainkit repeat " in printed and "'train.length=1 epoch'" in printed
 
 
@@ -214,7 +215,8 @@ def test_commas_part_values_outside_brackets_and_quotes(word, values):
     [
         ({}, (), "no word gives several values"),
         ({}, ("optim.lr=0.1",), "no word gives several values"),
-        ({}, ("optim.lr=0.1,,0.2",), "a value is missing between commas"),
+        ({}, ("optim.lr",), "not of the form key=value"),
+        ({}, ("optim.lr=0.1,,0.2",), "a value is missing beside a comma"),
         ({}, ("optim.lr=0.1,0.1",), "gives a value twice"),
         ({}, ("optim.lr=0.1..0.2",), "optim.lr is a range, and a grid"),
         ({}, ("optim.lrr=0.1,0.2",), "optim.lrr"),
@@ -284,6 +286,18 @@ def test_a_range_is_gone_through_evenly():
 def test_whole_numbers_are_drawn_where_the_recipe_takes_them():
     assert all("." not in s["data.test"] for s in drawn("data.test=9..40", random=5))
     assert all("." in s["task.dropout"] for s in drawn("task.dropout=0..1", random=5))
+
+
+def test_the_best_at_the_end_of_what_was_tried_is_said():
+    axes = [Axis(key, ()) for key in ("rate", "size", "few", "word")]
+    settings = [dict(zip(("rate", "size", "few", "word"), s.split(), strict=True)) for s in
+                ("1e-3 8 1 a", "1e-2 16 2 b", "0.1 32 1 c")]  # fmt: skip
+    trials = [Trial(str(k), setting) for k, setting in enumerate(settings)]
+    assert sweeps._edges(axes, trials, trials[1]) == []
+    assert [line.split(";")[0] for line in sweeps._edges(axes, trials, trials[2])] == [
+        "edge   rate=0.1: the greatest that was tried", "edge   size=32: the greatest that was tried",
+    ]  # fmt: skip
+    assert "rate=1e-3: the least that was tried; less may" in sweeps._edges(axes, trials, trials[0])[0]
 
 
 def test_the_best_comes_first_then_what_was_pruned_and_what_failed():

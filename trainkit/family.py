@@ -147,10 +147,23 @@ class Parent:
         for child, own in zip(children, keys, strict=True):
             status, folder = self.bring(child, own)
             if status != "FINISHED" or folder is None:
-                self.tracker.finish("KILLED")
+                self.stop(len(runs))
                 return None
             runs.append(folder)
         return runs
+
+    def stop(self, done: int) -> None:
+        """End this run as KILLED, and say how it goes on."""
+        self.tracker.finish("KILLED")
+        many = f"{done} of {self.family.size} {self.family.unit}"
+        self.say(f"run {self.folder.name}: KILLED after {many}; the same command with --resume goes on")
+
+    def conclude(self, text: str) -> None:
+        """Print what all came to, with what to open, and keep it at the head of the page of this run."""
+        head = lineage.note(RunFolder(self.folder)) + lineage.as_it_stands(text.strip("\n").splitlines())
+        self.tracker.tags({"mlflow.note.content": head})
+        opened = f"open   trainkit ui        (or: mlflow ui --backend-store-uri {self.store.shown})"
+        print(f"\n{text}\n{opened}", flush=True)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainkit import family
-from trainkit.family import Family, final_scores
+from trainkit.family import Family, Parent, final_scores
 from trainkit.metrics import segmentation
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
@@ -42,7 +42,7 @@ def validate(order: Order, folds: Sequence[Child], machine: Any, store: Store, t
         runs = parent.bring_all(folds, keys)
         if runs is None:
             return "KILLED"
-        machine.lead(lambda: _conclude(first, runs, parent.tracker, store))
+        machine.lead(lambda: _conclude(first, runs, parent))
     return "FINISHED"
 
 
@@ -72,8 +72,9 @@ class Summary:
         return family.std(self.values[name])
 
 
-def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: Store) -> None:
+def _conclude(recipe: Recipe, runs: Sequence[RunFolder], parent: Parent) -> None:
     """Sum the folds up in the parent run and in the terminal."""
+    tracker, store = parent.tracker, parent.store
     values, step = final_scores(runs)
     rows = {name: _rows(runs, name, store) for name in recipe.evaluations}
     found = summarise(values, step, rows)
@@ -101,7 +102,7 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], tracker: Any, store: St
         plain = {key: column for key, column in table.items() if column.ndim == 1}
         if len(table["fold"]) <= _CSV_ROWS:
             tracker.table(f"tables/{name}_folds.csv", plain)
-    print(describe(recipe, found, runs, store), flush=True)
+    parent.conclude(describe(recipe, found, runs))
 
 
 def summarise(
@@ -202,9 +203,9 @@ def _column(values: Any) -> np.ndarray:
     return plain
 
 
-def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: Store) -> str:
-    """The scores of all folds as a table, and what to open."""
-    lines = ["", f"{recipe.name} in {len(runs)} folds", ""]
+def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:
+    """The scores of all folds as a table."""
+    lines = [f"{recipe.name} in {len(runs)} folds", ""]
     for evaluation in recipe.evaluations:
         shown, more = chosen(list(found.values), evaluation)
         if not shown:
@@ -225,5 +226,4 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder], store: S
         lines.append("")
     lines += found.notes
     lines += [f"fold {k}  {run.name}" for k, run in enumerate(runs)]
-    lines += ["", f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})"]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])

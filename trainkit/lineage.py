@@ -72,8 +72,12 @@ def note(folder: RunFolder) -> str:
     """The same as the head of a page, in Markdown; of many lines the first."""
     lines = read(folder).splitlines()
     more = [f"and {len(lines) - _HEAD} more lines in recipe/{FILE}"] if len(lines) > _HEAD else []
-    # Indented text is shown as it stands, names with underscores too.
-    return "".join(f"    {line}\n" for line in [*lines[:_HEAD], *more]) + ("\n" if lines else "")
+    return as_it_stands([*lines[:_HEAD], *more])
+
+
+def as_it_stands(lines: Sequence[str]) -> str:
+    """Lines as Markdown shows them unchanged: indented, names with underscores too."""
+    return "".join(f"    {line}\n" for line in lines) + ("\n" if lines else "")
 
 
 def _followed(

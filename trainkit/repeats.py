@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit import family
-from trainkit.family import Family, final_scores
+from trainkit.family import Family, Parent, final_scores
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
 from trainkit.report.closing import aligned, chosen, numbers
@@ -32,7 +32,7 @@ def repeat(order: Order, children: Sequence[Child], machine: Any, store: Store, 
         runs = parent.bring_all(children, keys)
         if runs is None:
             return "KILLED"
-        machine.lead(lambda: _conclude(first, children, runs, parent.tracker, store, drawn))
+        machine.lead(lambda: _conclude(first, children, runs, parent, drawn))
     return "FINISHED"
 
 
@@ -52,7 +52,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
 
 
 def _conclude(
-    recipe: Recipe, children: Sequence[Child], runs: Sequence[RunFolder], tracker: Any, store: Store, drawn: bool
+    recipe: Recipe, children: Sequence[Child], runs: Sequence[RunFolder], parent: Parent, drawn: bool
 ) -> None:
     """Sum the seeds up in the run above and in the terminal."""
     values, step = final_scores(runs)
@@ -65,7 +65,7 @@ def _conclude(
         if not name.startswith(("speed/", "time/")):
             scores[f"std/{name}"] = family.std(values[name])
             scores |= dict(zip((f"seeds/{name}_low", f"seeds/{name}_high"), ends[name], strict=True))
-    tracker.log(step, scores)
+    parent.tracker.log(step, scores)
     # The page shows the first few rows and columns.
     lead = recipe.best.metric.partition("/")[0] if recipe.best else ""
     names.sort(key=lambda name: not name.startswith(f"{lead}/"))
@@ -75,18 +75,16 @@ def _conclude(
     columns |= {key: [ends[name][k] for name in names] for k, key in enumerate(("low", "high"))}
     for k, child in enumerate(children):
         columns[child.title.replace(" ", "_")] = [values[name][k] for name in names]
-    tracker.table("tables/seeds.csv", columns)
-    print(describe(recipe, values, {c.title: run.name for c, run in zip(children, runs, strict=True)}), flush=True)
+    parent.tracker.table("tables/seeds.csv", columns)
+    text = describe(recipe, values, {c.title: run.name for c, run in zip(children, runs, strict=True)})
     if drawn:
-        print(
-            "\nThe data differs between the seeds: where a seed draws what is held out, it is scored on other samples."
-        )
-    print(f"\nopen   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})", flush=True)
+        text += "\nThe data differs between the seeds: one that draws what is held out is scored on other samples.\n"
+    parent.conclude(text)
 
 
 def describe(recipe: Recipe, values: Mapping[str, Sequence[float]], runs: Mapping[str, str]) -> str:
     """The final scores of all seeds as a table for each evaluation, and the run of each seed."""
-    lines = ["", f"{recipe.name}, {len(runs)} seeds", ""]
+    lines = [f"{recipe.name}, {len(runs)} seeds", ""]
     for evaluation in recipe.evaluations:
         shown, more = chosen(list(values), evaluation)
         if not shown:
@@ -101,4 +99,4 @@ def describe(recipe: Recipe, values: Mapping[str, Sequence[float]], runs: Mappin
         if more:
             lines.append(f"and {more} more in MLflow")
         lines.append("")
-    return "\n".join([*lines, *(f"{title}  {name}" for title, name in runs.items())])
+    return "\n".join([*lines, *(f"{title}  {name}" for title, name in runs.items()), ""])

@@ -84,12 +84,13 @@ def read(order: Order) -> tuple[list[str], list[Axis]]:
         elif len(values) == 1:
             fixed.append(word)
         elif "" in values:
-            raise UserError(word, "a value is missing between commas", remedy=f"write it like {key}=0.1,0.05")
+            raise UserError(word, "a value is missing beside a comma", remedy=f"write it like {key}=0.1,0.05")
         elif len(set(values)) < len(values):
             raise UserError(word, "gives a value twice", remedy="keep one of them")
         else:
             axes.append(Axis(key, values))
     if not axes:
+        _load(order, fixed, {})
         expected = "a word such as optim.lr=0.1,0.05"
         raise UserError("sweep", "no word gives several values", expected, "of one setting: trainkit run")
     ranges = [axis for axis in axes if axis.span]
@@ -255,14 +256,14 @@ def sweep(order: Order, children: Sequence[Child], machine: Any, store: Store, t
                 if adviser is not None:
                     adviser.end("failed", math.nan)
             if trial is None:
-                parent.tracker.finish("KILLED")
+                parent.stop(number)
                 return "KILLED"
             trial.setting = setting if how.tpe is not None else _setting(children[number], keys)
             trials.append(trial)
             _log(trials, recipe, parent.tracker)
         if not any(trial.state == "finished" for trial in trials):
             raise UserError("sweep", f"none of {size} settings came to its end", remedy=f"the first: {trials[0].why}")
-        machine.lead(lambda: _conclude(order, fixed, trials, parent))
+        machine.lead(lambda: _conclude(order, fixed, axes, trials, parent))
     return "FINISHED"
 
 
@@ -380,25 +381,43 @@ def _log(trials: Sequence[Trial], recipe: Recipe, tracker: Any) -> None:
         tracker.log(len(trials) - 1, scores)
 
 
-def _conclude(order: Order, fixed: Sequence[str], trials: Sequence[Trial], parent: Parent) -> None:
+def _conclude(
+    order: Order, fixed: Sequence[str], axes: Sequence[Axis], trials: Sequence[Trial], parent: Parent
+) -> None:
     """Name the best setting, and keep and print what all came to."""
-    recipe, store = parent.family.recipe, parent.store
+    recipe = parent.family.recipe
     ranked = _ranked(trials, recipe.best.mode)
     best = ranked[0]
     parent.tracker.tags({"trainkit.best": best.run, "trainkit.best_setting": " ".join(_words((), best.setting))})
-    parent.tag(store.find(best.run), "trainkit.best_of", parent.folder.name)
+    parent.tag(parent.store.find(best.run), "trainkit.best_of", parent.folder.name)
     columns: dict[str, list[Any]] = {"trial": [trial.title for trial in ranked]}
     columns |= {key: [trial.setting.get(key, "") for trial in ranked] for key in best.setting}
     columns[recipe.best.metric] = [trial.value for trial in ranked]
     for name in ("step", "state", "seconds", "run", "why"):
         columns[name] = [getattr(trial, name) for trial in ranked]
     parent.tracker.table("tables/sweep.csv", columns)
-    print(describe(recipe, ranked), flush=True)
     plugins = [word for plugin in order.plugins for word in ("--plugin", plugin)]
     words = shlex.join([os.path.relpath(order.path), *plugins, *_words(fixed, best.setting)])
-    print(f"again  accelerate launch trainkit/run.py {words}")
-    print(f"luck   trainkit repeat {words}")
-    print(f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})", flush=True)
+    lines = [describe(recipe, ranked), *_edges(axes, trials, best)]
+    lines += [f"again  accelerate launch trainkit/run.py {words}", f"luck   trainkit repeat {words}"]
+    parent.conclude("\n".join(lines))
+
+
+def _edges(axes: Sequence[Axis], trials: Sequence[Trial], best: Trial) -> list[str]:
+    """Sentences about keys of which the best setting has the least or the greatest of three or more numbers tried."""
+    found = []
+    for axis in axes:
+        try:
+            tried = sorted({float(trial.setting[axis.key]) for trial in trials if axis.key in trial.setting})
+            value = float(best.setting[axis.key])
+        except ValueError:  # words
+            continue
+        if len(tried) > 2 and value in (tried[0], tried[-1]):
+            which, more = ("least", "less") if value == tried[0] else ("greatest", "more")
+            found.append(
+                f"edge   {axis.key}={best.setting[axis.key]}: the {which} that was tried; {more} may be better"
+            )
+    return found
 
 
 def describe(recipe: Recipe, ranked: Sequence[Trial]) -> str:
@@ -413,7 +432,7 @@ def describe(recipe: Recipe, ranked: Sequence[Trial]) -> str:
         state = "" if trial.state == "finished" else f" ({trial.state})"
         cells = [trial.setting.get(key, "") for key in best.setting]
         table.append([f"{trial.title}{state}", *cells, score, step, took, trial.run or "-"])
-    lines = ["", f"{recipe.name}: {len(ranked)} settings", "", *aligned(table)]
+    lines = [f"{recipe.name}: {len(ranked)} settings", "", *aligned(table)]
     if len(ranked) > len(shown):
         lines.append(f"and {len(ranked) - len(shown)} more in MLflow")
     return "\n".join([*lines, "", f"best   {best.run}: {' '.join(_words((), best.setting))}"])
