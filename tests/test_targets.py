@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 from runs import PLUGIN, TOY, run, stop_after
 
-from trainkit import checkpoint, config, costs
+from trainkit import checkpoint, config, costs, evaluating
 from trainkit.errors import UserError
+from trainkit.order import Order
 from trainkit.store import RunFolder, Store
 from trainkit.targets import Targets, reached, settled
 from trainkit.tracking import METRIC_NAME, Silent, Tracker
@@ -94,6 +95,13 @@ def test_targets_that_cannot_be_are_refused(word, said):
 def test_a_target_of_averaged_weights_needs_an_average():
     with pytest.raises(config.ConfigError, match=r"time_to is of averaged weights, and train\.ema is not set"):
         loaded("time_to={val/ema/accuracy: [0.9]}", "train.ema=null")
+
+
+def test_other_evaluations_than_those_of_the_targets_can_be_asked_for(tmp_path):
+    recipe = tmp_path / "toy.yaml"
+    recipe.write_text(TOY.read_text() + "time_to: {val/accuracy: [0.5]}\npromote: {}\n")
+    found = evaluating._recipe(Order(recipe, ("evaluations={other: {split: val}}",), ("toy",)))
+    assert (found.time_to, found.promote, found.best, list(found.evaluations)) == ({}, None, None, ["other"])
 
 
 def test_a_target_that_nobody_measures_is_named_before_training_goes_on(store):

@@ -137,7 +137,8 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
 def _recipe(order: Order) -> Recipe:
     """The recipe without what leads and ends a training: other evaluations may be asked for than those it names."""
     given = {word.partition("=")[0].strip().partition(".")[0] for word in order.overrides}
-    words = [f"{key}=null" for key in ("best", "stop_when") if key not in given]
+    without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null"}
+    words = [f"{key}={nothing}" for key, nothing in without.items() if key not in given]
     return load(replace(order, overrides=(*order.overrides, *words)))
 
 
