@@ -1,4 +1,4 @@
-"""What two sets share: small grey pictures and their hashes in plain loops, which pairs are found, and at what cost."""
+"""What two sets share: small grey pictures in plain loops, which pairs are found, and at what cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from trainkit.data import duplicates
-from trainkit.data.duplicates import BITS, CELLS, Held, across, cells, chosen, copies, hashes, leaks, look, twins
+from trainkit.data.duplicates import ALIKE, CELLS, Held, across, cells, chosen, copies, edges, leaks, look, twins
 from trainkit.data.packed import Packed, Writer
 
 SIDE = 48
@@ -84,89 +84,64 @@ def test_copies_are_those_that_loops_find(samples, others):
     assert {int(prints[a]) for a, _ in found} == several
 
 
-# ---- Small grey pictures and their hashes ----------------------------------------------------------------------------
+# ---- Small grey pictures ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", [(16, 18), (37, 53), (112, 112), (5, 70), (1, 1)], ids=str)
+@pytest.mark.parametrize("side", [(16, 16), (37, 53), (112, 112), (5, 70), (1, 1), (20, 1100)], ids=str)
 def test_cells_are_the_means_of_their_pixels(side):
     pixels = np.random.default_rng(1).integers(0, 256, (2, 3, *side), dtype=np.uint8)
     found = cells(pixels)
-    assert found.shape == (2, *CELLS) and found.dtype == np.uint8
+    assert found.shape == (2, CELLS, CELLS) and found.dtype == np.uint8
+    pixels = pixels[:, :, :, :: 2 if side[1] > 1023 else 1]  # of many columns every second
+    height, width = pixels.shape[2:]
     for n in range(2):
         for i in range(16):
-            for j in range(18):
-                top, left = i * side[0] // 16, j * side[1] // 18
-                bottom, right = max(top + 1, (i + 1) * side[0] // 16), max(left + 1, (j + 1) * side[1] // 18)
-                values = [
-                    int(pixels[n, c, y, x]) for c in range(3) for y in range(top, bottom) for x in range(left, right)
-                ]
-                assert found[n, i, j] == sum(values) // len(values)
+            for j in range(16):
+                top, left = i * height // 16, j * width // 16
+                bottom, right = max(top + 1, (i + 1) * height // 16), max(left + 1, (j + 1) * width // 16)
+                part = pixels[n, :, top:bottom, left:right]
+                assert found[n, i, j] == int(part.sum(dtype=np.int64)) // part.size
 
 
-def test_a_hash_says_where_brightness_grows_to_the_right():
-    some = np.random.default_rng(2).integers(0, 256, (5, *CELLS), dtype=np.uint8)
-    for one, code in zip(some.tolist(), hashes(some), strict=True):
-        bits = []
-        for y in range(8):
-            row = [sum(one[2 * y + a][2 * x + b] for a in (0, 1) for b in (0, 1)) for x in range(9)]
-            bits += [row[x + 1] > row[x] for x in range(8)]
-        assert np.unpackbits(np.asarray([code]).view(np.uint8)).tolist() == bits
-    assert len(hashes(some[:0])) == 0
+def test_sums_of_large_white_pictures_are_exact():
+    assert (cells(np.full((1, 3, 1023, 1023), 255, np.uint8)) == 255).all()
+
+
+def test_products_of_edges_are_correlations_of_the_differences_between_neighbours():
+    some = np.random.default_rng(2).integers(0, 256, (3, CELLS, CELLS), dtype=np.uint8)
+    by_hand = []
+    for one in some.tolist():
+        block = [[sum(one[2 * y + a][2 * x + b] for a in (0, 1) for b in (0, 1)) for x in range(8)] for y in range(8)]
+        right = [block[y][x + 1] - block[y][x] for y in range(8) for x in range(7)]
+        down = [block[y + 1][x] - block[y][x] for y in range(7) for x in range(8)]
+        length = math.sqrt(sum(d * d for d in right + down))
+        by_hand.append([d / length for d in right + down])
+    assert np.sort(edges(some)) == pytest.approx(np.sort(by_hand), abs=1e-6)
+    assert (edges(np.zeros((1, CELLS, CELLS), np.uint8)) == 0).all() and edges(some[:0]).shape == (0, 112)
 
 
 # ---- Which pairs are found -------------------------------------------------------------------------------------------
 
 
-def all_near(here, there):
-    orders = [duplicates._ordered(there & mask) for mask in duplicates._MASKS]
-    return {(int(a), int(b)) for some in duplicates._near(here, there, orders) for a, b in zip(*some, strict=True)}
+def test_what_is_found_is_what_comparing_all_pairs_in_loops_finds(monkeypatch):
+    """Correlations by numpy, pair by pair; how large the blocks are has no say."""
+    pictures = [field(seed) for seed in range(20)] + [again(field(seed), 30, 0.5) for seed in range(0, 20, 3)]
+    there = small(*pictures)
+    here = small(*(again(field(seed)) for seed in range(0, 30, 2)))
 
+    def alike(a, b):
+        flat = np.corrcoef(a.ravel(), b.ravel())[0, 1]
+        return min(flat, float((edges(a[None]) * edges(b[None])).sum()))
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**64 - 1), st.sets(st.integers(0, 63), max_size=BITS + 2))
-def test_hashes_that_differ_in_few_bits_always_meet(code, flipped):
-    other = code
-    for bit in flipped:
-        other ^= 1 << bit
-    found = all_near(np.asarray([code], np.uint64), np.asarray([other], np.uint64))
-    assert bool(found) == (len(flipped) <= BITS)
-
-
-def test_bands_find_what_comparing_all_pairs_finds(monkeypatch):
-    draw = np.random.default_rng(3)
-    centres = draw.integers(0, 2**64, 12, dtype=np.uint64)
-    noise = [sum(1 << int(bit) for bit in draw.choice(64, draw.integers(0, 6), replace=False)) for _ in range(300)]
-    codes = centres[draw.integers(0, 12, 300)] ^ np.asarray(noise, np.uint64)
-    here, there = codes[:140], codes[140:]
-    by_hand = {(a, b) for a in range(140) for b in range(160) if (int(here[a]) ^ int(there[b])).bit_count() <= BITS}
-    assert len(by_hand) > 500 and all_near(here, there) == by_hand
-    monkeypatch.setattr(duplicates, "_AT_ONCE", 7)  # the portions have no say
-    assert all_near(here, there) == by_hand
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 12))
-def test_portions_cover_all_once_and_are_no_larger_than_they_must_be(many, most):
-    parts = list(duplicates._portions(np.asarray(many, np.int64), most))
-    assert [k for part in parts for k in range(part.start, part.stop)] == list(range(len(many)))
-    assert all(sum(many[part]) <= most or part.stop - part.start == 1 for part in parts)
-
-
-def test_the_bands_part_the_64_bits():
-    masks = [int(mask) for mask in duplicates._MASKS]
-    assert sum(masks) == 2**64 - 1 and len(masks) == BITS + 1 and all(mask.bit_count() in (9, 10) for mask in masks)
-
-
-def test_the_most_alike_is_found_and_its_correlation_is_that_of_numpy():
-    train = small(*(field(seed) for seed in range(30)))
-    scored = small(field(100), again(field(4)), again(field(17), 30), field(9))
-    found = twins(scored, train)
-    assert sorted(zip(found.here.tolist(), found.there.tolist(), strict=True)) == [(1, 4), (2, 17), (3, 9)]
-    assert (found.compared, found.plain) == (4, 0) and (np.diff(found.alike) <= 0).all()
-    for here, there, bits, alike in zip(found.here, found.there, found.bits, found.alike, strict=True):
-        by_numpy = np.corrcoef(scored[here].ravel(), train[there].ravel())[0, 1]
-        assert alike == pytest.approx(by_numpy, abs=1e-5)
-        assert bits == (int(hashes(scored[[here]])[0]) ^ int(hashes(train[[there]])[0])).bit_count()
+    table = np.asarray([[alike(a, b) for b in there] for a in here])
+    for blocks in ((256, 4096), (3, 5)):
+        monkeypatch.setattr(duplicates, "_BLOCK", blocks)
+        found = twins(here, there)
+        assert sorted(found.here) == [k for k in range(len(here)) if table[k].max() >= ALIKE] == list(range(10))
+        assert (found.compared, found.plain, found.mirrored.any()) == (15, 0, False)
+        assert (np.diff(found.alike) <= 0).all()
+        assert found.alike == pytest.approx(table[found.here, found.there], abs=1e-5)
+        assert found.alike == pytest.approx(table[found.here].max(1), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -174,34 +149,40 @@ def test_the_most_alike_is_found_and_its_correlation_is_that_of_numpy():
     [{"quality": 40}, {"scale": 0.5}, {"gain": 0.7}, {"quality": 50, "scale": 0.4, "gain": 0.8}],
     ids=lambda change: "-".join(change),
 )
-def test_a_picture_is_known_again_compressed_smaller_or_darker(change):
-    train = small(*(field(seed) for seed in range(40)))
-    found = twins(small(*(again(field(seed), **change) for seed in range(40))), train)
-    assert len(found.here) >= 39 and (found.here == found.there).all()
+def test_a_picture_is_known_again_compressed_smaller_or_darker_and_mirrored(change):
+    train = small(*(field(seed) for seed in range(20)))
+    changed = [again(field(seed), **change) for seed in range(20)]
+    found = twins(small(*changed), train)
+    assert sorted(found.here) == list(range(20)) and (found.here == found.there).all() and not found.mirrored.any()
+    both = small(*changed[:10], *(pixels[:, ::-1] for pixels in changed[10:]))
+    found = twins(both, train, mirrored=True)
+    assert sorted(found.here) == list(range(20)) and (found.here == found.there).all()
+    assert (found.mirrored == (found.here >= 10)).all()
 
 
-def test_other_pictures_and_mirrored_ones_are_not_taken_for_copies():
-    train = small(*(field(seed) for seed in range(150)))
-    assert len(twins(small(*(field(seed) for seed in range(200, 350))), train).here) == 0
-    assert len(twins(small(*(field(seed)[:, ::-1] for seed in range(50))), train).here) == 0
+def test_other_pictures_and_unless_asked_for_mirrored_ones_are_not_taken_for_copies():
+    train = small(*(field(seed) for seed in range(100)))
+    assert len(twins(small(*(field(seed) for seed in range(200, 300))), train, mirrored=True).here) == 0
+    assert len(twins(small(*(field(seed)[:, ::-1] for seed in range(30))), train).here) == 0
 
 
-def test_one_hash_is_not_enough():
-    """Ramps of other shapes grow to the right everywhere: all bits are equal, the pictures are not."""
-    x = np.linspace(0, 1, CELLS[1])
-    ramp, step = (np.tile(curve, (CELLS[0], 1)) for curve in (200 * x, 200 / (1 + np.exp(-40 * (x - 0.8))) + 9 * x))
-    here, there = (some.astype(np.uint8)[None] for some in (ramp, step))
-    assert (int(hashes(here)[0]) ^ int(hashes(there)[0])).bit_count() <= BITS
-    assert np.corrcoef(here.ravel(), there.ravel())[0, 1] < duplicates.ALIKE
-    assert len(twins(here, there).here) == 0 and len(twins(here, here).here) == 1
+def test_both_the_cells_and_their_differences_have_to_be_alike():
+    y, x = np.mgrid[:CELLS, :CELLS]
+    board = 25 * (((x // 2) + (y // 2)) % 2)
+    shaded = [(8 * y + some + 60).astype(np.uint8)[None] for some in (0.3 * board, 0 * board)]  # as sea below sky
+    drawn = [(board + some + 60).astype(np.uint8)[None] for some in (2 * x, 2 * (15 - x))]  # strokes in other light
+    for (a, b), unlike in ((shaded, "edges"), (drawn, "cells")):
+        products = {"edges": float((edges(a) * edges(b)).sum()), "cells": np.corrcoef(a.ravel(), b.ravel())[0, 1]}
+        assert products.pop(unlike) < ALIKE - 0.05 and min(products.values()) > ALIKE
+        assert len(twins(a, b).here) == 0 and len(twins(a, a).here) == 1
 
 
 def test_what_is_too_plain_is_counted_and_not_compared():
-    plain = np.full((2, *CELLS), 200, np.uint8)
+    plain = np.full((2, CELLS, CELLS), 200, np.uint8)
     plain[1, :8] += 3
     found = twins(np.concatenate([plain, small(field(1))]), np.concatenate([plain, small(field(1))]))
     assert (found.plain, found.compared, found.here.tolist(), found.there.tolist()) == (2, 3, [2], [2])
-    assert len(twins(plain[:0], plain[:0]).here) == 0
+    assert len(twins(plain[:0], plain[:0]).here) == 0 == len(twins(small(field(1)), plain).here)
 
 
 def test_one_look_under_two_classes():
@@ -227,13 +208,11 @@ def test_of_a_large_set_a_fixed_part_is_looked_at(tmp_path, monkeypatch):
 
 
 def test_pairs_beyond_the_bound_are_not_compared_and_that_is_told(monkeypatch):
-    # Three hundred pictures whose hashes meet in every band.
     some = np.repeat(small(field(1)), 300, 0)
-    monkeypatch.setattr(duplicates, "_COMPARED", 7 * 8 * 100)
+    monkeypatch.setattr(duplicates, "PAIRS", 20 * 100)
     found = twins(some, some[:20])
-    assert found.compared == 100 and len(found.here) == 100  # 8 of 20 alike, in 7 bands: a third of them
-    monkeypatch.setattr(duplicates, "_COMPARED", 1 << 28)
-    assert twins(some, some[:20]).compared == 300
+    assert found.compared == 100 and sorted(found.here) == list(range(0, 300, 3))
+    assert twins(some, some[:20], whole=True).compared == 300 == twins(some, some[:6]).compared
 
 
 @pytest.mark.parametrize("form", ["decoded", "encoded", "own sizes"])
@@ -280,7 +259,3 @@ def _unchecked(folder) -> Packed:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainkit.data.hashed.HASHED_AT_OPEN", 0)
         return Packed(folder)
-
-
-def test_looks_take_the_bytes_that_are_told():
-    assert math.prod(CELLS) == 288 and small(field(0)).nbytes == 288

@@ -54,8 +54,8 @@ class Finding:
     where: str
     """The key of the recipe that names the set."""
     check: str
-    """`subjects`, `copies`, `look-alikes`: what is in data.train too; `classes`, `unlabelled`; `two classes`, and these
-    `by look`: pictures of several; `damaged`."""
+    """`subjects`, `copies`, `look-alikes`: what is in data.train too; `scored twice`: what is in another set that is
+    scored; `classes`, `unlabelled`; `two classes`, and these `by look`: pictures of several; `damaged`."""
     verdict: Verdict
     count: int
     """How many there are of what was looked for."""
@@ -228,8 +228,8 @@ def _key(name: str) -> str:
 
 
 def _mark(sets: Mapping[str, tuple[str, Held]], whole: bool) -> str:
-    settings = [_VERSION, duplicates.VERSION, duplicates.BITS, duplicates.ALIKE, duplicates.PLAIN, UNEVEN, whole]
-    settings += [] if whole else [duplicates.PICTURES, duplicates.BYTES]
+    settings = [_VERSION, duplicates.VERSION, duplicates.ALIKE, duplicates.PLAIN, UNEVEN, whole]
+    settings += [] if whole else [duplicates.PICTURES, duplicates.BYTES, duplicates.PAIRS]
     # Whether what subjects there are count is no part of a digest.
     content = [[name, digest, len(one.subjects)] for name, (digest, one) in sets.items()]
     return hashlib.sha256(json.dumps([settings, content]).encode()).hexdigest()[:32]
@@ -256,13 +256,15 @@ def _examined(
         if one.packed is not None and one.packed.digest not in looks:
             looks[one.packed.digest] = duplicates.look(one.packed, cache, whole)
     seen = {name: _Seen.of(one, looks) for name, (_, one) in sets.items()}
-    train, findings = sets["train"][1], []
-    for name, (_, one) in sets.items():
+    train, findings, before = sets["train"][1], [], {}
+    for name, (digest, one) in sets.items():
         where = _key(name)
         if name != "train":
             findings += _shared(where, train, one)
-            findings.append(_look_alikes(where, train, one, seen["train"], seen[name]))
-        findings += [*_classes(where, one), *_two_classes(where, one, seen[name])]
+            findings.append(_look_alikes(where, train, one, seen["train"], seen[name], whole))
+            findings += _scored_twice(where, one, {key: two for key, (other, two) in before.items() if other != digest})
+            before[where] = digest, one
+        findings += [*_classes(where, one), *_two_classes(where, one, seen[name], whole)]
         if one.packed is not None and (damaged := looks[one.packed.digest].damaged):
             of = len(damaged) + len(seen[name].places)
             findings.append(_finding(where, "damaged", "wrong", len(damaged), of, few(damaged, 3), damaged[:_EXAMPLES]))
@@ -279,7 +281,7 @@ class _Seen:
     @staticmethod
     def of(one: Held, looks: Mapping[str, Looks]) -> _Seen:
         if one.packed is None or one.rows is None:
-            return _Seen(np.empty(0, np.int64), np.empty((0, *duplicates.CELLS), np.uint8))
+            return _Seen(np.empty(0, np.int64), np.empty((0, duplicates.CELLS, duplicates.CELLS), np.uint8))
         return _Seen(*looks[one.packed.digest].of(one.rows))
 
 
@@ -296,15 +298,25 @@ def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
             yield _finding(where, check, "ok", 0, many, f"none of its {many} {what} is in data.train")
 
 
-def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen) -> Finding:
+def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator[Finding]:
+    """What is in the sets that were named before, by name and by content: what is chosen by one is scored on both."""
+    shared = [some for whose, other in others.items() for some in duplicates.leaks(other, one, whose)]
+    said, examples = "; ".join(some.said for some in shared), [word for some in shared for word in some.examples]
+    if others:
+        said = said or f"shares nothing with {few(others)}"
+        count = sum(some.count for some in shared)
+        yield _finding(where, "scored twice", "odd" if shared else "ok", count, len(one), said, examples[:_EXAMPLES])
+
+
+def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen, whole: bool) -> Finding:
     """What looks like something in data.train; what has the same content is told already."""
     if not (len(seen.places) and len(trained.places)):
         said = f"its {one.noun} were not looked at, only compared by their content"
         return _finding(where, "look-alikes", "unknown", 0, 0, said)
-    twins = duplicates.twins(seen.cells, trained.cells)
+    twins = duplicates.twins(seen.cells, trained.cells, mirrored=True, whole=whole)
     pairs = np.stack([seen.places[twins.here], trained.places[twins.there]], 1)
     other = one.prints[pairs[:, 0]] != train.prints[pairs[:, 1]]
-    pairs, alike, of = pairs[other], twins.alike[other], f"{twins.compared} {one.noun}"
+    pairs, of = pairs[other], f"{twins.compared} {one.noun}"
     if twins.plain:
         of += f" ({twins.plain} too plain to be compared)"
     whose = "data.train"
@@ -314,7 +326,8 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
         said = f"none of {of} looks like one in {whose}"
         return _finding(where, "look-alikes", "ok", 0, twins.compared, said)
     words = duplicates.told(one, train, pairs[:_EXAMPLES])
-    words = [f"{word} ({r:.3f})" for word, r in zip(words, alike[:_EXAMPLES].tolist(), strict=True)]
+    how = zip(words, twins.alike[other].tolist(), twins.mirrored[other].tolist(), strict=False)
+    words = [f"{word} ({alike:.3f}{', mirrored' if flip else ''})" for word, alike, flip in how]
     said = f"{len(pairs)} of {of} look like one in {whose}: {_listed(words, len(pairs))}"
     return _finding(where, "look-alikes", "leak", len(pairs), twins.compared, said, words)
 
@@ -343,12 +356,12 @@ def _classes(where: str, one: Held) -> Iterator[Finding]:
     yield _finding(where, "unlabelled", "wrong" if wrong else "ok", int(one.unlabelled), int(total), said)
 
 
-def _two_classes(where: str, one: Held, seen: _Seen) -> Iterator[Finding]:
+def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Finding]:
     """Pictures that stand under two classes: of the same content, and of the same look."""
     if one.label is None:
         return
     label = one.label[seen.places]
-    twins = duplicates.twins(seen.cells, seen.cells, (label, label))
+    twins = duplicates.twins(seen.cells, seen.cells, (label, label), whole=whole)
     alike = np.stack([seen.places[twins.here], seen.places[twins.there]], 1)
     alike = alike[one.prints[alike[:, 0]] != one.prints[alike[:, 1]]]
     alike = np.unique(np.sort(alike, 1), axis=0)  # each of two is found for the other

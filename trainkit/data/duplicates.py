@@ -1,32 +1,33 @@
 """What two sets share: subjects by name, samples by their content, and pictures that only look the same.
 
 A picture that was resized, compressed anew or brightened has other bytes and is still the same picture. To find it,
-every picture is brought to 16 x 18 grey cells, the mean of the pixels in each. From these comes a hash of 64 bits, the
-difference hash: of 8 x 9 cells, whether each is brighter than its left neighbour (N. Krawetz, "Kind of like that",
-hackerfactor.com, 2013). Two pictures look the same if
+every picture is brought to 16 x 16 grey cells, the mean of the pixels in each. Two pictures look the same if both of
+these correlate by `ALIKE` or more:
 
-- their hashes differ in at most `BITS` = 6 bits. Such pairs are found without comparing all: the 64 bits are cut into 7
-  bands, and two hashes that differ in 6 bits are equal in one band at least;
-- and their cells correlate by `ALIKE` or more. The hash alone is no proof: of aligned faces, or letters on white, many
-  have nearly the same one. The correlation does not see brightness and contrast.
+- the differences between neighbouring cells, of 8 x 8. This is what the difference hash (N. Krawetz, "Kind of like
+  that", hackerfactor.com, 2013) rounds to bits. Kept as numbers they stand more: of CIFAR-10 pictures compressed at
+  quality 40, 14 % differ in more than 6 of its 64 bits from what they were; at quality 30, 0.6 % correlate by less;
+- the cells themselves. Strokes in one place have nearly the same differences, whatever they belong to; pictures of sea
+  and sky have nearly the same cells. Few other pictures have both.
 
-What is too plain to say anything (cells that differ by less than `PLAIN` grey levels) is left out. Copies that were
-mirrored, turned or cut are not found.
+Brightness and contrast are not seen. What is too plain to say anything (cells that differ by less than `PLAIN` grey
+levels) is left out. Mirrored copies are found where it is asked for; copies that were turned or cut are not.
 
-The cost is one look at every pixel: a picture is read or decoded once, its bytes are added up once, and 288 bytes are
-kept. How much of a set is looked at is bounded (`BYTES`, `PICTURES`); of larger ones a fixed random part is.
+The cost is one look at every pixel and a matrix product: a picture is read or decoded once, its bytes are added up
+once, and 256 bytes are kept; every picture is compared with every other. How much of a set is looked at, and how many
+pairs are compared, is bounded (`BYTES`, `PICTURES`, `PAIRS`), whatever the pictures are; of larger sets a fixed random
+part is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -43,33 +44,26 @@ if TYPE_CHECKING:
 VERSION = 1
 """Raised with any change to what is computed, so that what was kept is not taken for it."""
 
-CELLS = (16, 18)
-"""Height and width of the small grey pictures."""
-BITS = 6
-"""Most bits in which the hashes of pictures differ that look the same."""
-ALIKE = 0.98
-"""Least correlation of their cells."""
+CELLS = 16
+"""Side of the small grey pictures."""
+ALIKE = 0.96
+"""Least correlation of pictures that look the same: of their cells, and of the differences between neighbours."""
 PLAIN = 4.0
 """Standard deviation of the cells, in grey levels of 255, below which a picture is too plain to be compared."""
 
-PICTURES = 100_000
+PICTURES = 50_000
 """Most pictures of a packed set that are looked at, unless all are asked for."""
-BYTES = {"decoded": 2 << 30, "encoded": 512 << 20}
+BYTES = {"decoded": 1 << 30, "encoded": 256 << 20}
 """Most bytes of a packed set that are read for it, by how its pictures are stored: decoding costs more than reading."""
+PAIRS = 1 << 30
+"""Most pairs of pictures that are compared for two sets, unless all are asked for."""
 
-_BANDS = 7
-_MASKS = tuple(
-    np.uint64(((1 << (64 * (k + 1) // _BANDS)) - 1) ^ ((1 << (64 * k // _BANDS)) - 1)) for k in range(_BANDS)
-)
-_SAME = 8
-"""Pictures of one hash that others are compared with: of a set in which thousands have the same one, more would only
-take time."""
-_COMPARED = 1 << 28
-"""Most pairs of hashes that are compared for two sets."""
-_AT_ONCE = 1 << 20
-_CORRELATED = 1 << 14
+_BLOCK = (256, 4096)
+"""Pictures of the one and of the other set whose product is made at once: 4 MiB, which a cache holds."""
 _CHUNK = 8 << 20
 """Bytes of pixels that are read at once."""
+_SIDE = 512
+"""Of a picture with twice as many rows or columns, every second is added up, and so on."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -140,7 +134,7 @@ def across(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a set to be scored has in common with the training set."""
+    """What a set to be scored has in common with the training set, or another one."""
 
     what: Literal["subjects", "copies"]
     count: int
@@ -149,15 +143,18 @@ class Shared:
     examples: list[str]
 
 
-def leaks(train: Held, scored: Held) -> list[Shared]:
-    """Subjects and contents of a set to be scored that are in the training set; empty where none are."""
+def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
+    """Subjects and contents of a set to be scored that are in the training set; empty where none are.
+
+    `whose`: how the other set is called, where that is another one.
+    """
     found = []
     if both := sorted(train.subjects & scored.subjects):
-        said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in data.train: {few(both)}"
+        said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in {whose}: {few(both)}"
         found.append(Shared("subjects", len(both), said, both))
     if len(pairs := copies(scored.prints, train.prints)):
         words = told(scored, train, pairs)
-        said = f"{len(words)} of its {len(scored)} {scored.noun} are in data.train: {few(words)}"
+        said = f"{len(words)} of its {len(scored)} {scored.noun} are in {whose}: {few(words)}"
         found.append(Shared("copies", len(words), said, words))
     return found
 
@@ -177,7 +174,7 @@ class Looks:
     rows: np.ndarray
     """int64 (n,), ascending."""
     cells: np.ndarray
-    """uint8 (n, 16, 18), mean grey of the pixels in each cell."""
+    """uint8 (n, 16, 16), mean grey of the pixels in each cell."""
     damaged: tuple[str, ...] = ()
     """Sentences about rows that could not be read."""
 
@@ -191,24 +188,27 @@ class Looks:
 
 
 def cells(images: np.ndarray) -> np.ndarray:
-    """Pictures, uint8 (n, 3, height, width), as 16 x 18 grey cells, uint8 (n, 16, 18).
+    """Pictures, uint8 (n, 3, height, width), as 16 x 16 grey cells, uint8 (n, 16, 16).
 
-    In whole numbers, so that they are the same on every machine. Of a smaller picture pixels are in several cells.
+    The same on every machine. Of a smaller picture pixels are in several cells.
     """
-    height, width = images.shape[2:]
-    down, along = _bands(height, CELLS[0]), _bands(width, CELLS[1])
-    grey = images.sum(1, dtype=np.uint16)
-    rows = np.stack([grey[:, a:b].sum(1, dtype=np.uint32) for a, b in down], 1)
-    sums = np.stack([rows[:, :, a:b].sum(2, dtype=np.uint64) for a, b in along], 2)
-    pixels = np.outer([b - a for a, b in down], [b - a for a, b in along]).astype(np.uint64)
-    return (sums // (np.uint64(3) * pixels)).astype(np.uint8)
+    images = images[:, :, :: max(1, images.shape[2] // _SIDE), :: max(1, images.shape[3] // _SIDE)]
+    many, _, height, width = images.shape
+    down, along = _bands(height), _bands(width)
+    # Whole numbers below 2^24, which float32 adds up exactly in any order: a cell has 64 x 64 pixels at most.
+    grey = images.sum(1, dtype=np.uint16).astype(np.float32)
+    sums = down @ (grey.reshape(many * height, width) @ along.T).reshape(many, height, CELLS)
+    pixels = np.outer(down.sum(1), along.sum(1)).astype(np.int32)
+    return (sums.astype(np.int32) // (3 * pixels)).astype(np.uint8)
 
 
-def hashes(cells: np.ndarray) -> np.ndarray:
-    """The difference hash of pictures given as cells, uint64 (n,): its bits say where brightness grows to the right."""
-    blocks = cells.reshape(len(cells), 8, 2, 9, 2).sum((2, 4), dtype=np.uint16)
-    bits = blocks[:, :, 1:] > blocks[:, :, :-1]
-    return np.packbits(bits.reshape(-1, 64), axis=1).view(np.uint64)[:, 0]
+def edges(cells: np.ndarray) -> np.ndarray:
+    """Differences between neighbours of 8 x 8 cells, of length 1: float32 (n, 112); their products are correlations."""
+    half = CELLS // 2
+    blocks = cells.reshape(len(cells), half, 2, half, 2).sum((2, 4), dtype=np.int16)
+    sides = [np.diff(blocks, axis=axis).reshape(len(cells), half * (half - 1)) for axis in (1, 2)]
+    both = np.concatenate(sides, 1).astype(np.float32)
+    return both / np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1)
 
 
 def chosen(packed: Packed, whole: bool = False) -> np.ndarray:
@@ -235,7 +235,7 @@ def look(packed: Packed, cache: Path | None = None, whole: bool = False) -> Look
     at_once = 2 * threads.count()
     if packed.size is not None:
         at_once = max(at_once, _CHUNK // (3 * packed.size[0] * packed.size[1]))
-    made, damaged, good = [np.empty((0, *CELLS), np.uint8)], [], np.ones(len(rows), bool)
+    made, damaged, good = [np.empty((0, CELLS, CELLS), np.uint8)], [], np.ones(len(rows), bool)
     for first in range(0, len(rows), at_once):
         try:
             made.append(_cells_of(packed, rows[first : first + at_once]))
@@ -258,10 +258,11 @@ def _cells_of(packed: Packed, rows: np.ndarray) -> np.ndarray:
     return np.concatenate([cells(pixels.transpose(2, 0, 1)[None]) for pixels in packed.pictures(rows)])
 
 
-def _bands(size: int, parts: int) -> list[tuple[int, int]]:
-    """Begin and end of `parts` of a side of `size` pixels, each of one pixel at least."""
-    begins = [part * size // parts for part in range(parts + 1)]
-    return [(a, max(a + 1, b)) for a, b in itertools.pairwise(begins)]
+def _bands(size: int) -> np.ndarray:
+    """Which of `size` rows of pixels are in which row of cells, float32 (16, size): each has one at least."""
+    begins = np.arange(CELLS + 1) * size // CELLS
+    at, begin, end = np.arange(size), begins[:-1, None], np.maximum(begins[1:], begins[:-1] + 1)[:, None]
+    return ((at >= begin) & (at < end)).astype(np.float32)
 
 
 def _kept(file: Path, rows: np.ndarray) -> Looks | None:
@@ -270,7 +271,7 @@ def _kept(file: Path, rows: np.ndarray) -> Looks | None:
             looks = Looks(kept["rows"], kept["cells"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    fits = np.array_equal(looks.rows, rows) and looks.cells.shape == (len(rows), *CELLS)
+    fits = np.array_equal(looks.rows, rows) and looks.cells.shape == (len(rows), CELLS, CELLS)
     return looks if fits and looks.cells.dtype == np.uint8 else None
 
 
@@ -297,108 +298,76 @@ class Twins:
     """int64 (k,), places in the one."""
     there: np.ndarray
     """int64 (k,), of each the most alike in the other."""
-    bits: np.ndarray
-    """uint8 (k,), bits in which their hashes differ."""
     alike: np.ndarray
-    """float32 (k,), correlation of their cells."""
+    """float32 (k,), the smaller of their two correlations."""
+    mirrored: np.ndarray
+    """bool (k,), whether it is the mirrored picture that looks like it."""
     compared: int
     """How many pictures of the one were compared."""
     plain: int
     """How many of them were too plain for it."""
 
 
-def twins(here: np.ndarray, there: np.ndarray, label: tuple[np.ndarray, np.ndarray] | None = None) -> Twins:
-    """Pictures, given as cells (n, 16, 18), that look like one of `there`, (m, 16, 18).
+def twins(
+    here: np.ndarray,
+    there: np.ndarray,
+    label: tuple[np.ndarray, np.ndarray] | None = None,
+    mirrored: bool = False,
+    whole: bool = False,
+) -> Twins:
+    """Pictures, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
 
-    With a `label` for each of both only pairs of different ones count: pictures of one look under two classes.
+    With a `label` for each of both only pairs of different ones count: pictures of one look under two classes. `whole`:
+    all pairs are compared, however many there are.
     """
-    one, other = _Side(here), _Side(there)
-    plain = len(here) - len(one.places)
-    other.keep(_first_of_each(other.codes, _SAME))
-    orders = [_ordered(other.codes & mask) for mask in _MASKS]
-    total = sum(int(_many(one.codes & mask, keys).sum()) for mask, (keys, _) in zip(_MASKS, orders, strict=True))
-    one.keep(slice(None, None, -(-total // _COMPARED) or 1))
-    best, twin = np.full(len(one.places), -2.0, np.float32), np.zeros(len(one.places), np.int64)
-    for a, b in _near(one.codes, other.codes, orders):
-        if label is not None:
-            apart = label[0][one.places[a]] != label[1][other.places[b]]
-            a, b = a[apart], b[apart]
-        for first in range(0, len(a), _CORRELATED):
-            some = slice(first, first + _CORRELATED)
-            alike = np.einsum("kc,kc->k", one.standardised(a[some]), other.standardised(b[some]))
-            # Of each picture the most alike, which is the first of each in this order.
-            order = np.lexsort((b[some], -alike, a[some]))
-            places, leading = np.unique(a[some][order], return_index=True)
-            alike, others = alike[order][leading], b[some][order][leading]
-            more = alike > best[places]
-            best[places[more]], twin[places[more]] = alike[more], others[more]
-    found = np.flatnonzero(best >= ALIKE)
-    found = found[np.argsort(-best[found], kind="stable")]
-    bits = np.bitwise_count(one.codes[found] ^ other.codes[twin[found]])
-    compared = len(one.places) + plain
-    return Twins(one.places[found], other.places[twin[found]], bits, best[found], compared, plain)
+    one, other = _worth(here), _worth(there)
+    plain = len(here) - len(one)
+    if not whole:
+        one = one[:: -(-len(one) * len(other) // PAIRS) or 1]
+    labels = None if label is None else (label[0][one], label[1][other])
+    alike, twin, flipped = np.full(len(one), -1, np.float32), np.zeros(len(one), np.int64), np.zeros(len(one), bool)
+    for flip in (False, True)[: 1 + mirrored]:
+        ours = here[one][:, :, ::-1] if flip else here[one]
+        product, place = _nearest(edges(ours), edges(there[other]), labels)
+        near = np.flatnonzero(product >= ALIKE)
+        both = np.minimum(product[near], _correlation(ours[near], there[other[place[near]]]))
+        more = both > alike[near]
+        near = near[more]
+        alike[near], twin[near], flipped[near] = both[more], place[near], flip
+    found = np.flatnonzero(alike >= ALIKE)
+    found = found[np.argsort(-alike[found], kind="stable")]
+    return Twins(one[found], other[twin[found]], alike[found], flipped[found], len(one) + plain, plain)
 
 
-class _Side:
-    """Pictures that are not too plain, given as cells (n, 16, 18)."""
-
-    def __init__(self, cells: np.ndarray):
-        self._flat = cells.reshape(len(cells), CELLS[0] * CELLS[1])
-        # Squares are summed as whole numbers: 288 times 255 squared is more than float32 counts to.
-        squares = np.einsum("nc,nc->n", self._flat, self._flat, dtype=np.int64)
-        self._mean = self._flat.mean(1, dtype=np.float64)
-        variance = squares / self._flat.shape[1] - self._mean**2
-        self._length = np.sqrt(np.maximum(variance, 0) * self._flat.shape[1])
-        self.places = np.flatnonzero(variance >= PLAIN**2)
-        self.codes = hashes(cells[self.places])
-
-    def keep(self, which: np.ndarray | slice) -> None:
-        """Go on with some of them."""
-        self.places, self.codes = self.places[which], self.codes[which]
-
-    def standardised(self, which: np.ndarray) -> np.ndarray:
-        """Cells of some with mean 0 and length 1, float32 (k, 288): their products are correlations."""
-        places = self.places[which]
-        flat = self._flat[places].astype(np.float32) - self._mean[places, None].astype(np.float32)
-        return flat / self._length[places, None].astype(np.float32)
+def _worth(cells: np.ndarray) -> np.ndarray:
+    """Places of pictures that are not too plain."""
+    flat = cells.reshape(len(cells), CELLS**2)
+    # Squares are summed as whole numbers: 256 times 255 squared is more than float32 counts to.
+    variance = np.einsum("nc,nc->n", flat, flat, dtype=np.int64) / CELLS**2 - flat.mean(1, dtype=np.float64) ** 2
+    return np.flatnonzero(variance >= PLAIN**2)
 
 
-def _first_of_each(codes: np.ndarray, most: int) -> np.ndarray:
-    """Places of the first so many of every code, ascending."""
-    ordered, order = _ordered(codes)
-    rank = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
-    return np.sort(order[rank < most])
+def _nearest(
+    here: np.ndarray, there: np.ndarray, label: tuple[np.ndarray, np.ndarray] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each of some rows the largest product with one of others, of another label, and the place of that one."""
+    most, place = np.full(len(here), -1, np.float32), np.zeros(len(here), np.int64)
+    for first in range(0, len(here), _BLOCK[0]):
+        rows = slice(first, first + _BLOCK[0])
+        for begin in range(0, len(there), _BLOCK[1]):
+            others = slice(begin, begin + _BLOCK[1])
+            product = here[rows] @ there[others].T
+            if label is not None:
+                product[label[0][rows, None] == label[1][None, others]] = -1
+            best = product.argmax(1)
+            value = product[np.arange(len(best)), best]
+            more = value > most[rows]
+            most[rows][more], place[rows][more] = value[more], begin + best[more]
+    return most, place
 
 
-def _ordered(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(keys, kind="stable")
-    return keys[order], order
-
-
-def _many(keys: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """How often each of the keys is among others."""
-    return np.searchsorted(ordered, keys, "right") - np.searchsorted(ordered, keys, "left")
-
-
-def _near(
-    here: np.ndarray, there: np.ndarray, orders: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Places of hashes that differ in at most `BITS` bits, in portions; a pair may come once for each band."""
-    for mask, (ordered, order) in zip(_MASKS, orders, strict=True):
-        begin, many = np.searchsorted(ordered, here & mask), _many(here & mask, ordered)
-        for part in _portions(many, _AT_ONCE):
-            which = np.repeat(np.arange(part.start, part.stop), many[part])
-            turn = np.arange(len(which)) - np.repeat(np.cumsum(many[part]) - many[part], many[part])
-            what = order[begin[which] + turn]
-            near = np.bitwise_count(here[which] ^ there[what]) <= BITS
-            yield which[near], what[near]
-
-
-def _portions(many: np.ndarray, most: int) -> Iterator[slice]:
-    """Slices that cover all entries once, of which each sums to `most` or less, or is a single one."""
-    total, begin = np.cumsum(many), 0
-    while begin < len(many):
-        before = int(total[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(total, before + most, "right")))
-        yield slice(begin, end)
-        begin = end
+def _correlation(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Of pictures given as cells, pair by pair."""
+    flat = [cells.reshape(len(cells), CELLS**2).astype(np.float32) for cells in (one, other)]
+    a, b = (some - some.mean(1, keepdims=True) for some in flat)
+    return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
