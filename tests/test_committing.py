@@ -304,7 +304,10 @@ def resident(memory: torch.Tensor) -> float:
 def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
     room, wanted = got(5_000_000, 1, 5_000_000)
     assert wanted == {torch.device("cpu"): 2 * 20_000_000 + 64}
-    assert resident(live._fresh(*next(iter(wanted.items())))) < 0.1, "the system gives memory when it is first touched"
+    # Ten times as much: more than the allocator may have kept of what others gave back.
+    assert resident(live._fresh(torch.device("cpu"), 10 * wanted[torch.device("cpu")])) < 0.2, (
+        "given when first touched"
+    )
     room.get(wanted)
     (held,) = room._memory.values()
     assert resident(held) == 1.0

@@ -220,7 +220,7 @@ def side(case):
     next_turn()
     for _ in range(6):
         began = time.monotonic()
-        time.sleep(0.02)
+        time.sleep(0.05)
         spans += [began, time.monotonic()]
         next_turn()
     inside = sum(any(a <= b <= c for a, c in zip(spans[::2], spans[1::2])) for b in beats)
@@ -240,7 +240,8 @@ if __name__ == "__main__":
     spans = [s for side in ("plain", "ours") for s in zip(*[iter(sides[side][0]["blocks"])] * 2, strict=True)]
     spans.sort()
     assert len(spans) == 12 and all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
-    assert all(6 < s["beats"] > 4 * s["outside"] for s in (sides[side][0]["more"] for side in ("plain", "ours")))
+    # Let run beside each other, they would beat as often outside of their turns as inside.
+    assert all(6 < s["beats"] > 2 * s["outside"] for s in (sides[side][0]["more"] for side in ("plain", "ours")))
     assert "gone is absent: No module named 'no_such_package'" in done.stdout
 
 

@@ -42,7 +42,7 @@ def test_a_slow_part_is_found(kind):
 
 def test_what_has_no_kind_counts_for_those_that_called_it():
     # As numpy does for whoever calls it; three quarters of its time on behalf of the augmentation.
-    library = function("/x/site-packages/numpy/lib/any.py", "time.sleep(0.002)")
+    library = function("/x/site-packages/numpy/lib/any.py", "time.sleep(0.005)")
     augment = function("/x/trainkit/data/augment.py", "[library() for _ in range(3)]", library=library)
     read = function("/x/trainkit/data/recordio.py", "library()", library=library)
 
@@ -51,8 +51,9 @@ def test_what_has_no_kind_counts_for_those_that_called_it():
         read()
 
     shares = reading.shares([fetch] * 4, 10.0)
-    assert shares["augment"] == pytest.approx(0.75, abs=0.1)
-    assert shares["read"] == pytest.approx(0.25, abs=0.1)
+    # Sleeps last longer where others work; half each is what a library without a caller would be given.
+    assert shares["augment"] == pytest.approx(0.75, abs=0.2)
+    assert shares["read"] == pytest.approx(0.25, abs=0.2)
 
 
 def test_pictures_that_are_decoded_are_found_with_the_real_library():

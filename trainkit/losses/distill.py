@@ -57,20 +57,26 @@ class Centres(nn.Module):
         """Cosines (B, C) of embeddings with every centre; the gradient goes to the embeddings alone."""
         return cosines(student_BD, self.weight)
 
-    def scores(self, student_BD: Tensor, label_B: Tensor, scale: float) -> Tensor | Rivals:
-        """`cosines`, or where they are many their `Rivals` at this scale: for `margin_loss`."""
+    def scores(
+        self, student_BD: Tensor, label_B: Tensor, scale: float, products: torch.dtype | None = None
+    ) -> Tensor | Rivals:
+        """`cosines`, or where they are many their `Rivals` at this scale: for `margin_loss`.
+
+        With `products` bfloat16, what the latter multiply is rounded to it.
+        """
         if large(student_BD, self.weight):
-            return rivals_of(student_BD, self.unit(), label_B, scale, unit=True)
+            return rivals_of(student_BD, self.unit(products), label_B, scale, unit=True)
         return self.cosines(student_BD)
 
     @torch.no_grad()
-    def unit(self) -> Tensor:
+    def unit(self, dtype: torch.dtype | None = None) -> Tensor:
         """The centres at length 1 (C, D). Kept, beside the weight and in no checkpoint, from the first call on.
 
         `update` keeps up the rows that it moves; after any other change of the weight all are computed again.
         """
-        if not self._unit_is_current():
-            self._unit = F.normalize(self.weight)
+        dtype = dtype or torch.promote_types(self.weight.dtype, torch.float32)
+        if not self._unit_is_current() or self._unit.dtype != dtype:
+            self._unit = F.normalize(self.weight).to(dtype)
             self._unit_of = weakref.ref(self.weight), self.weight._version
         return self._unit
 
@@ -109,7 +115,7 @@ class Centres(nn.Module):
         current = self._unit_is_current()
         alpha_B = self._move(label_B, student_BD, teacher_BD, alpha, duplicates)
         if current:
-            self._unit[label_B] = F.normalize(self.weight[label_B])
+            self._unit[label_B] = F.normalize(self.weight[label_B]).to(self._unit.dtype)
             self._unit_of = self._unit_of[0], self.weight._version
         return alpha_B
 

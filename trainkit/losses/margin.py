@@ -304,7 +304,9 @@ def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
 def rivals_of(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
     """`rivals` of embeddings of any length, in float32 or wider, also under autocast."""
     with torch.autocast(x_BD.device.type, enabled=False):
-        return rivals(F.normalize(at_least_float32(x_BD)), at_least_float32(centre_CD), label_B, scale, unit)
+        if not unit:  # those of length 1 are in bfloat16 on purpose
+            centre_CD = at_least_float32(centre_CD)
+        return rivals(F.normalize(at_least_float32(x_BD)), centre_CD, label_B, scale, unit)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ range of numbers, as 64 is in float32, they are summed as they are.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ PORTION = {"cpu": 2**20, "cuda": 2**24}
 """Cosines that are in memory at a time, by kind of device. 2^18 to 2^21 took the same time on a core of a Xeon.
 
 On a GPU, where a portion costs some ten launches, none was tried."""
+SIZES = (16, 32, 64, 128, 256, 512)
+"""Embeddings that the kernel for a GPU takes: a tile of them has to fit a multiprocessor."""
 _SHORTEST = 1e-12
 """Rows that are shorter are divided by this, as `F.normalize` does."""
 
@@ -49,7 +52,8 @@ def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit:
 
     Gradients go to both: of embeddings they are computed at once, of centres backwards, from logits computed again. In
     memory are a portion of logits, one of centres unless `unit` says that these have length 1 already, and the
-    embeddings three times. One precision, float32 or float64.
+    embeddings three times. One precision, float32 or float64; or centres of length 1 in bfloat16 and embeddings in
+    float32, which are rounded to it then: products are exact and summed in float32, and gradients go to embeddings.
     """
     # A compiler would unroll the loop over portions. What keeps it out imports it, 2 s and 150 MB, compiled or not.
     run = _uncompiled if torch.compiler.is_compiling() else _Rivals.apply
@@ -66,33 +70,24 @@ class _Rivals(torch.autograd.Function):
     def forward(
         ctx: Any, x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        half = centre_CD.dtype == torch.bfloat16
+        if half:
+            x_BD = x_BD.bfloat16()
+        whole = (x_BD, centre_CD, label_B, scale)
         target_BD = centre_CD[label_B]
         inverse_C1 = None
         if not unit:
             target_BD.mul_(_inverse_lengths(target_BD))
             inverse_C1 = centre_CD.new_empty(len(centre_CD), 1)
+        if half:
+            x_BD, target_BD = x_BD.float(), target_BD.float()
         x_BD = x_BD * scale
-        bounded = _bounded(scale, centre_CD)
-        most_B = torch.full_like(x_BD[:, 0], torch.finfo(x_BD.dtype).min)
-        sum_B = torch.zeros_like(most_B)
-        mean_BD = torch.zeros_like(x_BD) if ctx.needs_input_grad[0] else None
-        for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1, measure=True):
-            _put(logit_Bc, label_B - start, -torch.inf)
-            more_B = torch.maximum(most_B, logit_Bc.amax(1))
-            if not bounded:
-                fade_B = (most_B - more_B).exp_()
-                logit_Bc.sub_(more_B[:, None])
-                sum_B.mul_(fade_B)
-                if mean_BD is not None:
-                    mean_BD.mul_(fade_B[:, None])
-            most_B = more_B
-            p_Bc = logit_Bc.exp_()
-            sum_B.add_(p_Bc.sum(1))
-            if mean_BD is not None:
-                torch.addmm(mean_BD, p_Bc, centre_cD, out=mean_BD)
-        if mean_BD is not None:
-            mean_BD.mul_(scale / sum_B[:, None])
-        others_B = (sum_B.mul_((-most_B).exp_()) if bounded else sum_B).log()
+        found = _fused(*whole) if half else None
+        if found is None:
+            found = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, ctx.needs_input_grad[0])
+            if half and found[2] is not None:
+                found = _fused(*whole, found) or found
+        most_B, others_B, mean_BD = found
         ctx.scale = scale
         cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
         trained = ctx.needs_input_grad[1]
@@ -126,6 +121,53 @@ class _Rivals(torch.autograd.Function):
         return x_grad, centre_grad, None, None, None
 
 
+def _passed(
+    x_BD: Tensor, centre_CD: Tensor, inverse_C1: Tensor | None, label_B: Tensor, scale: float, centres_too: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Greatest logit of another class (B,), `Rivals.others`, and `scale` x the mean centre (B, D) that goes with it.
+
+    Embeddings have length `scale`.
+    """
+    bounded = _bounded(scale, centre_CD)
+    most_B = torch.full_like(x_BD[:, 0], torch.finfo(x_BD.dtype).min)
+    sum_B = torch.zeros_like(most_B)
+    mean_BD = torch.zeros_like(x_BD) if centres_too else None
+    for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1, measure=True):
+        _put(logit_Bc, label_B - start, -torch.inf)
+        more_B = torch.maximum(most_B, logit_Bc.amax(1))
+        if not bounded:
+            fade_B = (most_B - more_B).exp_()
+            logit_Bc.sub_(more_B[:, None])
+            sum_B.mul_(fade_B)
+            if mean_BD is not None:
+                mean_BD.mul_(fade_B[:, None])
+        most_B = more_B
+        p_Bc = logit_Bc.exp_()
+        sum_B.add_(p_Bc.sum(1))
+        if mean_BD is not None:
+            torch.addmm(mean_BD, p_Bc, centre_cD, out=mean_BD)
+    if mean_BD is not None:
+        mean_BD.mul_(scale / sum_B[:, None])
+    return most_B, (sum_B.mul_((-most_B).exp_()) if bounded else sum_B).log(), mean_BD
+
+
+def _fused(
+    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, plain: tuple[Tensor, Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`_passed` by a kernel, where there is one for these, and once it agreed with the `plain` version."""
+    kernel = _kernel() if x_BD.is_cuda and x_BD.shape[1] in SIZES else None
+    return kernel and kernel(x_BD.contiguous(), centre_CD, label_B, scale, plain)
+
+
+@functools.cache
+def _kernel() -> Any:
+    try:
+        from trainkit.losses.fused_rivals import Fused
+    except ImportError:  # Triton is not there for every platform
+        return None
+    return Fused()
+
+
 def _bounded(scale: float, centre_CD: Tensor) -> bool:
     """Whether the exponential of each logit and their sum are normal numbers whatever the cosines; e^2 is to spare."""
     return scale + math.log(len(centre_CD)) < math.log(torch.finfo(centre_CD.dtype).max) - 2
@@ -152,6 +194,8 @@ def _portions(
             if measure:
                 inverse_c1.copy_(_inverse_lengths(centre_cD))
             centre_cD = torch.mul(centre_cD, inverse_c1, out=centres[: len(centre_cD)])
+        elif centre_cD.dtype != x_BD.dtype:
+            centre_cD = centre_cD.to(x_BD.dtype)
         logit_Bc = logits[: len(x_BD) * len(centre_cD)].view(len(x_BD), len(centre_cD))
         yield start, centre_cD, torch.mm(x_BD, centre_cD.T, out=logit_Bc)
 

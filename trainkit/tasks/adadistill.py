@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from trainkit import metrics, models, seeding, weights
@@ -64,6 +65,9 @@ class AdaDistill:
     """Several samples of a class in one micro-batch: the last counts (as published), or one moves it after another."""
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
     geometry: GeometryMargin | None = None
+    products: Literal["float32", "bf16"] = "float32"
+    """What embeddings and centres are rounded to before they are multiplied, where people are so many that no matrix is
+    kept (2^20 cosines in a forward); sums are in float32 either way. `bf16` is for a GPU, which has a kernel for it."""
     cache_teacher: bool | Literal["disk"] = True
     """Compute the teacher's embeddings once for every picture and mirror image: up to 1 GiB of them at every start, in
     memory, in float32; `disk`, and more of them in any case, once for all runs, in the store, in half precision."""
@@ -137,7 +141,8 @@ class AdaDistill:
                 at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
             )
             logs["alpha"] = alpha.mean()
-        scores = memory.centres.scores(student, label, self.margin.scale)
+        products = torch.bfloat16 if self.products == "bf16" else None
+        scores = memory.centres.scores(student, label, self.margin.scale, products)
         quality = self._quality(student, teacher, cosine, memory, label, at)
         total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
         return Loss(total, divisor, logs | {"accuracy": hits(scores, label)})
