@@ -59,7 +59,7 @@ def span(hits: tuple[np.ndarray, np.ndarray], level: float = 0.95) -> tuple[floa
     draw = np.random.Generator(np.random.Philox(key=seeding.number(0, "bootstrap"))).integers(many, size=(2000, many))
     gaps = [float(hits[1][line].mean() - hits[0][line].mean()) for line in draw]
     tail = stats.norm.cdf(math.sqrt(many / (many - 1)) * stats.t.ppf((1 - level) / 2, many - 1))
-    return tuple(np.quantile(gaps, (tail, 1 - tail)))
+    return tuple(np.quantile(gaps, (tail, 1 - tail)) - np.mean(gaps) + hits[1].mean() - hits[0].mean())
 
 
 # ---- What is found ---------------------------------------------------------------------------------------------------

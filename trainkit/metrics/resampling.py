@@ -62,7 +62,7 @@ class Means(Kind):
 
 
 KINDS = (
-    Kind("verification", ("distance", "same", "fold", "correct"), ("first", "second", "same", "fold")),
+    Kind("verification", ("distance", "same", "fold"), ("first", "second", "same", "fold")),
     Kind("identification", ("probe", "rank", "match_score"), ("probe", "label")),
     Kind("classification", ("label", "prediction", "confidence", "probability"), ("label", "group")),
     Kind("retrieval", ("relevant", "map_at_r", "rank"), ("label", "relevant")),

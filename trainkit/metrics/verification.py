@@ -329,18 +329,30 @@ def units(rows: Mapping[str, np.ndarray]) -> Units:
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
     """Accuracy, auc, eer and the rates of `score_pairs`, (draws,) each, where pair i is there `times[:, i]` times.
 
-    A drawn pair stays in its fold and meets the threshold that all pairs chose; a fold of which nothing is drawn is in
-    no mean. nan where a draw has one kind alone.
+    A drawn pair stays in its fold; a fold of which nothing is drawn is in no mean. nan where a draw has one kind alone.
+    The thresholds of the accuracy are chosen anew in each draw: with those that all pairs chose, one of two networks
+    that are as good seemed better in 12 % of simulated sets of 300 pairs, and so in 2 %.
     """
     distance, same = rows["distance"].astype(np.float64), rows["same"].astype(bool)
-    # Chosen anew in each draw, thresholds wander more than from set to set: of 600 pairs of LFW the accuracy of one
-    # network fell by 0.019 in the mean of all draws and that of another rose by 0.004, with a spread of 0.024.
-    right, drawn = (chance.summed(times * which, rows["fold"], FOLDS) for which in (rows["correct"], 1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        metrics = {"accuracy": chance.over(right / drawn)}
+    metrics = {"accuracy": _resampled_accuracy(distance, same, rows["fold"], times)}
     curve = Curve.of(-distance, same, times)
     metrics |= {"auc": curve.auc, "eer": curve.eer}
     return metrics | {f"tar_at_far_1e-{power}": curve.tar_up_to(power) for power in range(1, 5)}
+
+
+def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray, times: np.ndarray) -> np.ndarray:
+    grid = len(ACCURACY_GRID)
+    # From which threshold on a pair is called the same; the last place stands for never.
+    place = fold * (grid + 1) + np.searchsorted(ACCURACY_GRID, distance, side="right")
+    accepted = []
+    for kind in (same, ~same):
+        counts = chance.summed(times * kind, place, FOLDS * (grid + 1))
+        accepted.append(counts.reshape(len(times), FOLDS, grid + 1).cumsum(2))
+    different, size = accepted[1][:, :, -1:], (accepted[0] + accepted[1])[:, :, -1]
+    correct = (accepted[0] + different - accepted[1])[:, :, :-1]
+    best = (correct.sum(1, keepdims=True) - correct).argmax(2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return chance.over(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
 
 
 @dataclass(frozen=True)
