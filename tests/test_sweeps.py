@@ -86,6 +86,10 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert history.series("sweep/val/accuracy") == ([0, 1, 2, 3], values)
     assert history.series("sweep/best/val/accuracy")[1] == np.maximum.accumulate(values).tolist()
 
+    again = CliRunner().invoke(cli.main, ["show", parent.name], catch_exceptions=False).output
+    assert family.summary(parent) in again and f"best   {best.name}" in again, "as it was printed"
+    assert "varies         optim.lr, optim.momentum\n" in again and "None" not in again
+
     path = Store.locate().client().download_artifacts(parent.info().run_id, "tables/sweep.csv", str(tmp_path))
     table = csv.read_csv(path).to_pydict()
     assert table["run"][0] == best.name and sorted(table["run"]) == sorted(members.values())

@@ -41,6 +41,10 @@ class Train(Protocol):
         """Train to the end, to a signal, or until `watch` ends it."""
 
 
+SUMMARY = "summary.txt"
+"""File in the folder of the run above that keeps what was printed at its end."""
+
+
 @dataclass(frozen=True)
 class Family:
     """What is said of the run above."""
@@ -162,6 +166,7 @@ class Parent:
         """Print what all came to, with what to open, and keep it at the head of the page of this run."""
         head = lineage.note(RunFolder(self.folder)) + lineage.as_it_stands(text.strip("\n").splitlines())
         self.tracker.tags({"mlflow.note.content": head})
+        write_aside(self.folder / SUMMARY, f"{text}\n")
         opened = f"open   trainkit ui        (or: mlflow ui --backend-store-uri {self.store.shown})"
         print(f"\n{text}\n{opened}", flush=True)
 
@@ -225,6 +230,14 @@ def members(folder: RunFolder) -> dict[str, str]:
         return json.loads((folder.path / MEMBERS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+
+
+def summary(folder: RunFolder) -> str:
+    """What the runs beneath a run came to; before its end those that there are. Empty where it stands above none."""
+    try:
+        return (folder.path / SUMMARY).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return "".join(f"{title}  {name}\n" for title, name in members(folder).items())
 
 
 # ---- The scores of members -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,14 +44,17 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     if path.is_dir() and (path / checkpoint.MANIFEST).exists():
         click.echo(checkpoint.describe(path))
         return
-    from trainkit import lineage
+    from trainkit import family, lineage
     from trainkit.store import Store
 
     folder = Store.locate().find(what)
     for key, value in vars(folder.info()).items():
-        click.echo(f"{key:14} {value}")
-    if changed := lineage.read(folder):
-        click.echo(f"\n{changed}", nl=False)
+        if value not in (None, "", []):
+            text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if key == "started" else value
+            click.echo(f"{key:14} {', '.join(text) if isinstance(text, list) else text}")
+    for text in (lineage.read(folder), family.summary(folder)):
+        if text:
+            click.echo(f"\n{text}", nl=False)
     for step in sorted(folder.checkpoints.glob("step-*")):
         click.echo()
         click.echo(checkpoint.describe(step))
