@@ -57,6 +57,13 @@ def test_every_recipe_has_a_row_in_which_nothing_is_empty():
     assert all(len(cells) == len(COLUMNS) and all(cell.strip("`") for cell in cells) for cells in rows)
 
 
+def test_every_score_that_a_header_gives_as_measured_is_in_the_results():
+    results = (RECIPES.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    given = {path.stem: re.findall(r"\b0\.\d+", said(path)["result"]) for path in FILES}
+    assert sum(map(len, given.values())) > 40
+    assert not {(name, score) for name, scores in given.items() for score in scores if score not in results}
+
+
 def test_a_header_is_read_with_lines_that_go_on(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("# One.\n# Two.\n#\n# paper    A,\n#          B\n# cost     much\nname: x\n# paper    no\n")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import people
@@ -108,29 +106,31 @@ def test_a_page_makes_a_recipe_of_its_data_that_check_understands(page, tmp_path
             assert "# to decide: line " in said.output and "not there yet" not in said.output
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What signals do in this process, which a training changes, is as it was afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("signals")
 @pytest.mark.timeout(900)
 @each_page
-def test_the_commands_of_a_page_run(page, tmp_path, store, cache):
+def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, store, cache):
     if page.stem == "volumes":
         pytest.importorskip("monai")
+    monkeypatch.chdir(tmp_path)
     write, short = TOLD[page.stem]
     write(tmp_path)
     for words in commands(page):
         if words[1] == "ui":  # serves until it is stopped: tests/test_ui.py
             continue
-        if words[1] == "compare" and "compare" not in cli.main.commands:
-            pytest.skip("all but the comparison was run: there is no verb `compare`")
         more = [short] if words[1] == "run" else []
-        done = subprocess.run(
-            [sys.executable, "-m", "trainkit.cli", *words[1:], *more],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        said = CliRunner().invoke(cli.main, [*words[1:], *more], catch_exceptions=False)
+        assert said.exit_code == 0, f"{shlex.join(words)}\n{said.output}"
         if words[1] == "run":
             assert {run.info().status for run in Store.locate().runs()} == {"FINISHED"}
-    assert len(Store.locate().runs()) == 2
+    assert "\nwhat B changes\n" in said.output and "\nverdict  " in said.output and len(Store.locate().runs()) == 2

@@ -35,7 +35,10 @@ COARSE = 32
 """Sides of crops are multiples of so many pixels: networks halve them five times."""
 
 SMALL = 0.25
-"""Share of a picture that a crop shows, below which that is noted."""
+"""Share of a picture that a crop shows, below which pictures are made smaller."""
+
+SHOWN = 0.5
+"""Share that it shows then: recipes were tried with crops of half a picture and more."""
 
 _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "eval_crop", "store")
 
@@ -73,9 +76,10 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         fitted.put("data.mean", mean, f"of {len(some.scenes)} pictures")
         fitted.put("data.std", std)
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
-    _crop(fitted, recipe.data.crop, median)
+    factor = _size(fitted, recipe.data.crop, looked.shapes)
+    _crop(fitted, recipe.data.crop, [round(factor * side) for side in median])
     low, high = recipe.data.augment.scales
-    if (shortest := int(looked.shapes.min())) * low < LEAST:
+    if (shortest := int(factor * looked.shapes.min())) * low < LEAST:
         scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
         fitted.put("data.augment.scales", scales)
         fitted.notes["data", "augment"] = fitting.Note(f"the smallest picture has {shortest} pixels", False)
@@ -168,14 +172,29 @@ def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[
     return named["train"], {"val": named["val"]}, len(files) - len(held)
 
 
+def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
+    """Have pictures of which a crop shows little made smaller; the factor on their sides."""
+    height, width = np.median(shapes, axis=0).astype(int).tolist()
+    share = crop[0] * crop[1] / (height * width)
+    if share >= SMALL:
+        return 1.0
+    factor = math.sqrt(share / SHOWN)
+    size = [round(factor * side / 8) * 8 for side in (height, width)]
+    alike = np.ptp(shapes[:, 0] / shapes[:, 1]) < 0.02 * height / width
+    key = "data.size" if alike else "data.short_side"
+    data = fitted.get("data")
+    later = {name: data.pop(name) for name in list(data) if name not in ("name", "train", "evaluate")}
+    fitted.put(key, size if alike else min(size))
+    data |= later
+    what = f"{height} x {width} in the median, made smaller so that a crop shows half of one"
+    fitted.decide(key, f"pictures are {what}: larger ones show more and take longer, in proportion to their area")
+    return factor
+
+
 def _crop(fitted: Fitted, crop: Sequence[int], median: Sequence[int]) -> None:
     sides = [
         side if side <= most else max(COARSE // 2, most // COARSE * COARSE)
         for side, most in zip(crop, median, strict=True)
     ]
-    shown = sides[0] * sides[1] / (median[0] * median[1])
-    said = f"pictures are {median[0]} x {median[1]} in the median"
     if sides != list(crop):
-        fitted.put("data.crop", sides, said)
-    elif shown < SMALL:
-        fitted.decide("data.crop", f"{said}: this is {shown:.0%} of one; enlarge it, or make pictures smaller (size)")
+        fitted.put("data.crop", sides, f"pictures are {median[0]} x {median[1]} in the median")

@@ -57,15 +57,17 @@ def check(order: Order) -> str:
     children = children_of(order)
     recipe = children[0].recipe if order.sweep else load(order)
     notes = list(recipe.data.missing())
+    said = [f"to decide: {line}" for line in copying.open_lines(order.path, recipe)]
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
-            load(Order(beside(order.path, source.recipe), plugins=order.plugins))
+            other = Order(beside(order.path, source.recipe), plugins=order.plugins)
+            open_lines = copying.open_lines(other.path, load(other))
+            said += [f"to decide: {other.path.name}, {line}" for line in open_lines]
         elif source.weights.startswith(pretrained.PREFIX):
             if not pretrained.is_here(source.weights):
                 notes.append(f"task.{name}: {source.weights} is not here yet; `trainkit fetch RECIPE` downloads it")
         elif ":" not in source.weights and not locate(source.weights).is_file():
             notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
-    said = [f"to decide: {line}" for line in copying.open_lines(order.path, recipe)]
     said += [f"not there yet: {note}" for note in notes]
     return config.dump(recipe) + "".join(f"# {line}\n" for line in said)
 

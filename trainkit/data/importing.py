@@ -268,7 +268,9 @@ def _refuse(source: Source, bad: list[str]) -> None:
     more = " (or more)" if len(bad) == _NAMED else ""
     listing = "".join(f"\n  {text}" for text in bad)
     remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
-    raise UserError(source.where, f"{len(bad)}{more} unusable pictures:{listing}\n", remedy=remedy)
+    raise UserError(
+        source.where, f"{len(bad)}{more} unusable picture{'s' if len(bad) > 1 else ''}:{listing}\n", remedy=remedy
+    )
 
 
 def oddities(data: Packed) -> list[str]:
