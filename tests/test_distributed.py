@@ -1,0 +1,92 @@
+"""docs/distributed.md: its job script, under a scheduler that is a few lines of shell."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from runs import PLUGIN, ROOT, TOY, Ran, newest
+
+PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+SRUN = """#!/bin/bash
+# One task for each node, and the code of the last that failed.
+code=0
+for node in $(seq 0 $((SLURM_NNODES - 1))); do
+    SLURM_NODEID=$node "$@" &
+    echo $! >> $SCHEDULER/tasks
+done
+for task in $(jobs -p); do wait $task || code=$?; done
+exit $code
+"""
+SCONTROL = """#!/bin/bash
+case "$1" in
+    show) echo 127.0.0.1; echo 127.0.0.1 ;;
+    requeue) echo $2 >> $SCHEDULER/requeued ;;
+esac
+"""
+ACCELERATE = f"""#!/bin/bash
+exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch, store):
+    """The script of the page, for the toy on two nodes of one CPU process."""
+    (script,) = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    script = re.sub(r"^export TRAINKIT_STORE=.*$", "", script, flags=re.MULTILINE)
+    for theirs, ours in (
+        ("recipes/adadistill.yaml", f'{TOY} --plugin toy train.length="1000 steps" log.every="10 steps"'),
+        ("adadistill", "toy"),
+        ("8 *", "1 *"),
+    ):
+        assert theirs in script
+        script = script.replace(theirs, ours)
+    (tmp_path / "job.sh").write_text(script)
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("accelerate", ACCELERATE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SCHEDULER", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    for name, value in (("SLURM_NNODES", "2"), ("SLURM_JOB_ID", "4711"), ("SLURM_JOB_NODELIST", "a[1-2]")):
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def start(job: Path) -> subprocess.Popen:
+    (job / "tasks").unlink(missing_ok=True)
+    words = ["bash", str(job / "job.sh")]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def signal_steps(job: Path, number: int) -> None:
+    """As SLURM does before the time is up: to every process of every task, not to the batch script."""
+    for task in map(int, (job / "tasks").read_text().split()):
+        for process in [psutil.Process(task), *psutil.Process(task).children(recursive=True)]:
+            process.send_signal(number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_job_of_the_page_is_stopped_requeued_and_goes_on(job):
+    first, seen = start(job), []
+    for line in first.stdout:
+        seen.append(line)
+        if line.startswith("step "):
+            break
+    signal_steps(job, signal.SIGUSR1)
+    text = "".join(seen) + first.communicate(timeout=200)[0]
+    assert (job / "requeued").read_text() == "4711\n", text
+    cut = Ran(143, newest())
+    assert cut.folder.info().status == "KILLED", text
+    assert 1000 > cut.last.step >= cut.folder.info().last_step > 0
+    second = start(job)
+    text = second.communicate(timeout=400)[0]
+    assert second.returncode == 0 and (job / "requeued").read_text() == "4711\n", text
+    done = newest()
+    assert done.name == cut.folder.name and done.info().status == "FINISHED" and Ran(0, done).last.step == 1000
