@@ -6,10 +6,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from runs import PLUGIN, ROOT, TOY, Ran, newest
+from runs import PLUGIN, ROOT, TOY, Ran, newest, spawn
+
+from trainkit.errors import UserError
+from trainkit.machine import Machine
 
 PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
 SRUN = """#!/bin/bash
@@ -31,6 +35,36 @@ esac
 ACCELERATE = f"""#!/bin/bash
 exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"
 """
+
+
+def test_a_second_signal_ends_a_process_and_beneath_the_launcher_of_several_a_third():
+    """torch's launcher passes on what a scheduler may have said to everybody."""
+    code = (
+        "import os, signal\nfrom trainkit import launcher\nstopping = launcher.stop_flag()\n"
+        "for n in range(3):\n    os.kill(os.getpid(), signal.SIGTERM)\n    print(n, stopping(), flush=True)"
+    )
+    for told, name in ((1, "NO_LAUNCHER"), (2, "TORCHELASTIC_RUN_ID")):
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {name: "1"}, capture_output=True)
+        assert done.returncode == 143 and done.stdout.decode().split() == ["0", "True", "1", "True"][: 2 * told]
+
+
+def test_what_differs_between_processes_is_named_on_each():
+    others = [{"recipe": "a", "torch": "1"}, {"recipe": "a", "torch": "1"}, {"recipe": "b", "torch": "2"}]
+    for main in (True, False):
+        machine = SimpleNamespace(world=3, main=main, each=lambda thing: others)
+        with pytest.raises(
+            UserError, match=r"process 2 differs from process 0 in: recipe, torch; .*recipe: a and b"
+        ) as no:
+            Machine.agree(machine, others[0])
+        assert no.value.told is not main
+    others[2] = others[0]
+    Machine.agree(machine, others[0])
+
+
+def test_processes_that_read_other_data_do_not_train(store):
+    done = spawn(2, str(TOY), "--plugin", "toy", TOY_DIFFERS="1")
+    assert done.returncode != 0 and "process 1 differs from process 0 in: data;" in done.stderr
+    assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr and not list((store / "runs").iterdir())
 
 
 @pytest.fixture
@@ -90,3 +124,30 @@ def test_the_job_of_the_page_is_stopped_requeued_and_goes_on(job):
     assert second.returncode == 0 and (job / "requeued").read_text() == "4711\n", text
     done = newest()
     assert done.name == cut.folder.name and done.info().status == "FINISHED" and Ran(0, done).last.step == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_launcher_and_to_all_its_processes_is_one_signal(monkeypatch, store, number):
+    """A machine that goes away tells every process; the launcher passes SIGTERM on, and it ends all when one leaves."""
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu_2proc.yaml"), str(ROOT / "trainkit" / "run.py")]
+    own = [str(TOY), "--plugin", "toy", "train.length=1000000 steps", "log.every=10 steps"]
+    ignored = "trap '' USR1; exec \"$@\""
+    launcher = subprocess.Popen(
+        ["bash", "-c", ignored, "bash", sys.executable, "-m", "accelerate.commands.launch", *words, *own],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for line in launcher.stdout:
+        if line.startswith("step "):
+            break
+    first = psutil.Process(launcher.pid)
+    for process in [*first.children(recursive=True), first]:
+        process.send_signal(number)
+    text = launcher.communicate(timeout=200)[0]
+    cut = Ran(143, newest())
+    assert cut.folder.info().status == "KILLED", text
+    assert cut.last.step >= cut.folder.info().last_step > 0

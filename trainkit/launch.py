@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainkit import config, lineage
+from trainkit import config, lineage, provenance
 from trainkit.errors import UserError
 from trainkit.needs import Need, gather
 from trainkit.opening import about, begin, ending
@@ -34,6 +34,8 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
     from trainkit.store import Store
 
     machine = Machine(recipe)
+    # Of the settings of a sweep the first stands for all.
+    machine.agree({"recipe": config.digest(recipe), **provenance.program()})
     store = Store.locate()
     machine.lead(store.prepare)
 
@@ -91,6 +93,7 @@ def _run(
 
     machine.configure(recipe)
     data = recipe.data.open(recipe.seed)
+    machine.agree({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
     checked = integrity.ensure(recipe, data, machine, store)
     recipe_hash = config.digest(recipe)
 

@@ -41,12 +41,15 @@ def stop_flag() -> Callable[[], bool]:
     """Turn SIGTERM, SIGUSR1 and SIGINT into a flag that the loop reads; a second signal ends the process at once.
 
     Ctrl-C ends the launcher too, and the kernel then sends the SIGTERM of `die_with_parent`, which is no second wish.
+    Nor is what torch's launcher of several processes passes on where everybody was told already, as on a machine that
+    goes away: beneath it a third signal ends the process.
     """
     seen: list[int] = []
     parent = os.getppid()
+    same_wish = 2 if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
     def note(number: int, frame: object) -> None:
-        if seen and os.getppid() == parent:
+        if len(seen) >= same_wish and os.getppid() == parent:
             os._exit(128 + number)
         seen.append(number)
 

@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -266,6 +266,20 @@ class Machine:
         box: list[Any] = [None] * self.world
         dist.all_gather_object(box, thing, group=self._control)
         return box
+
+    def agree(self, things: Mapping[str, str]) -> None:
+        """Compare words over ranks: all have the same names. Raises UserError, on every rank, for what differs."""
+        told = self.each(dict(things)) if self.world > 1 else []
+        for rank, other in enumerate(told):
+            if differ := [name for name in told[0] if other.get(name) != told[0][name]]:
+                error = UserError(
+                    "launch",
+                    f"process {rank} differs from process 0 in: {', '.join(differ)}",
+                    "the same on every machine",
+                    "; ".join(f"{name}: {told[0][name]} and {other.get(name)}" for name in differ),
+                )
+                error.told = not self.main
+                raise error
 
     def any(self, flag: bool) -> Any:
         """Start asking whether a flag is up on any rank; call what is returned for the answer.

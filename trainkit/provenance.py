@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import socket
@@ -68,6 +69,15 @@ def place() -> dict[str, str]:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         tags["trainkit.gpus"] = ", ".join(names)
     return tags
+
+
+def program() -> dict[str, str]:
+    """What has to be the same in all processes of a run: a digest of trainkit's source, and torch's version."""
+    here = Path(__file__).resolve().parent
+    digest = hashlib.sha256()
+    for file in sorted(here.rglob("*.py")):
+        digest.update(f"{file.relative_to(here)}\0".encode() + file.read_bytes())
+    return {"source of trainkit": digest.hexdigest()[:12], "torch": metadata.version("torch")}
 
 
 def cpu_name() -> str:
