@@ -1,4 +1,4 @@
-"""A server in front of another one: it can be slow, hang up, want a password, or say things of its own."""
+"""A server in front of another one: it can hold who asks, hang up, want a password, or say things of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 _OWN_HEADERS = ("host", "connection", "content-length", "transfer-encoding")
 
@@ -24,11 +24,16 @@ class Doorman(ThreadingHTTPServer):
         self.says: dict[str, tuple[int, str]] = {}
         """Status and text by path, where there is nothing behind."""
         self.otherwise = (404, "<h1>Not Found</h1>")
-        self.delay = 0.0
+        self.holds = Event()
+        """While it is set, who asks waits for an answer."""
         self.down = False
         self.password = ""
         """`name:password`, if one is wanted."""
-        self.asked: list[str] = []
+        self.held = Event()
+
+    def wait_for_somebody(self) -> None:
+        """Until somebody who has asked is held."""
+        assert self.held.wait(60), "nobody has asked"
 
     def handle_error(self, *_) -> None:
         """A client that has given up is no matter."""
@@ -44,10 +49,11 @@ class _Request(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         door = self.server
-        door.asked.append(f"{self.command} {self.path}")
         chunked = self.headers.get("Transfer-Encoding", "") == "chunked"
         body = b"".join(self._chunks()) if chunked else self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        time.sleep(door.delay)
+        while door.holds.is_set():
+            door.held.set()
+            time.sleep(0.02)
         if door.down:
             self.close_connection = True
             return
@@ -94,4 +100,5 @@ def doorman(behind: int | None = None) -> Iterator[Doorman]:
         try:
             yield door
         finally:
+            door.holds.clear()
             door.shutdown()

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from trainkit import cli, relocating
 from trainkit.errors import UserError
-from trainkit.relocating import relocate, strayed
+from trainkit.relocating import folder_of, relocate, strayed
 from trainkit.store import RunFolder, Store
 from trainkit.tracking import Tracker
 
@@ -84,8 +84,8 @@ def test_every_file_of_a_moved_store_is_found_again(moved, weights):
 
     assert old in done.homes and not done.left and not done.elsewhere
     assert {"experiments", "runs", "logged_models", "model_versions", "tags"} == done.changed.keys()
-    file = Path(client.download_artifacts(run_id, "recipe/resolved.yaml"))
-    assert file.read_text() == "lr: 0.1\n" and store.home in file.parents
+    at = folder_of(client.get_run(run_id).info.artifact_uri)
+    assert (at / "recipe/resolved.yaml").read_text() == "lr: 0.1\n" and store.home in at.parents
     (model,) = client.search_logged_models([client.get_experiment_by_name("faces").experiment_id])
     assert store.model_file(f"models:/{model.model_id}").read_bytes() == weights.read_bytes()
     at = Path(client.get_model_version_download_uri("faces", "1").removeprefix("file://"))
@@ -163,7 +163,7 @@ def test_a_copy_of_a_store_gets_its_own_files(moved, tmp_path, monkeypatch):
     assert relocate(copy).homes == [store.home]
     run_id = store.runs()[0].info().run_id
     for one in (store, copy):
-        assert one.home in Path(one.client().download_artifacts(run_id, "recipe/resolved.yaml")).parents
+        assert one.home in folder_of(one.client().get_run(run_id).info.artifact_uri).parents
 
 
 def test_the_folder_may_be_named_and_a_wrong_one_is_answered_with_the_right_one(moved, tmp_path):

@@ -16,6 +16,14 @@ _ADDRESS = "check MLFLOW_TRACKING_URI"
 _ITS_LOG = "see what the server itself has printed"
 _CHARS = 300
 
+_LIBRARIES = frozenset(
+    [
+        *("mlflow", "requests", "urllib3", "sqlalchemy", "sqlite3", "psycopg2", "psycopg", "pymysql", "MySQLdb"),
+        *("botocore", "boto3", "s3transfer", "google", "azure", "paramiko"),
+    ]
+)
+"""Packages that stand between a run and its store, by the first word of the module of what they raise."""
+
 _SIGNS = (
     (
         r"(?i)timed out|timeout exception",
@@ -48,12 +56,22 @@ _SIGNS = (
 )
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether the store fails, or the way to it: MLflow, the network, a database say so. All else is our mistake."""
+    if isinstance(error, ModuleNotFoundError):  # the driver of a database, the client of a bucket
+        return (error.name or "trainkit").partition(".")[0] not in ("trainkit", "mlflow")
+    kinds = type(error).__mro__
+    return isinstance(error, OSError) or any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in kinds)
+
+
 def reason(error: BaseException) -> tuple[str, str]:
     """What a store does or is, of an error of MLflow's client, and what mends it: empty where that is not known.
 
     The first goes on from the store's name: `wants a password`. Neither holds a password.
     """
     text, code = str(error), getattr(error, "error_code", "")
+    if isinstance(error, ModuleNotFoundError):
+        return f"needs the Python package {error.name}, which is not installed", "install it"
     if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or re.search(r"\b401 Client Error|error code 401\b", text):
         given = os.environ.get("MLFLOW_TRACKING_USERNAME") or os.environ.get("MLFLOW_TRACKING_TOKEN")
         return "does not take the password or token that is set" if given else "wants a password", _CREDENTIALS

@@ -12,7 +12,7 @@ from trainkit import courier
 from trainkit.errors import UserError
 from trainkit.journal import Journal
 from trainkit.outbox import Outbox
-from trainkit.refusals import reason
+from trainkit.refusals import is_refusal, reason
 from trainkit.store import RunFolder, Store
 
 EVERY_SECONDS = 3.0
@@ -68,6 +68,7 @@ class Sender(threading.Thread):
                 _log.warning(
                     "%s does not take the metrics (%s); training goes on, they are kept in %s and sent when it does",
                     self.where, reason(error)[0], self._outbox.folder.path,
+                    exc_info=None if is_refusal(error) else error,
                 )  # fmt: skip
             self._failures = min(self._failures + 1, 10)
         else:
@@ -110,7 +111,9 @@ class Sender(threading.Thread):
                 finally:
                     folder.release()
         except Exception as error:
-            _log.debug("looking for abandoned runs: %s", error)
+            _log.log(
+                logging.DEBUG if is_refusal(error) else logging.ERROR, "looking for abandoned runs", exc_info=error
+            )
 
 
 def send_left(folder: RunFolder, client: Any) -> None:

@@ -33,7 +33,7 @@ from urllib.parse import quote, urlsplit
 
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.refusals import reason
+from trainkit.refusals import is_refusal, reason
 
 _LOCK_SECONDS = 10.0
 """How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
@@ -241,12 +241,12 @@ class Store:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
-        """What MLflow's client raises within is a UserError of this store, which says what to do."""
+        """What MLflow, the network or a database raise within is a UserError of this store, which says what to do."""
         try:
             yield
-        except UserError:
-            raise
         except Exception as error:
+            if not is_refusal(error):
+                raise
             found, remedy = reason(error)
             raise UserError(self.shown, found, remedy=remedy) from error
 
@@ -642,9 +642,12 @@ def _check_server(uri: str, shown: str) -> None:
     from mlflow.utils.rest_utils import http_request
 
     version = ""
-    with contextlib.suppress(Exception):
+    try:
         answer = http_request(get_default_host_creds(uri), "/version", "GET", max_retries=0)
         version = answer.text.strip() if answer.status_code == 200 else ""
+    except Exception as error:
+        if not is_refusal(error):
+            raise
     if (major := re.match(r"(\d+)\.\d+", version)) is not None and int(major[1]) < _OLDEST_SERVER:
         found = f"is a server of MLflow {version[:20]}, which keeps no models of runs"
         raise UserError(shown, found, f"{_OLDEST_SERVER} or newer", "update it")
@@ -653,8 +656,8 @@ def _check_server(uri: str, shown: str) -> None:
 def _check_reachable(uri: str, shown: str) -> None:
     """Ask a database server once: MLflow itself would try for most of an hour."""
     settle_mlflow()
+    parts = urlsplit(uri)
     try:
-        parts = urlsplit(uri)
         port = parts.port or {"postgresql": 5432, "mysql": 3306, "mssql": 1433}.get(parts.scheme.split("+")[0])
         if parts.hostname and port:
             socket.create_connection((parts.hostname, port), timeout=5).close()
@@ -665,8 +668,10 @@ def _check_reachable(uri: str, shown: str) -> None:
         sqlalchemy.inspect(engine)
         engine.dispose()
     except Exception as error:
-        found = without_secrets(str(error)).strip().splitlines()[0][:300]
-        raise UserError(shown, f"the store does not answer: {found}", remedy="check MLFLOW_TRACKING_URI") from None
+        if not is_refusal(error):
+            raise
+        found, remedy = reason(error)
+        raise UserError(shown, found, remedy=remedy or "check MLFLOW_TRACKING_URI") from None
 
 
 def _warn_of_network(folder: Path) -> None:
