@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +47,7 @@ def server(tmp_path_factory, database) -> Iterator[Served]:
     words = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     words += ["--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--artifacts-destination", str(home / "files")]
     env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with open(home / "log", "wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, env=env, cwd=home, start_new_session=True)
+    process = ui._begun(words, env, home / "log", home)
     try:
         ui._wait_until_ready(process, port, home / "log")
         yield Served(home, port)
@@ -225,17 +223,15 @@ def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, cap
 
 def test_a_training_does_not_wait_for_a_server_that_is_slow(door, caplog):
     tracker = begin(Store.locate(), "slow")
-    door.delay = 0.4
-    longest = 0.0
+    door.holds.set()
     for step in range(300):
-        began = time.perf_counter()
         tracker.log(step, {"train/loss": 1 / (step + 1)})
-        longest = max(longest, time.perf_counter() - began)
-        time.sleep(0.002)
-    assert longest < 0.2, "a call to the server takes twice as long"
+        if step == 0:
+            door.wait_for_somebody()
     tracker.artifact_text("notes/why.txt", "because")
+    assert left(tracker.folder) == (300, 1), "all of that while the server held the first of it"
+    door.holds.clear()
     tracker.finish("FINISHED")
-    door.delay = 0.0
     assert not warnings(caplog)
     assert left(tracker.folder) == (0, 0)
 
@@ -245,12 +241,12 @@ def test_a_server_that_never_answers_lets_the_training_end(door, caplog, monkeyp
     monkeypatch.setattr(sender, "EVERY_SECONDS", 0.05)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 3.0)
     tracker = begin(Store.locate(), "slow")
-    door.delay = 30.0
+    door.holds.set()
     for step in range(10):
         tracker.log(step, {"train/loss": 1 / (step + 1)})
-    began = time.monotonic()
+    door.wait_for_somebody()
     tracker.finish("FINISHED")
-    assert time.monotonic() - began < 10
-    door.delay = 0.0
+    assert left(tracker.folder) == (10, 1), "the server was still holding all of it"
+    door.holds.clear()
     said = warnings(caplog)
     assert len(said) == 2 and "does not answer within 1 s" in said[0] and "trainkit sync" in said[1]

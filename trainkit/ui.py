@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import UserError
+from trainkit.launcher import die_with_parent
 from trainkit.redact import without_secrets, without_user_info
 from trainkit.relocating import strayed
 from trainkit.store import Store, settle_mlflow
@@ -40,23 +41,20 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print)
     if store.uri.startswith(("http://", "https://")):
         say(f"The runs are kept by a server; open {without_user_info(store.uri)}")
         return
-    with running(store, port) as server:
-        say(f"The runs of {store.shown} are at http://{HOST}:{port} (Ctrl-C ends the page)")
-        experiments = _experiments(port)
-        tables = _run_tables(experiments, port)
-        for name, address in tables:
-            say(f"  {name}: {address}")
-        if experiments and not tables:
-            say("  There are no runs yet.")
-        for home in {strayed(store, found.get("artifact_location", "")) for found in experiments} - {None}:
-            say(f"  Files are looked for in {home}, where the store was; `trainkit relocate` mends that.")
-        before = signal.signal(signal.SIGTERM, _interrupt)
-        try:
+    try:
+        with _interrupted_by_signals(), running(store, port) as server:
+            say(f"The runs of {store.shown} are at http://{HOST}:{port} (Ctrl-C ends the page)")
+            experiments = _experiments(port)
+            tables = _run_tables(experiments, port)
+            for name, address in tables:
+                say(f"  {name}: {address}")
+            if experiments and not tables:
+                say("  There are no runs yet.")
+            for home in {strayed(store, found.get("artifact_location", "")) for found in experiments} - {None}:
+                say(f"  Files are looked for in {home}, where the store was; `trainkit relocate` mends that.")
             code = server.wait()
-        except KeyboardInterrupt:
-            return
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    except KeyboardInterrupt:
+        return
     raise UserError("mlflow server", f"ended with code {code}: {_last_line(_log_of(store))}")
 
 
@@ -85,21 +83,27 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
     else:
         # Not among the words of the command, where every user of the machine could read its password.
         environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
-    with open(_log_of(store), "wb") as log:
-        server = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            cwd=store.home,
-            start_new_session=True,
-        )
+    server = _begun(words, environment, _log_of(store), store.home)
     try:
         _wait_until_ready(server, port, _log_of(store))
         yield server
     finally:
         _end(server)
+
+
+def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    with open(log, "wb") as out:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+            # Otherwise it would go on, unseen, when this process is killed.
+            preexec_fn=die_with_parent,
+        )
 
 
 def _experiments(port: int) -> list[dict[str, Any]]:
@@ -167,8 +171,19 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM, and the SIGHUP of a terminal that is closed, are as Ctrl-C within."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _log_of(store: Store) -> Path:
