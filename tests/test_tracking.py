@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainkit import journal, outbox, sender, tracking
+from trainkit import experiments, journal, outbox, sender, tracking
 from trainkit import store as store_module
 from trainkit.errors import UserError
 from trainkit.redact import is_secret_name, without_secrets, without_user_info
@@ -235,7 +235,7 @@ def test_a_run_whose_store_was_lost_sends_its_whole_journal_to_a_new_one(home, s
 
 def test_a_run_that_cannot_begin_is_failed_and_free_again(store, begin, home, monkeypatch):
     folder = store.new_run("faces", 0, "aaaa")
-    monkeypatch.setattr(tracking, "_experiment", lambda *_: 1 / 0)
+    monkeypatch.setattr(experiments, "prepared", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         begin(folder)
     assert folder.info().status == "FAILED" and not folder.alive()
@@ -436,6 +436,25 @@ def test_the_experiment_is_described(store, begin):
     assert found.artifact_location == (store.artifacts / "faces").as_uri()
 
 
+def test_the_view_shows_the_parameters_in_which_runs_differ(store, begin):
+    def view():
+        tag = store.client().get_experiment_by_name("faces").tags["mlflow.sharedViewState.trainkit"]
+        state = json.loads(json.loads(tag)["state"])
+        parallel = [chart["selectedParams"] for chart in state["compareRunCharts"] if chart["type"] == "PARALLEL"]
+        return [column[8:-1] for column in state["selectedColumns"] if column.startswith("params")], parallel
+
+    def run(lr, machine, depth):
+        optim = {"lr": lr, "momentum": 0.9}
+        begin(params={"seed": 0, "optim": optim, "net": {"depth": depth}, "machine": machine}, primary_metric="a/b")
+
+    run(0.1, {"cpu": "one"}, 3)
+    assert view() == (["seed"], [])
+    run(0.2, {"cpu": "two"}, 3)
+    assert view() == (["seed", "optim.lr"], [["optim.lr"]])
+    run(0.2, {"cpu": "two"}, 4)
+    assert view() == (["seed", "optim.lr", "net.depth"], [["optim.lr", "net.depth"]])
+
+
 def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_changes_them(store, begin):
     def tags():
         return store.client().get_experiment_by_name("faces").tags
@@ -474,11 +493,11 @@ def test_a_tag_that_another_run_sets_at_the_same_moment_is_set_again():
 
         return SimpleNamespace(set_experiment_tag=set_experiment_tag)
 
-    tracking._set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
+    experiments._set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
     assert asked == [("7", "a", "b")] * 2
     asked.clear()
     with pytest.raises(MlflowException):
-        tracking._set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
+        experiments._set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
     assert len(asked) == 1
 
 
@@ -486,7 +505,7 @@ def test_a_server_that_keeps_no_files_itself_is_refused_where_its_folder_is_not(
     def begin_at(uri, place):
         found = SimpleNamespace(experiment_id="3", artifact_location=place, lifecycle_stage="active", tags={})
         client = SimpleNamespace(get_experiment_by_name=lambda name: found, set_experiment_tag=lambda *_: None)
-        return tracking._experiment(client, Store(home, uri), "faces", "", None, True)
+        return experiments.prepared(client, Store(home, uri), "faces", "", None, True)
 
     with pytest.raises(UserError, match="--artifacts-destination") as caught:
         begin_at("http://me:hunter2@far:5000", "file:///srv/nowhere/mlruns/3")

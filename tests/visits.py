@@ -8,7 +8,10 @@ from urllib.parse import quote
 
 from browser import Page
 
-from trainkit.tracking import VIEW
+from trainkit.experiments import VIEW
+
+_TRAINING = "workflowType=machine_learning"
+"""Without it the page has menus for language models."""
 
 CHART = ".js-plotly-plot"
 SLIDER = "[role=slider]"
@@ -22,50 +25,57 @@ def experiments(page: Page, at: str, *names: str) -> None:
 
 def run_table(page: Page, at: str, experiment: str, *texts: str) -> None:
     """The runs of an experiment, in the view that every experiment has."""
-    page.open(f"{at}/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}")
+    page.open(f"{at}/#/experiments/{experiment}/runs?{_TRAINING}&viewStateShareKey={VIEW}")
     page.until_shown(*texts)
 
 
-def charts(page: Page, at: str, experiment: str, least: int = 1) -> None:
-    """The runs of an experiment as curves and bars."""
-    page.open(f"{at}/#/experiments/{experiment}/runs?workflowType=machine_learning&compareRunsMode=CHART")
-    _drawn(page, least)
+def charts(page: Page, at: str, experiment: str, *texts: str) -> None:
+    """The runs of an experiment as curves and bars, in that view."""
+    page.open(f"{at}/#/experiments/{experiment}/runs?{_TRAINING}&viewStateShareKey={VIEW}&compareRunsMode=CHART")
+    page.until_shown("At a glance", *texts)
+    _drawn(page, 2)
 
 
 def comparison(page: Page, at: str, experiment: str, runs: Sequence[str]) -> None:
     """Some runs side by side, over them parallel coordinates of their parameters and a score."""
     words = f"runs={quote(json.dumps(list(runs)))}&experiments={quote(json.dumps([experiment]))}"
-    page.open(f"{at}/#/compare-runs?{words}")
+    page.open(f"{at}/#/compare-runs?{words}&{_TRAINING}")
     page.until_shown("Parallel Coordinates Plot")
     _drawn(page, 1)
 
 
 def pictures(page: Page, at: str, experiment: str, run: str) -> None:
-    """Pictures of a run with the slider over its steps."""
-    page.open(f"{at}/#/experiments/{experiment}/runs/{run}/model-metrics")
-    page.until(f"!!document.querySelector({json.dumps(SLIDER)})")
+    """Pictures of a run with the slider over its steps, beneath its curves."""
+    page.open(f"{at}/#/experiments/{experiment}/runs/{run}/model-metrics?{_TRAINING}")
+    # A chart is made when it comes into sight.
+    page.until(f"{_SCROLLED}.length > 0")
+    page.until(f"({_SCROLLED}.forEach(e => e.scrollTop += 300), !!document.querySelector({json.dumps(SLIDER)}))")
     page.evaluate(f"document.querySelector({json.dumps(SLIDER)}).scrollIntoView({{block: 'center'}})")
-    page.until(f"{_PICTURES}.length > 0")
+    page.until(f"{PICTURES}.length > 0")
 
 
 def shown_picture(page: Page) -> str:
     """Address of the first picture that is shown."""
-    return page.evaluate(f"({_PICTURES}[0] || {{}}).src || ''")
+    return page.evaluate(f"({PICTURES}[0] || {{}}).src || ''")
 
 
 def logged_model(page: Page, at: str, experiment: str, model: str, *texts: str) -> None:
     """Weights that a run has kept."""
-    page.open(f"{at}/#/experiments/{experiment}/models/{model}")
+    page.open(f"{at}/#/experiments/{experiment}/models/{model}?{_TRAINING}")
     page.until_shown(*texts)
 
 
 def registered(page: Page, at: str, name: str, *texts: str) -> None:
     """The versions of a registered model."""
-    page.open(f"{at}/#/models/{quote(name)}")
+    page.open(f"{at}/#/models/{quote(name)}?{_TRAINING}")
     page.until_shown(name, *texts)
 
 
-_PICTURES = "[...document.images].filter(i => i.src.includes('images') && i.naturalWidth > 0)"
+_SCROLLED = (
+    "[...document.querySelectorAll('*')]"
+    ".filter(e => e.scrollHeight > e.clientHeight + 50 && getComputedStyle(e).overflowY !== 'visible')"
+)
+PICTURES = "[...document.images].filter(i => i.src.includes('images') && i.naturalWidth > 0)"
 
 
 def _drawn(page: Page, least: int) -> None:

@@ -26,14 +26,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
+from trainkit import experiments
 from trainkit.errors import UserError
 from trainkit.journal import Journal, Replay
 from trainkit.outbox import Outbox
 from trainkit.provenance import origin, place
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
-from trainkit.relocating import folder_of, strayed
 from trainkit.sender import Sender, send_left
 from trainkit.store import RunFolder, Store
 from trainkit.system_metrics import Sampler
@@ -47,19 +46,11 @@ METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 """Names MLflow takes everywhere; one bad name would make it refuse a whole batch."""
 
 _WAKE_LINES = 500
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _FLOAT = frozenset([float])
 _FINISH_SECONDS = 30.0
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
 _DIGEST_CHARS = 12
 """MLflow takes 36, but shows name and digest together in a narrow column; the whole one is in the profile."""
-
-_TELLING = ("task.method", "task.margin.name", "seed")
-"""Parameters in the view of the run table, where a run has them."""
-_ABOVE = frozenset(["trainkit.folds", "trainkit.seeds", "trainkit.sweep"])
-"""Tags of runs above others."""
-VIEW = "trainkit"
-"""Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
 
 _log = logging.getLogger("trainkit")
 
@@ -117,9 +108,9 @@ class Tracker:
                 for key, value in all_tags.items()
             }
             with store.asking():
-                experiment_id = _experiment(client, store, experiment, note, primary_metric, higher_is_better)
-                nested = not _ABOVE.isdisjoint(all_tags)
-                _offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
+                experiment_id = experiments.prepared(client, store, experiment, note, primary_metric, higher_is_better)
+                nested = not experiments.ABOVE.isdisjoint(all_tags)
+                experiments.offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
                 known = _known_run(client, folder.info().run_id) if resume else None
                 if known is None:
                     run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
@@ -495,112 +486,6 @@ def _step(step: Any) -> int:
     if number != step or number < 0:
         raise ValueError(f"step {step!r} is not a whole number from 0")
     return number
-
-
-def _experiment(
-    client: Any, store: Store, name: str, note: str, primary_metric: str | None, higher_is_better: bool
-) -> str:
-    from mlflow.exceptions import MlflowException
-
-    tags = {"mlflow.experimentKind": "custom_model_development"}
-    if note:
-        tags["mlflow.note.content"] = without_secrets(note)[:5000]
-    if primary_metric:
-        tags["mlflow.experiment.primaryMetric.name"] = primary_metric
-        tags["mlflow.experiment.primaryMetric.greaterIsBetter"] = str(higher_is_better)
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        # MLflow's default would be relative to the folder the run was started in.
-        folder = store.artifacts / re.sub(r"[^\w.-]", "-", name) if store.artifacts else None
-        try:
-            client.create_experiment(name, artifact_location=folder.as_uri() if folder else None, tags=tags)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        found = client.get_experiment_by_name(name)
-    if found.lifecycle_stage != "active":
-        remedy = "restore it in the MLflow page, or name another experiment"
-        raise UserError(f"experiment {name!r}", f"was deleted in {store.shown}", remedy=remedy)
-    if (old := strayed(store, found.artifact_location)) is not None:
-        # It would make that folder again, and nobody would look for them there.
-        where = f"was in {old}, where MLflow would keep the files of experiment {name!r}"
-        raise UserError(str(store.home), where, remedy="as the store was moved, run: trainkit relocate")
-    folder, host = folder_of(found.artifact_location), urlsplit(store.uri).hostname
-    if store.artifacts is None and folder is not None and host not in _LOOPBACK and not folder.parent.is_dir():
-        where = f"has experiment {name!r} keep its files in {folder}, which is no folder of this machine"
-        remedy = "start it with --artifacts-destination FOLDER, and give log.experiment another name"
-        raise UserError(store.shown, where, remedy=remedy)
-    if "mlflow.note.content" not in found.tags:
-        # Not when a person has written one in the page.
-        tags.setdefault("mlflow.note.content", _guide(primary_metric))
-    for key, value in tags.items():
-        if found.tags.get(key) != value:
-            _set_tag(client, found.experiment_id, key, value)
-    return found.experiment_id
-
-
-def _set_tag(client: Any, experiment_id: str, key: str, value: str) -> None:
-    """Set a tag of an experiment, even if another run that begins at this moment sets it for the first time too."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.set_experiment_tag(experiment_id, key, value)
-    except MlflowException as error:
-        if error.error_code != "BAD_REQUEST":
-            raise
-        # MLflow has looked for it and then added it; now it is there, and is changed.
-        client.set_experiment_tag(experiment_id, key, value)
-
-
-def _guide(primary_metric: str | None) -> str:
-    """Experiment note where the caller gave none: what the names of the metrics mean."""
-    best = f"Compare runs by `best/{primary_metric}`.\n\n" if primary_metric else ""
-    return best + (
-        "`train/...` while training, `<evaluation>/<score>` at each evaluation, `best/...` at the best of them, "
-        "`final/...` at the end. Other first words (`pixels/...`, `teacher/...`) are scores of what the run is "
-        "compared with; `time/..._share` says where the time went. Figures, recipe and rows are among the artifacts "
-        "of a run, weights are its models. The x axis is the optimizer step."
-    )
-
-
-def _offer_view(
-    client: Any,
-    experiment_id: str,
-    primary_metric: str | None,
-    higher_is_better: bool,
-    params: Mapping[str, str],
-    nested: bool = False,
-) -> None:
-    """Keep a view of the run table with the columns that tell runs apart; MLflow's own shows no score.
-
-    `nested`: other runs will stand beneath this one. MLflow shows that only where runs are sorted by time, so from then
-    on they are.
-    """
-    tag = f"mlflow.sharedViewState.{VIEW}"
-    kept = client.get_experiment(experiment_id).tags.get(tag)
-    if kept and '"updatedAt": 0,' not in kept:
-        return  # a person has changed it in the page
-    scores = [f"metrics.`{when}/{primary_metric}`" for when in ("best", "final")] if primary_metric else []
-    # Of the parameters, those that this run or an earlier one of the experiment has.
-    columns = [c for c in (f"params.`{name}`" for name in _TELLING) if c[8:-1] in params or c in (kept or "")]
-    columns += [*scores, *(f"metrics.`{name}`" for name in ("train/loss", "final/time/total_s"))]
-    before = json.loads(json.loads(kept)["state"]) if kept else {}
-    had_scores = any(column.startswith("metrics.`best/") for column in before.get("selectedColumns", []))
-    nested = nested or (had_scores and before["orderByKey"] == "attributes.start_time")
-    sort = [] if nested else scores[:1]
-    state = {
-        "orderByKey": sort[0] if sort else "attributes.start_time",
-        "orderByAsc": bool(sort) and not higher_is_better,
-        "selectedColumns": columns,
-        "columnOrder": columns,
-        # Wide enough for the heading, and for the 18 characters in which MLflow shows a fraction.
-        "columnWidths": {
-            column: max(8 * len(column.split("`")[1]) + 32, 160 * (column in scores)) for column in columns
-        },
-    }
-    view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
-    if view != kept:
-        _set_tag(client, experiment_id, tag, view)
 
 
 def _known_run(client: Any, run_id: str | None) -> Any:

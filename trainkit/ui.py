@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import UserError
+from trainkit.experiments import VIEW
 from trainkit.launcher import die_with_parent
 from trainkit.redact import without_secrets, without_user_info
 from trainkit.relocating import strayed
 from trainkit.store import Store, settle_mlflow
-from trainkit.tracking import VIEW
 
 HOST = "127.0.0.1"
 _READY_SECONDS = 120.0
