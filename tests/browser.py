@@ -80,6 +80,9 @@ class Page:
         self.call("Page.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
+        # A panel with an assistant opens by itself at the first visit, over a quarter of the page.
+        opened = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=f"try {{ {opened} }} catch {{}}")
 
     def close(self) -> None:
         self._socket.close()
@@ -144,7 +147,7 @@ class Page:
 
     def settle(self, quiet: float = 0.7, seconds: float = 20.0) -> None:
         """Wait until nothing has changed in the page for a while, such as charts that are still drawn."""
-        script = "[document.getElementsByTagName('*').length, document.body.innerText.length].join()"
+        script = "[document.getElementsByTagName('*').length, (document.body || {innerText: ''}).innerText.length].join()"
         end, last, since = time.monotonic() + seconds, "", time.monotonic()
         while time.monotonic() < end and time.monotonic() - since < quiet:
             now = self.evaluate(script)

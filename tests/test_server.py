@@ -229,6 +229,7 @@ def test_a_training_does_not_wait_for_a_server_that_is_slow(door, caplog):
         if step == 0:
             door.wait_for_somebody()
     tracker.artifact_text("notes/why.txt", "because")
+    tracker.commit()
     assert left(tracker.folder) == (300, 1), "all of that while the server held the first of it"
     door.holds.clear()
     tracker.finish("FINISHED")
