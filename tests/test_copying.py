@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -180,6 +181,21 @@ def test_splits_that_are_there_are_used_and_a_test_set_is_scored_at_the_end(here
     assert {"val", "test"} <= set(opened.evaluations) and opened.train.size == 36
 
 
+def test_splits_may_be_capitalised_and_those_that_do_not_fit_are_refused(here):
+    for seed, split in enumerate(("Train", "Valid")):
+        stripes(here / "patterns" / split, 12, seed)
+    recipe, _ = fitted("convnext", "patterns")
+    assert (recipe.data.train, recipe.data.evaluate) == ("patterns#Train", {"val": "patterns#Valid"})
+    recipe.data.open(0)
+    (here / "patterns" / "Valid" / "down").rename(here / "patterns" / "Valid" / "up")
+    assert refused("convnext", "patterns") == (
+        "patterns#Valid: classes that are not trained: up; expected those of patterns#Train"
+    )
+    shutil.rmtree(here / "patterns" / "Valid")
+    (here / "patterns" / "Valid").mkdir()
+    assert "patterns/Valid: no pictures" in refused("convnext", "patterns")
+
+
 def test_a_test_set_alone_is_scored_under_its_name_and_that_is_to_be_decided(here):
     for seed, split in enumerate(("train", "test")):
         stripes(here / "patterns" / split, 12, seed)
@@ -266,6 +282,8 @@ def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_writ
     (here / "loose" / "a.png").write_bytes(b"")
     assert "loose: 1 picture, in no folder of a class; expected" in refused("convnext", "loose")
     assert "a built-in set" in refused("convnext", "sample:objects")
+    assert refused("convnext", "").startswith("--data: nothing; expected a folder")
+    assert "hf://me/set: a set of the hub; people are read from files" in refused("reid", "hf://me/set")
 
 
 @pytest.mark.parametrize("recipe", ["convnext", "face_teacher_lfw", "reid", "segment", "hippocampus"])

@@ -128,6 +128,8 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
         raise UserError("--data", f"a recipe with data {kind!r}", expected, "copy it without --data")
     if data.startswith(sources.SAMPLE) and kind not in ("scenes", "people"):
         raise UserError(data, "a built-in set", "a folder, or a set of the hub", "copy a recipe of it without --data")
+    if hub.is_hub(data) and kind in ("volumes", "people"):
+        raise UserError(data, f"a set of the hub; {kind} are read from files", "a folder", "download it first")
     module, _, name = _KINDS[kind].partition(":")
     fitted = Fitted(tree, new)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
@@ -142,6 +144,8 @@ def named(word: str) -> str:
     """
     if hub.is_hub(word) or word.startswith(sources.SAMPLE):
         return word
+    if not word.strip():
+        raise UserError("--data", "nothing", "a folder, a file or hf://owner/name")
     for place in (Path(os.path.abspath(Path(word).expanduser())), locate(word)):
         path, split = sources.split_of(place)
         if path.exists():
@@ -173,19 +177,24 @@ def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = Tru
         raise UserError(text, "holds pictures with masks", expected, "copy segment or camvid for it")
 
 
-def parts(text: str, opened: Callable[[str], Any]) -> tuple[str, dict[str, str]]:
+def parts(text: str, opened: Callable[[str], Any], *, folders: bool = False) -> tuple[str, dict[str, str]]:
     """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
 
-    A path that names its split, or has no splits, is the set to train on.
+    A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there
+    and cannot be opened is an error.
     """
     if "#" in text:
         return text, {}
+    place = None if hub.is_hub(text) else locate(text)
+    there = sorted(one.name for one in place.iterdir() if one.is_dir()) if place and place.is_dir() else []
     found: dict[str, str] = {}
     for name, words in SPLITS.items():
-        for word in words:
+        for word in (*words, *(folder for folder in there if folder.lower() in words and folder not in words)):
             try:
                 opened(f"{text}#{word}")
             except UserError:
+                if folders and word in there:
+                    raise
                 continue
             found[name] = f"{text}#{word}"
             break

@@ -102,7 +102,7 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `images`: a classifier or an embedding of classes."""
     fitting.refuse(text, "pictures of classes")
-    train, sets = fitting.parts(text, _open)
+    train, sets = fitting.parts(text, _open, folders=True)
     data, source = recipe.data, _open(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
@@ -120,9 +120,11 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     open_set, count = data.open_set, looked.total
     if sets:
         main = next(iter(sets))
-        if open_set:
-            both = set(looked.counts) & set(_names(_open(sets[main])))
-            open_set = not both
+        scored = {place: _names(_open(place)) for place in sets.values()}
+        open_set = open_set and scored[sets[main]].isdisjoint(looked.counts)
+        for place, names in scored.items():
+            if not open_set and (new := sorted(names - looked.counts.keys())):
+                raise UserError(place, f"classes that are not trained: {few(new)}", f"those of {train}")
         if main == "test" and fitted.get("best.metric"):
             fitted.decide("data.evaluate", "the test set also chooses the best checkpoint: hold_out can keep another")
     else:

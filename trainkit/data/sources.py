@@ -163,7 +163,11 @@ def folder(root: Path, *, nested: bool = True) -> Source:
         found = f"{number_of(len(loose), 'pictures')}, in no folder of a class" if loose else found
         raise UserError(str(root), found, "pictures in <class>/<picture>.jpg")
     first = {file.relative_to(root).parts[0] for file in files}
-    if len(first) > 1 and first <= SPLITS and all(len(file.relative_to(root).parts) > 2 for file in files):
+    if (
+        len(first) > 1
+        and {name.lower() for name in first} <= SPLITS
+        and all(len(file.relative_to(root).parts) > 2 for file in files)
+    ):
         either = " or ".join(f"{root}#{split}" for split in sorted(first))
         raise UserError(str(root), f"holds the splits {', '.join(sorted(first))}", "one of them", f"name {either}")
 
