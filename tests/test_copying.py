@@ -191,6 +191,8 @@ def test_splits_may_be_capitalised_and_those_that_do_not_fit_are_refused(here):
     assert refused("convnext", "patterns") == (
         "patterns#Valid: classes that are not trained: up; expected those of patterns#Train"
     )
+    (here / "patterns" / "Valid" / "up").rename(here / "patterns" / "Train" / "test")
+    assert fitted("convnext", "patterns/Train", "other.yaml")[0].data.train == "patterns/Train", "a class called test"
     shutil.rmtree(here / "patterns" / "Valid")
     (here / "patterns" / "Valid").mkdir()
     assert "patterns/Valid: no pictures" in refused("convnext", "patterns")

@@ -181,7 +181,7 @@ def parts(text: str, opened: Callable[[str], Any], *, folders: bool = False) -> 
     """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
 
     A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there
-    and cannot be opened is an error.
+    and cannot be opened is an error; with pictures of its own it is a class that is called so.
     """
     if "#" in text:
         return text, {}
@@ -193,7 +193,7 @@ def parts(text: str, opened: Callable[[str], Any], *, folders: bool = False) -> 
             try:
                 opened(f"{text}#{word}")
             except UserError:
-                if folders and word in there:
+                if folders and word in there and not any(one.is_file() for one in (place / word).iterdir()):
                     raise
                 continue
             found[name] = f"{text}#{word}"
