@@ -229,6 +229,7 @@ def test_commas_part_values_outside_brackets_and_quotes(word, values):
         ({}, ("best=null", "optim.lr=0.1,0.2"), "toy does not say by which score"),
         ({}, tuple(f"{key}={','.join(map(str, range(1, 12)))}" for key in ("seed", "data.test", "data.samples")),
          "1331 settings; expected at most 1000"),
+        ({"pruner": "median"}, ("optim.lr=0.1,0.2", "evaluations.val.every=null"), "val is scored at the end alone"),
         ({"random": 3}, ("optim.lr=0.2..0.1",), "ends where it begins, or before"),
         ({"random": 3}, ("optim.lr=log:0..1",), "logarithm"),
         ({"random": 2}, ("optim.lr=0.1,0.2",), "--random: 2, of 2 settings"),
@@ -363,12 +364,19 @@ def test_words_of_the_commands_that_do_not_go_together(command, words, message, 
     assert done.exit_code == 2 and message in done.output, done.output
 
 
-def test_check_of_a_sweep_prints_its_first_setting(monkeypatch):
+def test_check_of_a_sweep_prints_its_first_recipe_and_the_settings(monkeypatch):
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
     monkeypatch.setattr(launcher, "stop_flag", lambda: lambda: False)
     words = ["sweep", str(TOY), "--plugin", "toy", "optim.lr=0.25,0.5", "--check"]
     done = CliRunner().invoke(cli.main, words, catch_exceptions=False)
-    assert done.output == config.dump(config.load(TOY, ["optim.lr=0.25"], ("toy",)))
+    first = config.dump(config.load(TOY, ["optim.lr=0.25"], ("toy",)))
+    assert done.output == f"{first}# trial 0: optim.lr=0.25\n# trial 1: optim.lr=0.5\n"
+    many = check(order("optim.lr=log:1e-3..0.1", random=40)).splitlines()
+    assert many[-2].startswith("# trial 29: optim.lr=0.0") and many[-1] == "# and 10 more"
+    pytest.importorskip("optuna")
+    assert check(order("optim.lr=0.1,0.2", tpe=9)).endswith(
+        "# trial 0: optim.lr=0.1\n# one of 9 that will be proposed\n"
+    )
 
 
 # Optuna

@@ -11,6 +11,9 @@ from trainkit.errors import UserError
 from trainkit.places import locate
 from trainkit.recipe import Recipe
 
+_SHOWN = 30
+"""Settings of a sweep that are listed when it is checked."""
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -49,8 +52,8 @@ class Order:
 
 
 def check(order: Order) -> str:
-    """The resolved recipe, and sentences about data and weights that are not there yet, and about lines that a copy has
-    marked. Touches no device or store.
+    """The resolved recipe, of several the first; sentences about data and weights that are not there yet, about lines
+    that a copy has marked; and of a sweep its settings. Touches no device or store.
 
     Raises ConfigError with every mistake of the recipe and of the recipes it needs.
     """
@@ -69,6 +72,10 @@ def check(order: Order) -> str:
         elif ":" not in source.weights and not locate(source.weights).is_file():
             notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
     said += [f"not there yet: {note}" for note in notes]
+    if order.sweep:
+        said += [f"{child.title}: {child.said}" for child in children[:_SHOWN]]
+        said += [f"and {len(children) - _SHOWN} more"] if len(children) > _SHOWN else []
+        said += [f"one of {order.sweep.tpe} that will be proposed"] if order.sweep.tpe else []
     return config.dump(recipe) + "".join(f"# {line}\n" for line in said)
 
 

@@ -119,6 +119,10 @@ def settings(order: Order) -> list[Child]:
     if recipe.best is None:
         found = f"{recipe.name} does not say by which score settings are compared"
         raise UserError("best", found, "best: {metric: EVALUATION/SCORE}")
+    scored = recipe.best.metric.partition("/")[0]
+    if how.pruner is not None and recipe.evaluations[scored].every is None:
+        found = f"{scored} is scored at the end alone, when nothing is left to be saved"
+        raise UserError("--pruner", found, remedy=f"add a word such as evaluations.{scored}.every='1 epoch'")
     if how.tpe is not None:
         for axis in axes:
             for value in axis.values[1:]:
