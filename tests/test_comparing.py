@@ -97,6 +97,9 @@ def test_a_run_beside_itself_again_is_not_decided(trained):
     store, runs = trained
     found = compare(store, [runs["plain"], runs["plain1"]])
     assert [change.key for change in found.changes] == ["seed"]
+    one = comparing.replace(found.primary, verdict="better", seeds=None)
+    assert "another seed, or training again" in comparison._sentence(one, "A", "B", 0.95, True)
+    assert "trainkit repeat" in comparison._sentence(one, "A", "B", 0.95, False)
     same = compare(store, [runs["plain"], runs["plain"]])
     assert (same.primary.low, same.primary.high, same.primary.verdict) == (0.0, 0.0, "not decided")
 
@@ -141,6 +144,8 @@ def test_rows_that_do_not_give_the_score_are_not_trusted(trained, monkeypatch):
     found = compare(store, [runs["plain"], runs["slow"]])
     assert found.primary.low is None and found.primary.verdict == "not decided"
     assert "do not give this score" in found.primary.why
+    fine = comparing.replace(found.primary, metric="other", why="")
+    assert comparison._whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
 
 
 def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):

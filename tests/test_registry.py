@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from runs import PLUGIN, ROOT, TOY, own_store, run
 
-from trainkit import cli, config, journal, registry
+from trainkit import cli, config, family, journal, registry
 from trainkit.errors import UserError
 from trainkit.needs import best_weights
 from trainkit.recipe import Promote
@@ -275,7 +275,32 @@ def test_hardware_is_that_of_the_run_unless_it_changed_on_the_way(store, runs):
     assert registry._speed(journal.read(runs.good.journal)) > 0 and registry._speed(journal.History()) is None
 
 
-def test_the_rows_of_runs_decide(store, runs):
+def seeds_decide_together(store, seeds, weak, tmp_path):
+    """A run above seeds hands on the best of them, and whoever follows is held against all."""
+    client, above = store.client(), store.new_run("toy-seeds", 0, "abcd")
+    run_id = client.create_run(client.get_experiment_by_name("toy").experiment_id, run_name=above.name).info.run_id
+    (above.path / family.MEMBERS).write_text(json.dumps({f"seed {k}": one.name for k, one in enumerate(seeds)}))
+    above.recipe.write_text(seeds[0].recipe.read_text())
+    above.journal.write_text("")
+    assert "is RUNNING" in ask(above.name, "--name", "seeds", code=2)
+    above.update(run_id=run_id, status="FINISHED", experiment="toy")
+    above.release()
+    first = registry.promote(store, above, Promote(name="seeds"))
+    best = {one.name: max(journal.read(one.journal).series("best/val/accuracy")[1]) for one in seeds}
+    chosen = max(seeds, key=lambda one: best[one.name])
+    assert not first.refused and first.weights.endswith(f" of {chosen.name}, the best of 2 seeds")
+    assert f"val/accuracy {min(best.values()):.4f}" in first.checks[0].why, "each must be above guessing"
+    version = client.get_model_version_by_alias("seeds", "champion")
+    assert (version.run_id, version.tags["trainkit.above"]) == (chosen.info().run_id, above.name)
+    assert evidence(store, above, tmp_path)["decision"] == "promoted"
+    assert registry.promote(store, above, Promote(name="seeds")).checks == (), "it has it already"
+    worse = registry.promote(store, weak, Promote(name="seeds", max_slower=None))
+    assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False, "speed": None}
+    assert evidence(store, weak, tmp_path)["score"]["values"][0] == pytest.approx(sum(best.values()) / 2)
+    assert evidence(store, weak, tmp_path)["holder"]["run"] == above.name
+
+
+def test_the_rows_of_runs_decide(store, runs, tmp_path):
     """As it is meant: nothing replaced."""
     client = store.client()
     client.create_registered_model("rows")
@@ -286,8 +311,10 @@ def test_the_rows_of_runs_decide(store, runs):
     assert not better.refused and holder(store, "rows") == "2", better.lines()
     worse = registry.promote(store, runs.weak, wish)
     assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False, "speed": None}
-    twin = registry.promote(store, run(*EASY, "seed=1").folder, wish)
+    second = run(*EASY, "seed=1").folder
+    twin = registry.promote(store, second, wish)
     assert "not decided" in twin.lines()[2], twin.lines()
+    seeds_decide_together(store, [runs.good, second], runs.weak, tmp_path)
     other = registry.promote(store, runs.other, wish)
     assert [(check.name, check.passed) for check in other.checks] == [("data", False)]
     assert (holder(store, "rows"), versions(store, "rows")) == ("2", ["1", "2"])
@@ -361,7 +388,7 @@ def test_a_run_that_cannot_be_promoted_says_why(store):
     assert "is RUNNING; expected a finished run" in ask(folder.name, code=2)
     folder.update(status="FINISHED", run_id="0" * 32)
     folder.journal.write_text('{"t":1,"step":5,"m":{"val/accuracy":0.9,"val/top":1.0}}\n')
-    assert "has no model; of a run with others beneath it, promote one of those" in ask(folder.name, code=2)
+    assert "has no model; of a run above folds or settings, promote one beneath it" in ask(folder.name, code=2)
     (folder.path / "models.json").write_text('{"last@3": "m-1", "best@3": "m-2", "best@4": "m-3", "last@9": "m-4"}')
     assert registry._model(folder) == ("best", 4, "m-3")
     assert "val/accuracy was not measured at step 4" in ask(folder.name, code=2)

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from trainkit import journal, yamltext
+from trainkit import family, journal, yamltext
 from trainkit.errors import UserError
 from trainkit.recipe import Promote
 from trainkit.redact import without_secrets
-from trainkit.store import RunFolder, Store
+from trainkit.store import RunFolder, RunInfo, Store
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
 """Parameters `machine.*` that two runs must share for their speeds to be compared."""
@@ -99,6 +99,17 @@ class _Candidate:
         """A score of the weights that are to be promoted."""
         return next((p.value for p in self.history.metrics.get(name, []) if p.step == self.step), None)
 
+    @property
+    def rank(self) -> float:
+        """Its deciding score, turned so that more is better; what is no number is worst."""
+        from trainkit.metrics.resampling import lower_is_better
+
+        value = self.value(self.metric)
+        best = _recipe(self.folder).get("best") or {}
+        less = lower_is_better(self.metric.rpartition("/")[2])
+        less = best.get("mode") == "min" if best.get("metric") == self.metric else less
+        return -math.inf if value is None or math.isnan(value) else -value if less else value
+
 
 def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
     """What the recipe of a run says of promotion, with the words of the command line that are not None in its place.
@@ -117,39 +128,47 @@ def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
 def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
     """Move the alias to a run if it beats the run that has it, and write down what was decided.
 
+    Of a run above the seeds of a recipe, the weights of the best seed stand for all: asked is whether the seeds
+    together beat those of the run that has the alias, or that run.
+
     Raises UserError for what cannot be decided: a run that did not finish or has no models, a score that it does not
     have, an alias that belongs to a model of no run here, a store that does not answer.
     """
-    candidate = _candidate(store, run, asked)
-    name = asked.name or run.info().recipe
+    seeds = _seeds(store, run)
+    candidates = [_candidate(store, one, asked) for one in seeds or [run]]
+    candidate = max(candidates, key=lambda one: one.rank)
+    name = asked.name or candidate.folder.info().recipe
     client = store.client()
     with store.asking():
         held = _holder(client, name, asked.alias)
         about: dict[str, Any] = {"run": run.name, "model": name, "alias": asked.alias}
         about["weights"] = f"{candidate.weights} of step {candidate.step}"
+        if seeds:
+            about["weights"] += f" of {candidate.folder.name}, the best of {len(seeds)} seeds"
         if held is not None and held.run_id == candidate.run_id:
             return Decision(**about, version=str(held.version))
         evidence: dict[str, Any] = {"metric": candidate.metric, "model_id": candidate.model_id}
         if held is None:
-            checks: list[Check] = [_beyond_guessing(candidate)]
+            checks: list[Check] = [_beyond_guessing(min(candidates, key=lambda one: one.rank))]
         else:
             holder = _run_of(store, held, asked.alias)
             about["held"] = f"version {held.version}, of run {holder.name}"
-            checks, found = _against(store, client, holder, candidate, asked)
+            checks, found = _against(store, client, holder, run, candidate, asked)
             evidence |= {"holder": {"run": holder.name, "version": str(held.version)}, **found}
         decision = Decision(**about, checks=tuple(checks))
         if not decision.refused:
-            version = _registered(client, candidate, name)
+            version = _registered(client, candidate, name, run)
             decision = Decision(**about, checks=tuple(checks), version=version)
-        path = _write_down(client, candidate, decision, evidence)
+        run_id = run.info().run_id
+        path = _write_down(client, run_id, decision, evidence)
         if not decision.refused:
             now = _holder(client, name, asked.alias)
             if (now and str(now.version)) != (held and str(held.version)):
                 raise UserError(f"{name}@{asked.alias}", "moved while it was decided", remedy="promote again")
             # Last: an alias never stands at a version whose evidence is not there.
             client.set_registered_model_alias(name, asked.alias, decision.version)
-        client.set_tag(candidate.run_id, "trainkit.promotion", decision.headline)
-        client.set_tag(candidate.run_id, "trainkit.promotion.evidence", path)
+        client.set_tag(run_id, "trainkit.promotion", decision.headline)
+        client.set_tag(run_id, "trainkit.promotion.evidence", path)
     return decision
 
 
@@ -174,10 +193,24 @@ def _recipe(run: RunFolder) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
-    info, where = run.info(), f"run {run.name}"
+def _finished(run: RunFolder) -> RunInfo:
+    info = run.info()
     if info.status != "FINISHED" or info.run_id is None:
-        raise UserError(where, f"is {info.status}", "a finished run", "continue it with --resume")
+        raise UserError(f"run {run.name}", f"is {info.status}", "a finished run", "continue it with --resume")
+    return info
+
+
+def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
+    """The runs beneath one that repeats a recipe with several seeds; none of another run."""
+    titles = family.members(run)
+    if not titles or not all(title.startswith("seed ") for title in titles):
+        return []
+    _finished(run)
+    return [store.find(name) for name in titles.values()]
+
+
+def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
+    info, where = _finished(run), f"run {run.name}"
     recipe = _recipe(run)
     best = (recipe.get("best") or {}).get("metric")
     metric = asked.metric or best
@@ -213,7 +246,9 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
         steps = [int(key.removeprefix(f"{name}@")) for key in made if key.startswith(f"{name}@")]
         if steps:
             return name, max(steps), made[f"{name}@{max(steps)}"]
-    raise UserError(f"run {run.name}", "has no model", remedy="of a run with others beneath it, promote one of those")
+    raise UserError(
+        f"run {run.name}", "has no model", remedy="of a run above folds or settings, promote one beneath it"
+    )
 
 
 def _send_rest(store: Store, run: RunFolder) -> None:
@@ -239,10 +274,11 @@ def _holder(client: Any, name: str, alias: str) -> Any:
 
 
 def _run_of(store: Store, held: Any, alias: str) -> RunFolder:
-    """The run that a model version is of, whose folder must be here: it is compared by its rows."""
-    if held.run_id:
-        with contextlib.suppress(UserError):
-            return store.find(held.run_id)
+    """The run that a model version is of, or that above its seeds, whose folder must be here: rows are compared."""
+    for word in (held.tags.get("trainkit.above"), held.run_id):
+        if word:
+            with contextlib.suppress(UserError):
+                return store.find(word)
     found = f"version {held.version} is of no run in {store.home / 'runs'}, so that nothing can be compared with it"
     remedy = "promote where the folder of its run is, or take the alias off it in the MLflow page"
     raise UserError(f"{held.name}@{alias}", found, remedy=remedy)
@@ -272,7 +308,7 @@ def _beyond_guessing(candidate: _Candidate) -> Check:
 
 
 def _against(
-    store: Store, client: Any, holder: RunFolder, candidate: _Candidate, asked: Promote
+    store: Store, client: Any, holder: RunFolder, run: RunFolder, candidate: _Candidate, asked: Promote
 ) -> tuple[list[Check], dict[str, Any]]:
     """What is asked of a run that would take the alias from another, and the numbers behind it."""
     from trainkit.comparing import compare
@@ -281,7 +317,7 @@ def _against(
     if _title(theirs) != (_title(candidate.metric) if candidate.weights == "best" else ""):
         which = f"those that {theirs} chose" if theirs else "its last"
         return [Check("score", False, f"of run {holder.name} other weights have it, {which}")], {}
-    found = compare(store, [holder, candidate.folder])
+    found = compare(store, [holder, run])
     evidence: dict[str, Any] = {"changes": [str(change) for change in found.changes]}
     score = next((score for score in found.scores if score.name == candidate.score), None)
     if score is None:
@@ -308,10 +344,10 @@ def _against(
         said += f" ({score.low:+.4f} to {score.high:+.4f}; {score.draws} draws of {score.units})"
     why = f" ({score.why})" if score.why else ""
     better = Check("score", score.verdict == "better", f"{said}: {score.verdict}{why}")
-    runs = [client.get_run(holder.info().run_id), client.get_run(candidate.run_id)]
-    speeds = [_speed(journal.read(holder.journal)), _speed(candidate.history)]
-    evidence["speed"] = {"samples_per_s": speeds, "hardware": [_hardware(run) for run in runs]}
-    return [data, better, speed(speeds, [_hardware(run) for run in runs], asked.max_slower)], evidence
+    sides = [_seeds(store, one) or [one] for one in (holder, run)]
+    speeds, hardware = [_pace(side) for side in sides], [_shared(client, side) for side in sides]
+    evidence["speed"] = {"samples_per_s": speeds, "hardware": hardware}
+    return [data, better, speed(speeds, hardware, asked.max_slower)], evidence
 
 
 def speed(rates: Sequence[float | None], hardware: Sequence[Mapping[str, str]], max_slower: float | None) -> Check:
@@ -337,6 +373,18 @@ def speed(rates: Sequence[float | None], hardware: Sequence[Mapping[str, str]], 
     return Check("speed", slower <= max_slower, f"{before:.4g} -> {after:.4g} samples/s, {change}; {allowed}")
 
 
+def _pace(runs: Sequence[RunFolder]) -> float | None:
+    """Mean of their samples/s; None where one has none."""
+    rates = [_speed(journal.read(run.journal)) for run in runs]
+    return None if None in rates else sum(rates) / len(rates)
+
+
+def _shared(client: Any, runs: Sequence[RunFolder]) -> dict[str, str]:
+    """What all of them ran on; empty where that differs, or is not known of one."""
+    first, *others = [_hardware(client.get_run(run.info().run_id)) for run in runs]
+    return first if all(other == first for other in others) else {}
+
+
 def _speed(history: journal.History) -> float | None:
     points = history.metrics.get("final/speed/samples_per_s")
     return points[-1].value if points else None
@@ -353,8 +401,11 @@ def _hardware(run: Any) -> dict[str, str]:
 # ---- What is written -------------------------------------------------------------------------------------------------
 
 
-def _registered(client: Any, candidate: _Candidate, name: str) -> str:
-    """The version of the model that is of the candidate's weights, made where it is not there yet."""
+def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -> str:
+    """The version of the model that is of the candidate's weights, made where it is not there yet.
+
+    `run` is that which asked: the candidate's, or that above it, whose name the version then has as a tag.
+    """
     from mlflow.exceptions import MlflowException
 
     model = client.get_logged_model(candidate.model_id)
@@ -376,6 +427,7 @@ def _registered(client: Any, candidate: _Candidate, name: str) -> str:
         tags={
             "trainkit.model": candidate.model_id,
             "trainkit.run": candidate.folder.name,
+            **({"trainkit.above": run.name} if run != candidate.folder else {}),
             "trainkit.weights": f"{candidate.weights}@{candidate.step}",
             f"trainkit.score.{candidate.metric}": repr(candidate.value(candidate.metric)),
         },
@@ -388,7 +440,7 @@ def _registered(client: Any, candidate: _Candidate, name: str) -> str:
     return str(version.version)
 
 
-def _write_down(client: Any, candidate: _Candidate, decision: Decision, evidence: Mapping[str, Any]) -> str:
+def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[str, Any]) -> str:
     """Keep a decision and its evidence as an artifact of the run and with the version; returns where it is."""
     now = time.gmtime()
     word = re.sub(r"[^\w.-]", "-", f"{decision.model}-{decision.alias}")
@@ -400,7 +452,7 @@ def _write_down(client: Any, candidate: _Candidate, decision: Decision, evidence
         **evidence,
         "checks": [asdict(check) for check in decision.checks],
     }
-    client.log_dict(candidate.run_id, text, path)
+    client.log_dict(run_id, text, path)
     if decision.version:
         # As markdown each line is a paragraph.
         client.update_model_version(decision.model, decision.version, "\n\n".join(decision.lines()))

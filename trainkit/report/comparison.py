@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit import changes, yamltext
+from trainkit.errors import few
 from trainkit.report.closing import aligned, numbers, split
 
 if TYPE_CHECKING:
@@ -55,14 +56,16 @@ def verdicts(found: Comparison) -> list[str]:
     called, lines = letters(len(found.sides)), []
     for letter, pair in zip(called[1:], found.pairs, strict=True):
         score = next((score for score in pair.scores if score.primary), None)
-        lines.append(f"verdict  {_sentence(score, called[0], letter, found.level)}")
+        alone = {change.key for change in pair.changes} <= {"seed"}
+        lines.append(f"verdict  {_sentence(score, called[0], letter, found.level, alone)}")
     for letter, side in zip(called, found.sides, strict=True):
         if word := side.tags.get("trainkit.verdict"):
             lines.append(f"speed    {letter}: {word}")
     return lines
 
 
-def _sentence(score: Score | None, first: str, letter: str, level: float) -> str:
+def _sentence(score: Score | None, first: str, letter: str, level: float, alone: bool) -> str:
+    """What the deciding score says; `alone` where the recipes differ in their seed at most."""
     if score is None:
         return f"{letter}: no score decides; name one in the recipe: `best: {{metric: ...}}`"
     if score.verdict == "not comparable":
@@ -76,6 +79,8 @@ def _sentence(score: Score | None, first: str, letter: str, level: float) -> str
     if score.verdict == "not decided":
         return f"{letter} against {first} is not decided: {shown}{f' ({score.why})' if score.why else ''}"
     one = "" if score.seeds else "; another seed is not in it: trainkit repeat RECIPE --seeds 5"
+    if alone and not score.seeds:
+        one = "; their recipe is the same: so much another seed, or training again, may do"
     return f"{letter} is {_VERDICTS[score.verdict]} than {first}: {shown}{one}"
 
 
@@ -128,9 +133,17 @@ def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, le
         gap = "-" if score.difference is None else _signed(score.difference, score.values)
         rows.append([name, *_values(score), gap, _span(score), *[again] * seeds, _verdict(score)])
     units = next((score.units for score in shown if score.units), "")
-    whys = dict.fromkeys(score.why for score in shown if score.why)
     under = [f"  drawn again: {units}"] if units else []
-    return [*aligned(rows), *under, *(f"  {why}" for why in whys)]
+    return [*aligned(rows), *under, *(f"  {why}" for why in _whys(shown))]
+
+
+def _whys(scores: Sequence[Score]) -> list[str]:
+    """What keeps scores from being judged, and which, where it is not all."""
+    found: dict[str, list[str]] = {}
+    for score in scores:
+        if score.why:
+            found.setdefault(score.why, []).append(score.metric)
+    return [why if len(names) == len(scores) else f"{few(names)}: {why}" for why, names in found.items()]
 
 
 def _verdict(score: Score) -> str:
@@ -357,8 +370,8 @@ def _scores(scores: Sequence[Score], first: str, letter: str, level: float) -> s
     head = ["", first, letter, f"{letter} - {first}", f"{_percent(level)} interval", "", again, ""]
     said = _raw(head, [_cells_of(score) for score in whole])
     units = next((score.units for score in scores if score.units), "")
-    whys = dict.fromkeys(score.why for score in scores if score.why)
-    said += f'<p class="quiet">{_safe("; ".join([*([f"drawn again: {units}"] if units else []), *whys]))}</p>'
+    under = "; ".join([*([f"drawn again: {units}"] if units else []), *_whys(scores)])
+    said += f'<p class="quiet">{_safe(under)}</p>'
     if each:
         said += f"<details><summary>{len(each)} scores of classes and lists</summary>"
         said += _raw(head, [_cells_of(score) for score in each]) + "</details>"
