@@ -124,9 +124,8 @@ def settings(order: Order) -> list[Child]:
         found = f"{scored} is scored at the end alone, when nothing is left to be saved"
         raise UserError("--pruner", found, remedy=f"add a word such as evaluations.{scored}.every='1 epoch'")
     if how.tpe is not None:
-        for axis in axes:
-            for value in axis.values[1:]:
-                _load(order, fixed, {**first, axis.key: value})
+        others = [{**first, axis.key: value} for axis in axes for value in axis.values[1:]]
+        _comparable([_child(order, fixed, number, setting) for number, setting in enumerate([first, *others])])
         chosen = [first]
     elif how.random is not None:
         chosen = list(_drawn(axes, how.random, how.draws))
@@ -135,7 +134,24 @@ def settings(order: Order) -> list[Child]:
         chosen = [
             dict(zip(first, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))
         ]
-    return [_child(order, fixed, number, setting) for number, setting in enumerate(chosen)]
+    found = [_child(order, fixed, number, setting) for number, setting in enumerate(chosen)]
+    _comparable(found)
+    return found
+
+
+def _comparable(children: Sequence[Child]) -> None:
+    """Raise UserError for settings that one launch cannot train, or that nothing tells apart."""
+    first, known = children[0].recipe, {}
+    for child in children:
+        recipe, said = child.recipe, child.said
+        if (recipe.device, recipe.train.precision) != (first.device, first.train.precision):
+            found = "a launch has one `device` and one `train.precision`, and a sweep is one launch"
+            raise UserError(said, found, remedy="run each by itself, then trainkit compare")
+        if recipe.best != first.best:
+            raise UserError(said, "settings are compared by one `best`", remedy="leave it as it is in the recipe")
+        if (same := known.setdefault(config.digest(recipe), said)) != said:
+            remedy = "leave one of them out; what only the speed depends on: trainkit ladder"
+            raise UserError(said, f"is the same experiment as {same}", remedy=remedy)
 
 
 def _drawn(axes: Sequence[Axis], count: int, seed: int) -> Iterator[Setting]:
