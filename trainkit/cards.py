@@ -117,7 +117,7 @@ def _network(about: Mapping[str, Any]) -> list[str]:
 
 
 def _fit(about: Mapping[str, Any]) -> list[str]:
-    return [f"- made from files like this: {about['fit']}"] if "fit" in about else []
+    return [f"- from a file: {about['fit']}"] if "fit" in about else []
 
 
 def _classes(about: Mapping[str, Any]) -> list[str]:
@@ -163,23 +163,25 @@ def _by_onnx(about: Mapping[str, Any]) -> str:
             f'({found}) = net.run(None, {{"{about["takes"]}": {about["takes"]}}})'
         )
     height, width = about["size"]
-    seen = f'Image.open("picture.jpg").convert("RGB").resize(({width}, {height}))'
+    fitted = f'Image.open("picture.jpg").convert("RGB").resize(({width}, {height}))'
     share = about.get("crop_pct", 1.0)
     if about.get("crop_mode") == "center":
         cut = f", bleed={(1 - share) / 2:.6g}" if share < 1 else ""
-        seen = f'ImageOps.fit(Image.open("picture.jpg").convert("RGB"), ({width}, {height}){cut})'
-    return (
-        ("import json\n\n" if about["names"] else "") + "import numpy, onnxruntime\nfrom PIL import Image, ImageOps\n\n"
-        'net = onnxruntime.InferenceSession("model.onnx")\n'
-        f"picture = {seen}\n"
-        "pixels = numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None]  # RGB, 0 to 255\n"
-        f'({found}) = net.run(None, {{"pixels": pixels}})'
-        + (
-            '\nnames = json.loads(net.get_modelmeta().custom_metadata_map["names"])\nprint(names[logits[0].argmax()])'
-            if about["names"] and len(about.get("outputs", ()))
-            else ""
-        )
-    )
+        fitted = f'ImageOps.fit(Image.open("picture.jpg").convert("RGB"), ({width}, {height}){cut})'
+    said = "  # or other sides" if about.get("sides") == "any" else ""
+    lines = [
+        "import json\n",
+        "import numpy, onnxruntime\nfrom PIL import Image, ImageOps\n",
+        'net = onnxruntime.InferenceSession("model.onnx")',
+        f"picture = {fitted}{said}",
+        "pixels = numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None]  # RGB, 0 to 255",
+        f'({found}) = net.run(None, {{"pixels": pixels}})',
+        'names = json.loads(net.get_modelmeta().custom_metadata_map["names"])',
+        "print(names[logits[0].argmax()])",
+    ]
+    if "sides" in about:  # a class for every pixel
+        lines[-1] = "print([names[k] for k in numpy.unique(logits[0].argmax(0))])"
+    return "\n".join(lines if about["names"] else lines[1:-2])
 
 
 def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:

@@ -82,8 +82,10 @@ def spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
-def network(name: str, net: nn.Module) -> str:
-    """A network in words: `ConvNeXt, 788,202 parameters`."""
+def network(task: Any, net: nn.Module) -> str:
+    """A network in words: `resnet18, 11,181,642 parameters`."""
+    spec = getattr(task, "net", None) or task.student
+    name = getattr(spec, "model", None) or getattr(spec, "name", type(net).__name__)
     return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
 
 
@@ -124,7 +126,9 @@ def write_onnx(
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, in a line: exporters and runtimes have no exception of their own for all of it."""
+    """What went wrong first, in a line: exporters and runtimes have no exception of their own for all of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 

@@ -131,7 +131,7 @@ def export(
 
     out.mkdir(parents=True, exist_ok=True)
     about = _about(folder, recipe, meta, prepared, split, rows, file, expected)
-    about["network"] = export_files.network(_named(net), _taken(task, net))
+    about["network"] = export_files.network(task, _taken(task, net))
     agreements, notes = {}, []
     names, kept = export_files.names_of(formats), []
     with export_files.aside(out, kept) as aside:

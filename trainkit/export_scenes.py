@@ -204,7 +204,7 @@ def _about(
         "normalised": "inside: (pixels / 255 - mean) / std",
         "size": list(pictures.first().shape[2:]),
         "multiple": net.multiple,
-        "network": export_files.network(type(net).__name__, net),
+        "network": export_files.network(task, net),
         "run": folder.name,
         "run_id": folder.info().run_id,
         "weights": str(file.relative_to(folder.path)),

@@ -71,7 +71,7 @@ def export(
 
     out.mkdir(parents=True, exist_ok=True)
     about = _about(folder, recipe, meta, split, rows, file)
-    about["network"] = export_files.network(type(net).__name__, net)
+    about["network"] = export_files.network(recipe.task, net)
     agreements, notes = {}, []
     names, kept = export_files.names_of(formats), []
     with export_files.aside(out, kept) as aside:

@@ -112,7 +112,8 @@ class Pixels(nn.Module):
 def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
     """Embeddings of pictures and of their mirror images: their sum, and the mean of their norms."""
     # One forward of twice the size: half as many launches, and one batch shape for the compiler.
-    plain, mirrored = net(torch.cat([image, image.flip(-1)])).float().chunk(2)
+    # No chunk(2), which ONNX has for batches of one size alone.
+    plain, mirrored = net(torch.cat([image, image.flip(-1)])).float().unflatten(0, (2, -1)).unbind()
     return {"embedding": plain + mirrored, "norm": (plain.norm(dim=1) + mirrored.norm(dim=1)) / 2}
 
 
