@@ -115,7 +115,8 @@ def test_a_picture_that_was_compressed_anew_is_found_where_its_content_is_anothe
     assert one.examples[0].startswith("cow/again.png = bee/1.png (")
     assert "look like one in data.train: cow/again.png = bee/1.png" in one.said
     (sentence, *_) = report.sentences()
-    assert sentence.startswith(VAL) and "scores on it are too good" in sentence
+    assert sentence.startswith(VAL) and sentence.endswith("scores on it are too good: look at figures/look_alikes.png")
+    assert one.places == [[6, 5]]  # of folders in order: ant, ant, bee, bee, cow, cow, cow; four ants, then bee/1
 
 
 def test_what_is_a_copy_is_not_told_again_as_alike(clean, caplog):
@@ -391,6 +392,24 @@ def test_a_run_says_what_it_found_and_keeps_it(leaking, tmp_path, capsys):
     assert [row["verdict"] for row in rows if (row["where"], row["check"]) == (VAL, "look-alikes")] == ["leak"]
     tags = Store.locate().client().get_run(newest().info().run_id).data.tags
     assert tags["trainkit.integrity"].startswith("1 leak")
+    drawn = Store.locate().client().list_artifacts(newest().info().run_id, "figures")
+    assert integrity.FIGURE in [file.path for file in drawn]
+
+
+def test_what_looks_the_same_is_drawn_side_by_side(leaking, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("trainkit.report.embeddings.sheet", lambda *said: drawn.append(said) or "a figure")
+    data = images(leaking).open(0)
+    assert integrity.pictures(integrity.of(data), data) == "a figure"
+    ((tiles, captions, _),) = drawn
+    assert tiles.shape == (1, 3, 128, 256) and captions[0].startswith("val: 0.9")
+    assert captions[0].endswith("\ncow/again.png\nbee/1.png")
+    whole = np.asarray(field(101).resize((128, 128))).transpose(2, 0, 1)
+    assert (tiles[0, :, :, 128:] == whole).all()
+    assert 0 < np.abs(tiles[0, :, :, :128] - whole.astype(int)).mean() < 20  # compressed
+    (leaking / "val" / "cow" / "again.png").unlink()
+    data = images(leaking).open(0)
+    assert integrity.pictures(integrity.of(data), data) is None
 
 
 def test_a_run_is_refused_before_it_begins_where_the_policy_says_so(leaking):
@@ -411,7 +430,7 @@ def test_nothing_is_looked_at_where_it_is_off_or_the_data_do_not_say_what_they_h
     unknown, known = opened(SimpleNamespace()), opened(fake([1], [0]))
     assert ensure("off", known) is None is ensure("refuse", unknown)
     assert not (Store.locate().home / integrity.FOLDER).exists()
-    integrity.note(None, tracker=None, say=None)
+    integrity.note(None, unknown, tracker=None, say=None)
     assert ensure("refuse", known).summary == "clean"
 
 
@@ -437,6 +456,10 @@ def test_the_verb_tells_all_and_its_exit_code_the_worst(leaking, tmp_path):
     assert lines[-1].startswith(f"{CONVNEXT}: 1 leak")
     kept = json.loads((tmp_path / "report.json").read_text())
     assert kept["mark"] in {file.stem for file in (Store.locate().home / integrity.FOLDER).glob("*.json")}
+    sheet = tmp_path / "pairs.png"
+    assert ask(str(CONVNEXT), *words(leaking), "--pictures", str(sheet), code=EXIT_CODE).count(str(sheet)) == 1
+    assert Image.open(sheet).format == "PNG"
+    assert "cannot be written" in ask(str(CONVNEXT), *words(leaking), "--pictures", str(tmp_path), code=EXIT_CODE)
     field(3).save(leaking / "val" / "bee" / "copy.bmp")  # which a training would refuse to open
     lines = ask(str(CONVNEXT), *words(leaking), "--all", code=EXIT_CODE).splitlines()
     assert any(line.split() == [VAL, "copies", "1", "8", "leak"] for line in lines)

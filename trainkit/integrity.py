@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from PIL import Image
 
 from trainkit.data import duplicates
 from trainkit.data.duplicates import Held, Looks
@@ -28,6 +29,8 @@ from trainkit.order import Order, load
 from trainkit.store import Store, write_aside
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from trainkit.machine import Machine
     from trainkit.recipe import Recipe
     from trainkit.task import Opened
@@ -37,10 +40,12 @@ _log = logging.getLogger(__name__)
 FOLDER = "integrity"
 """Of the store, where reports and what pictures look like are kept."""
 ARTIFACT = "integrity.json"
+FIGURE = "figures/look_alikes.png"
 UNEVEN = 100
 """How many times as many samples the largest class has as the smallest, from which that is odd."""
 _VERSION = 1
 _EXAMPLES = 20
+_TILE = 128
 
 Verdict = Literal["ok", "odd", "leak", "wrong", "unknown"]
 """What a check came to: nothing found; something to look at; what is scored was trained on; what no training should
@@ -64,6 +69,8 @@ class Finding:
     said: str
     """A sentence."""
     examples: list[str] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
+    """Of examples that look the same, the place of each of the two in its set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +109,9 @@ class Report:
 
     def sentences(self) -> list[str]:
         """What is said in the terminal when a run begins: what is bad, and how much more there is to look at."""
-        said = [f"{one.where}: {one.said}{_SCORES.get(one.verdict, '')}" for one in self.bad]
+        scores = {"subjects": "; scores on it are too good", "copies": "; scores on it are too good"}
+        scores["look-alikes"] = f"; where they are one picture, scores on it are too good: look at {FIGURE}"
+        said = [f"{one.where}: {one.said}{scores.get(one.check, '')}" for one in self.bad]
         odd = sum(one.verdict == "odd" for one in self.findings)
         return said + ([f"{odd} more to look at in {ARTIFACT}"] if odd and said else [])
 
@@ -116,7 +125,6 @@ class Report:
 
 
 _COLUMNS = ("where", "check", "verdict", "count", "of", "said")
-_SCORES = {"leak": "; scores on it are too good"}
 
 
 def ensure(recipe: Recipe, data: Opened, machine: Machine, store: Store) -> Report | None:
@@ -138,10 +146,12 @@ def ensure(recipe: Recipe, data: Opened, machine: Machine, store: Store) -> Repo
     return found[0] if found else None
 
 
-def note(report: Report | None, tracker: Any, say: Callable[[str], None]) -> None:
-    """Keep a report among the artifacts of a run, and say what is bad."""
+def note(report: Report | None, data: Opened, tracker: Any, say: Callable[[str], None]) -> None:
+    """Keep a report on data among the artifacts of a run, and say what is bad."""
     if report is None:
         return
+    if (drawn := pictures(report, data)) is not None:
+        tracker.figure(FIGURE, drawn)
     tracker.artifact_text(ARTIFACT, report.json())
     tracker.table("tables/integrity.csv", report.columns())
     tracker.tags({"trainkit.integrity": report.summary})
@@ -149,19 +159,20 @@ def note(report: Report | None, tracker: Any, say: Callable[[str], None]) -> Non
         say(f"integrity: {sentence}")
 
 
-def check(order: Order, whole: bool = False) -> Report:
-    """The report on the data of a recipe, without a training. Raises UserError where it cannot be opened.
+def check(order: Order, whole: bool = False) -> tuple[Report, Opened]:
+    """The report on the data of a recipe, and these, without a training. Raises UserError where they cannot be opened.
 
     What `data.leakage` would refuse is part of it, as all else.
     """
     recipe = load(order)
     if hasattr(recipe.data, "leakage"):
         recipe.data.leakage = "allow"
-    report = of(recipe.data.open(recipe.seed), Store.locate().home / FOLDER, whole)
+    data = recipe.data.open(recipe.seed)
+    report = of(data, Store.locate().home / FOLDER, whole)
     if report is None:
         kind = getattr(recipe.data, "name", type(recipe.data).__name__)
         raise UserError(str(order.path), f"data {kind}, which does not say what it holds", "splits with `held()`")
-    return report
+    return report, data
 
 
 def of(data: Opened, cache: Path | None = None, whole: bool = False) -> Report | None:
@@ -221,6 +232,34 @@ def lines(report: Report) -> list[str]:
         if one["looked_at"] and one["looked_at"] < one["samples"] and not report.whole
     ]
     return [*table, *([""] if told or part else []), *told, *part]
+
+
+def pictures(report: Report, data: Opened) -> Figure | None:
+    """The examples of what looks the same, side by side; None where there are none, or one cannot be read."""
+    sets = {_key(name): one for name, (_, one) in held(data).items()}
+    tiles, captions = [], []
+    for one in report.findings:
+        mine = sets[one.where]
+        other = sets["data.train"] if one.check == "look-alikes" else mine
+        for places, words in zip(one.places, one.examples, strict=False):
+            try:
+                both = [some.packed.picture(int(some.rows[k])) for some, k in zip((mine, other), places, strict=True)]
+            except UserError:
+                return None
+            size = (_TILE, round(_TILE * both[0].shape[0] / both[0].shape[1]))
+            tiles.append(np.concatenate([np.asarray(Image.fromarray(some).resize(size)) for some in both], 1))
+            pair, _, how = words.rpartition(" (") if other is not mine else (words, "", "two classes")
+            head = f"{one.where.removeprefix('data.evaluate.')}: {how.removesuffix(')')}"
+            captions.append(head + "\n" + pair.replace(" = ", "\n"))
+    if not tiles:
+        return None
+    from trainkit.report.embeddings import sheet
+
+    tallest = max(len(tile) for tile in tiles)
+    room = np.full((len(tiles), tallest, 2 * _TILE, 3), 255, np.uint8)
+    for k, tile in enumerate(tiles):
+        room[k, : len(tile)] = tile
+    return sheet(room.transpose(0, 3, 1, 2), captions, "Pictures that look the same")
 
 
 def _key(name: str) -> str:
@@ -329,7 +368,7 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
     how = zip(words, twins.alike[other].tolist(), twins.mirrored[other].tolist(), strict=False)
     words = [f"{word} ({alike:.3f}{', mirrored' if flip else ''})" for word, alike, flip in how]
     said = f"{len(pairs)} of {of} look like one in {whose}: {_listed(words, len(pairs))}"
-    return _finding(where, "look-alikes", "leak", len(pairs), twins.compared, said, words)
+    return _finding(where, "look-alikes", "leak", len(pairs), twins.compared, said, words, pairs)
 
 
 def _classes(where: str, one: Held) -> Iterator[Finding]:
@@ -371,13 +410,22 @@ def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Fi
         listed = f": {_listed(words, len(pairs))}" if words else ""
         said = f"{len(pairs)} pairs of {one.noun} that {'are' if pairs is same else 'look'} the same "
         said += f"stand under two classes{listed}"
-        yield _finding(where, check, "odd" if words else "ok", len(pairs), of, said, words)
+        places = pairs if pairs is alike else ()
+        yield _finding(where, check, "odd" if words else "ok", len(pairs), of, said, words, places)
 
 
 def _finding(
-    where: str, check: str, verdict: Verdict, count: int, of: int, said: str, examples: Sequence[str] = ()
+    where: str,
+    check: str,
+    verdict: Verdict,
+    count: int,
+    of: int,
+    said: str,
+    examples: Sequence[str] = (),
+    pairs: Sequence[Sequence[int]] = (),
 ) -> Finding:
-    return Finding(where=where, check=check, verdict=verdict, count=count, of=of, said=said, examples=list(examples))
+    more = {"examples": list(examples), "places": np.asarray(pairs, np.int64).tolist()[:_EXAMPLES]}
+    return Finding(where=where, check=check, verdict=verdict, count=count, of=of, said=said, **more)
 
 
 def _listed(words: Sequence[str], many: int) -> str:

@@ -132,7 +132,7 @@ def _run(
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
-        integrity.note(checked, tracker, witness.say)
+        integrity.note(checked, data, tracker, witness.say)
         witness.ceilings = ceilings.ensure(recipe, data, machine, store, witness.found, witness.say, stopping)
         ceilings.note(witness, resuming)
         try:

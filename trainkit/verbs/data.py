@@ -227,21 +227,40 @@ def pairs(folder: Path, most: int) -> None:
 @click.option(
     "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
 )
+@click.option(
+    "--pictures",
+    "drawn",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Draw what looks the same side by side, as a PNG.",
+)
 @plugins_option
-def check(recipe: str, overrides: tuple[str, ...], whole: bool, out: Path | None, plugins: tuple[str, ...]) -> int:
+def check(
+    recipe: str,
+    overrides: tuple[str, ...],
+    whole: bool,
+    out: Path | None,
+    drawn: Path | None,
+    plugins: tuple[str, ...],
+) -> int:
     """Look in the sets of RECIPE for what is both trained on and scored, and for what is odd. Trains nothing.
 
     Exit code 2 where a score would be too good, or a set is damaged. Every training does the same when it begins.
     """
     from trainkit import integrity, order
 
-    report = integrity.check(order.Order(recipe_file(recipe), overrides, plugins), whole)
-    if out is not None:
-        try:
+    report, opened = integrity.check(order.Order(recipe_file(recipe), overrides, plugins), whole)
+    figure = integrity.pictures(report, opened) if drawn is not None else None
+    try:
+        if out is not None:
             out.write_text(report.json(), encoding="utf-8")
-        except OSError as error:
-            raise UserError(str(out), f"cannot be written ({error.strerror or error})") from None
+        if figure is not None:
+            figure.savefig(drawn, format="png")
+    except OSError as error:
+        raise UserError(str(error.filename), f"cannot be written ({error.strerror or error})") from None
     for line in integrity.lines(report):
         click.echo(line)
+    if drawn is not None:
+        click.echo(f"{drawn}: what looks the same" if figure is not None else f"{drawn}: not written, nothing to draw")
     click.echo(f"{recipe}: {report.summary}")
     return EXIT_CODE if report.bad else 0
