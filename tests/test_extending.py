@@ -1,6 +1,7 @@
 """The plug-in of docs/extending.md, as it stands there."""
 
 import re
+import shlex
 import sys
 
 import pytest
@@ -9,13 +10,15 @@ from runs import ROOT, Ran, newest, stop_after
 from trainkit.launch import launch
 from trainkit.order import Order
 
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
 
 @pytest.fixture
 def dots(tmp_path, monkeypatch):
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     for language, name in (("python", "dots.py"), ("yaml", "dots.yaml")):
-        (code,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        (tmp_path / name).write_text(code)
+        code = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        assert code
+        (tmp_path / name).write_text("".join(code))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path / "dots.yaml"
     sys.modules.pop("dots", None)
@@ -29,6 +32,13 @@ def test_the_plugin_of_the_page_learns(dots):
     ran = trained(dots, "log={system_every: null}")
     assert ran.code == 0 and ran.folder.info().status == "FINISHED"
     assert ran.series("val/off")[-1] < 0.6 * ran.series("val/off_usual")[-1]
+
+
+def test_a_shipped_task_learns_from_its_data(dots):
+    (line,) = re.findall(r"^PYTHONPATH=. trainkit run (dots.*)$", PAGE, re.MULTILINE)
+    words = [word for word in shlex.split(line) if re.match(r"[\w.]+=", word)]
+    ran = trained(dots, *words, "train.length=4 steps", "log={system_every: null}")
+    assert ran.code == 0 and 0 < ran.series("val/top5")[-1] <= 1
 
 
 def test_it_is_resumed_to_the_same_bits(dots):
