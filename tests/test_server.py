@@ -6,9 +6,13 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from safetensors.numpy import save_file
 
 from trainkit import cli, sender, tracking, ui
 from trainkit.errors import UserError
+from trainkit.launcher import die_with_parent
 from trainkit.outbox import left
 from trainkit.store import Store
 from trainkit.tracking import Tracker
@@ -40,12 +45,12 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, database) -> Iterator[Served]:
-    home, port = tmp_path_factory.mktemp("server"), _port()
-    shutil.copy(database, home / "mlflow.db")
+@contextmanager
+def served(home: Path, database: str) -> Iterator[Served]:
+    """A server of this database, with a folder for its log and the files of runs; it is gone when the block ends."""
+    port = _port()
     words = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    words += ["--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--artifacts-destination", str(home / "files")]
+    words += ["--backend-store-uri", database, "--artifacts-destination", str(home / "files")]
     env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     process = ui._begun(words, env, home / "log", home)
     try:
@@ -53,6 +58,45 @@ def server(tmp_path_factory, database) -> Iterator[Served]:
         yield Served(home, port)
     finally:
         ui._end(process)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, database) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("server")
+    shutil.copy(database, home / "mlflow.db")
+    with served(home, f"sqlite:///{home}/mlflow.db") as server:
+        yield server
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """Address of an empty PostgreSQL database, of a server of its own."""
+    pytest.importorskip("psycopg", reason="psycopg[binary] is not installed")
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not programs:
+        pytest.skip("PostgreSQL is not installed")
+    # It refuses to be run by root, and pytest's folders are closed to others.
+    who = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+    home, port, bin_ = Path(tempfile.mkdtemp(prefix="postgres-")), _port(), programs[-1].parent
+    try:
+        if who:
+            shutil.chown(home, "postgres", "postgres")
+        quiet = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **who}
+        made = [bin_ / "initdb", "-D", home / "data", "-U", "me", "-A", "trust", "--no-sync", "-E", "UTF8"]
+        subprocess.run(made, check=True, **quiet)
+        words = [bin_ / "postgres", "-D", home / "data", "-p", str(port), "-k", home, "-h", "127.0.0.1", "-F"]
+        process = subprocess.Popen(words, preexec_fn=die_with_parent, **quiet)
+        try:
+            ready = [bin_ / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
+            while subprocess.run(ready, **quiet).returncode != 0:
+                assert process.poll() is None, "PostgreSQL has ended"
+                time.sleep(0.1)
+            yield f"postgresql+psycopg://me@127.0.0.1:{port}/postgres"
+        finally:
+            process.send_signal(signal.SIGINT)  # without waiting for its clients
+            process.wait(timeout=60)
+    finally:
+        shutil.rmtree(home)
 
 
 @pytest.fixture
@@ -134,6 +178,19 @@ def test_a_run_leaves_in_a_server_all_that_it_leaves_in_a_store_of_its_own(store
     assert own["status"] == "FINISHED" and own["weights"].keys() >= {"best"} and len(own["values"]) > 5
     assert not (tmp_path / "elsewhere" / "mlflow.db").exists()
     assert not (tmp_path / "elsewhere" / "artifacts").exists() and list((server.home / "files").iterdir())
+
+
+@pytest.mark.parametrize("before", ["a server", "nothing"])
+def test_a_postgresql_database_keeps_the_same(before, postgres, store, monkeypatch, tmp_path):
+    own = record(Store.locate(), run())
+    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path / "elsewhere"))
+    with served(tmp_path, postgres) if before == "a server" else nullcontext() as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address if server else postgres)
+        there = record(Store.locate(), run())
+    for part, value in own.items():
+        assert there[part] == value, part
+    assert not (tmp_path / "elsewhere" / "mlflow.db").exists()
+    assert (tmp_path / ("files" if server else "elsewhere/artifacts")).is_dir()
 
 
 def test_an_interrupted_run_goes_on_in_the_same_run_of_the_server(remote):
