@@ -38,9 +38,11 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
     else:
         found = f"{store.shown} has no experiment {name or ''} with several finished runs".replace("  ", " ")
         raise UserError("screenshots", found, remedy="train some: accelerate launch trainkit/run.py adadistill")
-    number, runs = experiment.experiment_id, finished[:_MOST]
-    ids = [run.info.run_id for run in runs]
-    pictured = next((run.info.run_id for run in runs if "mlflow.loggedImages" in run.data.tags), None)
+    number = experiment.experiment_id
+    # Runs above others, as those of a sweep, have no score of their own.
+    scored = [run for run in finished if any(metric.startswith("best/") for metric in run.data.metrics)]
+    ids = [run.info.run_id for run in (scored or finished)[:_MOST]]
+    pictured = next((run.info.run_id for run in finished if "mlflow.loggedImages" in run.data.tags), None)
     models = client.search_logged_models([number], max_results=1)
     versions = client.search_registered_models(max_results=1)
     taken = []
@@ -53,9 +55,8 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
             page.screenshot(out / file)
             taken.append((out / file, what))
 
-        take(
-            "runs.png", f"run table of experiment `{experiment.name}`", visits.run_table, number, runs[0].info.run_name
-        )
+        # A run beneath another one is not shown until that is unfolded.
+        take("runs.png", f"run table of experiment `{experiment.name}`", visits.run_table, number, "matching runs")
         take("charts.png", f"chart view of `{experiment.name}`", visits.charts, number)
         take("compared.png", f"{len(ids)} runs of `{experiment.name}` compared", visits.comparison, number, ids)
         if pictured:
