@@ -80,9 +80,13 @@ class Page:
         self.call("Page.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        # A panel with an assistant opens by itself at the first visit, over a quarter of the page.
-        opened = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
-        self.call("Page.addScriptToEvaluateOnNewDocument", source=f"try {{ {opened} }} catch {{}}")
+        # A panel with an assistant would open by itself, over a quarter of the page.
+        self.remember("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1")
+
+    def remember(self, choice: str) -> None:
+        """From the next page on the browser has kept this choice of the one who looks."""
+        script = f"try {{ localStorage.setItem({json.dumps(choice)}, 'true') }} catch {{}}"
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
 
     def close(self) -> None:
         self._socket.close()
@@ -147,7 +151,9 @@ class Page:
 
     def settle(self, quiet: float = 0.7, seconds: float = 20.0) -> None:
         """Wait until nothing has changed in the page for a while, such as charts that are still drawn."""
-        script = "[document.getElementsByTagName('*').length, (document.body || {innerText: ''}).innerText.length].join()"
+        script = (
+            "[document.getElementsByTagName('*').length, (document.body || {innerText: ''}).innerText.length].join()"
+        )
         end, last, since = time.monotonic() + seconds, "", time.monotonic()
         while time.monotonic() < end and time.monotonic() - since < quiet:
             now = self.evaluate(script)

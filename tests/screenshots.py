@@ -23,9 +23,6 @@ from trainkit import ui  # noqa: E402
 from trainkit.errors import UserError  # noqa: E402
 from trainkit.store import Store  # noqa: E402
 
-_MOST = 7
-"""Runs that are compared; more lines than that are hard to tell apart."""
-
 
 def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path, str]]:
     """Take all that the experiment has something for: files, and what each of them shows."""
@@ -39,9 +36,6 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
         found = f"{store.shown} has no experiment {name or ''} with several finished runs".replace("  ", " ")
         raise UserError("screenshots", found, remedy="train some: accelerate launch trainkit/run.py adadistill")
     number = experiment.experiment_id
-    # Runs above others, as those of a sweep, have no score of their own.
-    scored = [run for run in finished if any(metric.startswith("best/") for metric in run.data.metrics)]
-    ids = [run.info.run_id for run in (scored or finished)[:_MOST]]
     pictured = next((run.info.run_id for run in finished if "mlflow.loggedImages" in run.data.tags), None)
     models = client.search_logged_models([number], max_results=1)
     versions = client.search_registered_models(max_results=1)
@@ -55,10 +49,9 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
             page.screenshot(out / file)
             taken.append((out / file, what))
 
-        # A run beneath another one is not shown until that is unfolded.
+        page.remember(f"MLflowLocalStorage-1.1-ExperimentView-{number}-expandRows")
         take("runs.png", f"run table of experiment `{experiment.name}`", visits.run_table, number, "matching runs")
         take("charts.png", f"chart view of `{experiment.name}`", visits.charts, number)
-        take("compared.png", f"{len(ids)} runs of `{experiment.name}` compared", visits.comparison, number, ids)
         if pictured:
             take("slider.png", f"pictures of run {pictured}", visits.pictures, number, pictured)
         if models:

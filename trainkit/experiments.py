@@ -103,12 +103,11 @@ def offer_view(
     higher_is_better: bool,
     params: Mapping[str, str],
     nested: bool = False,
-    parent: str | None = None,
 ) -> None:
     """Keep a view of the run table with the columns that tell runs apart; MLflow's own shows no score.
 
     `nested`: other runs will stand beneath this one. MLflow shows that only where runs are sorted by time, so from then
-    on they are. Those beneath `parent`, the run above this one, are unfolded: they have the scores.
+    on they are; to unfold them is left to who looks, as the page takes that from the browser and not from the view.
     """
     tag = f"mlflow.sharedViewState.{VIEW}"
     kept = client.get_experiment(experiment_id).tags.get(tag)
@@ -138,7 +137,6 @@ def offer_view(
         "columnWidths": {
             column: max(8 * len(column.split("`")[1]) + 32, 160 * (column in scores)) for column in columns
         },
-        "runsExpanded": {**before.get("runsExpanded", {}), **({parent: True} if parent else {})},
         **_charts(primary_metric, [name for name in told if name in differing]),
     }
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})

@@ -110,7 +110,7 @@ class Tracker:
             with store.asking():
                 experiment_id = experiments.prepared(client, store, experiment, note, primary_metric, higher_is_better)
                 nested = not experiments.ABOVE.isdisjoint(all_tags)
-                experiments.offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested, parent)
+                experiments.offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
                 known = _known_run(client, folder.info().run_id) if resume else None
                 if known is None:
                     run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
