@@ -127,6 +127,13 @@ class Interval:
         return (self.low > 0) - (self.high < 0) if self.decides else 0
 
 
+def reach(freedom: float, level: float = LEVEL) -> float:
+    """How many standard errors either way hold a share `level` of Student's t with so many degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.5 + level / 2))
+
+
 def bootstrapped(difference: float, drawn: np.ndarray, units: int, level: float = LEVEL) -> Interval | None:
     """The interval of a difference from its values in the draws, (draws,); None where too many have none.
 
@@ -136,12 +143,12 @@ def bootstrapped(difference: float, drawn: np.ndarray, units: int, level: float 
     draws then lean to one side. Of so few units that all could lie on one side by chance, five for a level of 0.95,
     there is an interval and no verdict.
     """
-    from scipy.special import ndtr, stdtrit
+    from scipy.special import ndtr
 
     drawn, total = drawn[np.isfinite(drawn)], len(drawn)
     if units < 2 or not math.isfinite(difference) or len(drawn) < max(1, (1 - _LOST) * total):
         return None
-    tail = float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - level) / 2)))
+    tail = float(ndtr(-math.sqrt(units / (units - 1)) * reach(units - 1, level)))
     low, high = (np.quantile(drawn, (tail, 1 - tail)) - drawn.mean() + difference).tolist()
     return Interval(difference, low, high, 2.0 ** (1 - units) <= 1 - level)
 
@@ -152,8 +159,6 @@ def welch(first: Sequence[float], second: Sequence[float], level: float = LEVEL)
     Student's t with Welch and Satterthwaite's degrees of freedom (Welch, Biometrika 34, 1947). Where neither varies
     there is no width, and no verdict: two runs that agree to the last digit have not been seen to vary.
     """
-    from scipy.special import stdtrit
-
     a, b = (np.asarray(values, dtype=np.float64) for values in (first, second))
     if min(len(a), len(b)) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return None
@@ -163,8 +168,8 @@ def welch(first: Sequence[float], second: Sequence[float], level: float = LEVEL)
     if not total:
         return Interval(difference, difference, difference, False)
     freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True))
-    reach = -float(stdtrit(freedom, (1 - level) / 2)) * math.sqrt(total)
-    return Interval(difference, difference - reach, difference + reach)
+    half = reach(freedom, level) * math.sqrt(total)
+    return Interval(difference, difference - half, difference + half)
 
 
 def verdict(intervals: Sequence[Interval], lower_is_better: bool = False) -> Verdict:

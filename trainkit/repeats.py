@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit import family
+from trainkit import chance, family
 from trainkit.family import Family, Parent, final_scores
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
@@ -42,12 +42,10 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     Mean +- t * std / sqrt(n), t the quantile of n - 1 degrees of freedom. It supposes that the score of a seed, drawn
     anew, is normally distributed, which few seeds cannot show.
     """
-    from scipy.special import stdtrit
-
     found = family.known(values)
     if len(found) < 2:
         return math.nan, math.nan
-    half = float(stdtrit(len(found) - 1, 0.5 + level / 2)) * family.std(found) / math.sqrt(len(found))
+    half = chance.reach(len(found) - 1, level) * family.std(found) / math.sqrt(len(found))
     return family.mean(found) - half, family.mean(found) + half
 
 
