@@ -94,6 +94,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     table = csv.read_csv(path).to_pydict()
     assert table["run"][0] == best.name and sorted(table["run"]) == sorted(members.values())
     assert table["val/accuracy"] == pytest.approx(sorted(values, reverse=True), rel=1e-5)
+    assert all(seconds > 0 for seconds in table["seconds"])
     words = f"optim.lr={shown(best).params['optim.lr']} optim.momentum={shown(best).params['optim.momentum']}"
     assert f"best   {best.name}: {words}" in printed and f"    best   {best.name}: {words}\n" in above.tags[NOTE]
     assert f"{words}\nluck   trainkit repeat " in printed and "'train.length=1 epoch'" in printed

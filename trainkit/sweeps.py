@@ -9,6 +9,7 @@ that a sweep which is started again goes the same way, over runs that are there.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import re
@@ -236,6 +237,7 @@ class Trial:
     step: int = 0
     """At which that was."""
     seconds: float = math.nan
+    """Until its last checkpoint, those before an interruption too."""
     why: str = ""
     """Why it was pruned, or failed."""
 
@@ -315,6 +317,8 @@ class Watching:
 
 def _try(child: Child, key: str, parent: Parent, adviser: Any, advised: bool) -> Trial | None:
     """What a setting came to: its run, used again or made; None when told to stop."""
+    from trainkit import checkpoint
+
     machine, metric = parent.machine, child.recipe.best.metric
     watch = Watching(adviser, metric) if adviser is not None and adviser.prunes else None
     earlier = machine.lead(lambda: _given_up(child, key, parent, watch) if watch else "") if advised else ""
@@ -334,8 +338,8 @@ def _try(child: Child, key: str, parent: Parent, adviser: Any, advised: bool) ->
         trial = Trial(child.title, {}, state, folder.name, why=why if state == "pruned" else "")
         if best := metrics.get(f"best/{metric}"):
             trial.value, trial.step = best[-1].value, best[-1].step
-        if total := metrics.get("final/time/total_s"):
-            trial.seconds = total[-1].value
+        if states := sorted(folder.checkpoints.glob(f"step-*/{checkpoint.STATE}")):
+            trial.seconds = float(json.loads(states[-1].read_text())["elapsed"])
         if state == "pruned":
             parent.tag(folder, "trainkit.pruned", why)
             parent.say(f"{child.title}: pruned: {why}")

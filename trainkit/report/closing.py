@@ -23,7 +23,7 @@ def write(run: Witness, outcome: Outcome) -> None:
     """Draw the figures of a run, keep the rows of its last evaluations, and log its models."""
     from trainkit.report import figures, timeline
 
-    tracker = run.tracker
+    tracker, spent = run.tracker, run.spent()  # drawing is not part of the training
     run.draw(outcome.curves)
     tracker.figure("figures/time.png", figures.time_shares(_shares(outcome)))
     if outcome.steps is not None and len(outcome.steps):
@@ -31,7 +31,7 @@ def write(run: Witness, outcome: Outcome) -> None:
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     if outcome.status == "FINISHED":
-        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | run.spent())
+        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
     newest = run.newest_checkpoint()
     if newest is not None:
         tracker.model("last", newest / "model.safetensors", outcome.step, outcome.final)
