@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from trainkit import cli
 from trainkit.data import pairs
 from trainkit.errors import UserError
+from trainkit.metrics import verification
 
 
 def folder(root: Path, people: int, pictures: int) -> Path:
@@ -52,6 +53,14 @@ def test_few_people_are_in_several_folds_and_the_draw_repeats(tmp_path):
     assert pairs.write_drawn(one) == (120, 4) == pairs.write_drawn(other), "4 x 15 pairs of one person, as many others"
     assert lines(one) == lines(other)
     assert all(sum(same for _, _, same in lines(one)[12 * fold : 12 * fold + 12]) == 6 for fold in range(10))
+
+
+@pytest.mark.parametrize(("people", "pictures", "most"), [(30, 9, 6000), (30, 9, 200), (4, 6, 40)])
+def test_pairs_of_one_person_say_who_is_whom(tmp_path, people, pictures, most):
+    pairs.write_drawn(folder(tmp_path / "faces", people, pictures), most)
+    _, drawn = pairs.read_csv(tmp_path / "faces" / "pairs.csv")
+    units = verification.units({"first": drawn.first, "second": drawn.second, "same": drawn.same})
+    assert len(set(np.concatenate([units.of, units.also]).tolist())) == people
 
 
 def test_pairs_are_not_written_over_and_too_few_are_refused(tmp_path):

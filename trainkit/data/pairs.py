@@ -69,8 +69,9 @@ def _pairs(first: list[int], second: list[int], same: list[bool]) -> Pairs:
 def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int]:
     """Draw pairs of pictures of a folder of people, `<person>/<picture>`, into its `pairs.csv`; pairs and people.
 
-    Half are of one person. They come in ten runs, each of other people where there are 20 or more, for the ten folds
-    that accuracy is counted by. `most` pairs at the most. Raises UserError where it is there, or pairs are too few.
+    Half are of one person, and connect what is shown of each: so the pairs say who is whom. They come in ten runs, each
+    of other people where there are 20 or more, for the ten folds that accuracy is counted by. `most` pairs at the most.
+    Raises UserError where it is there, or pairs are too few.
     """
     from trainkit.data import sources
 
@@ -83,30 +84,44 @@ def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int
     rng = np.random.default_rng(seed)
     names = rng.permutation(sorted(people)).tolist()
     runs = [names[run::FOLDS] for run in range(FOLDS)] if len(names) >= 2 * FOLDS else [names]
-    drawn = [_drawn([people[name] for name in run], rng, most // (2 * len(runs))) for run in runs]
-    each = min(len(same) for same, _ in drawn)
+    groups = [[people[name] for name in run] for run in runs]
+    same = [_same(group, rng, most // (2 * len(runs))) for group in groups]
+    each = min(map(len, same))
+    while True:
+        others = [_different(group, pairs[:each], rng) for group, pairs in zip(groups, same, strict=True)]
+        if min(map(len, others)) >= each:
+            break
+        each = min(map(len, others))
     if len(names) < 2 or each * len(runs) < FOLDS:
         found = f"{len(names)} people, {each * len(runs)} pairs of one of them"
         raise UserError(str(folder), found, f"{FOLDS} pairs or more, of people with several pictures each")
     with file.open("w", newline="", encoding="utf-8") as text:
         lines = csv.writer(text, lineterminator="\n")
         lines.writerow(COLUMNS)
-        for same, different in drawn:
-            for one, other in zip(same[:each], different, strict=False):
+        for of_one, of_two in zip(same, others, strict=True):
+            for one, other in zip(of_one[:each], of_two, strict=True):
                 lines.writerows(((*one, 1), (*other, 0)))
     return 2 * each * len(runs), len(names)
 
 
-def _drawn(
-    people: list[list[str]], rng: np.random.Generator, most: int
-) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Up to so many pairs of one person each, and as many of two, no pair twice."""
-    every = [pair for pictures in people for pair in itertools.combinations(pictures, 2)]
-    same = [every[place] for place in rng.permutation(len(every))[:most].tolist()]
-    others: dict[tuple[str, str], None] = {}
+def _same(people: list[list[str]], rng: np.random.Generator, most: int) -> list[tuple[str, str]]:
+    """Up to so many pairs of one person each, no pair twice; any first ones connect what they have of a person."""
+    shuffled = [rng.permutation(pictures).tolist() for pictures in people]
+    paths = [list(itertools.pairwise(pictures)) for pictures in shuffled]
+    pairs = [pair for step in itertools.zip_longest(*paths) for pair in step if pair is not None]
+    there = set(pairs)
+    more = [pair for pictures in shuffled for pair in itertools.combinations(pictures, 2) if pair not in there]
+    return (pairs + [more[place] for place in rng.permutation(len(more)).tolist()])[:most]
+
+
+def _different(people: list[list[str]], same: list[tuple[str, str]], rng: np.random.Generator) -> list[tuple[str, str]]:
+    """As many pairs of two people as there are of one, or as can be found, of pictures that those have."""
+    shown = set(itertools.chain.from_iterable(same))
+    known = [[picture for picture in pictures if picture in shown] or pictures[:1] for pictures in people]
+    found: dict[tuple[str, str], None] = {}
     for _ in range(20 * len(same)):
-        if len(others) == len(same) or len(people) < 2:
+        if len(found) == len(same) or len(people) < 2:
             break
         first, second = sorted(rng.choice(len(people), 2, replace=False).tolist())
-        others[str(rng.choice(people[first])), str(rng.choice(people[second]))] = None
-    return same[: len(others)], list(others)
+        found[str(rng.choice(known[first])), str(rng.choice(known[second]))] = None
+    return list(found)
