@@ -85,7 +85,7 @@ def _sentence(score: Score | None, first: str, letter: str, level: float, alone:
 
 
 def _about(side: Any) -> str:
-    several = f"  {len(side.runs)} repeats" if len(side.runs) > 1 else f"  {len(side.folds)} folds" * bool(side.folds)
+    several = f", {len(side.runs)} repeats" if len(side.runs) > 1 else f", {len(side.folds)} folds" * bool(side.folds)
     info = side.folder.info()
     return f"{side.name}  {info.status.lower()}, step {info.last_step}{several}"
 
