@@ -71,7 +71,7 @@ def test_processes_that_read_other_data_do_not_train(store):
 def job(tmp_path, monkeypatch, store):
     """The script of the page, for the toy on two nodes of one CPU process."""
     (script,) = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    script = re.sub(r"^export TRAINKIT_STORE=.*$", "", script, flags=re.MULTILINE)
+    script = re.sub(r"^export TRAINKIT_STORE=.*$", "", script, count=1, flags=re.MULTILINE)
     for theirs, ours in (
         ("recipes/adadistill.yaml", f'{TOY} --plugin toy train.length="1000 steps" log.every="10 steps"'),
         ("adadistill", "toy"),
@@ -103,6 +103,16 @@ def signal_steps(job: Path, number: int) -> None:
     for task in map(int, (job / "tasks").read_text().split()):
         for process in [psutil.Process(task), *psutil.Process(task).children(recursive=True)]:
             process.send_signal(number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_with_a_mistake_is_not_queued_again(job):
+    script = job / "job.sh"
+    script.write_text(script.read_text().replace("log.every", "log.evry"))
+    done = start(job)
+    text = done.communicate(timeout=200)[0]
+    assert "log.evry" in text and "did you mean" in text and not (job / "requeued").exists(), text
 
 
 @pytest.mark.slow
