@@ -47,9 +47,14 @@ def comparison(page: Page, at: str, experiment: str, runs: Sequence[str]) -> Non
 def pictures(page: Page, at: str, experiment: str, run: str) -> None:
     """Pictures of a run with the slider over its steps, beneath its curves."""
     page.open(f"{at}/#/experiments/{experiment}/runs/{run}/model-metrics?{_TRAINING}")
-    # A chart is made when it comes into sight.
     page.until(f"{_SCROLLED}.length > 0")
-    page.until(f"({_SCROLLED}.forEach(e => e.scrollTop += 300), !!document.querySelector({json.dumps(SLIDER)}))")
+    # A chart is made when it comes into sight, and there may be a hundred above.
+    for _ in range(100):
+        page.settle(0.5, 5)
+        if page.evaluate(f"!!document.querySelector({json.dumps(SLIDER)})"):
+            break
+        page.evaluate(f"{_SCROLLED}.forEach(e => e.scrollTop += 500)")
+    page.until(f"!!document.querySelector({json.dumps(SLIDER)})")
     page.evaluate(f"document.querySelector({json.dumps(SLIDER)}).scrollIntoView({{block: 'center'}})")
     page.until(f"{PICTURES}.length > 0")
 
