@@ -220,7 +220,9 @@ def test_the_interval_is_students(bench):
 
 
 def test_asking_whether_something_is_due_takes_no_longer_with_more_gates(bench):
-    few, many = bench.asking(["val"]), bench.asking([f"set{i}" for i in range(200)])
+    # The quickest of some: others may work meanwhile.
+    few = min(bench.asking(["val"]) for _ in range(5))
+    many = min(bench.asking([f"set{i}" for i in range(200)]) for _ in range(5))
     assert many < 5 * few  # a loop over 200 gates would be a hundred times as long
 
 
