@@ -14,7 +14,7 @@ from pyarrow import parquet
 from runs import own_store, run
 from scipy import stats
 
-from trainkit import cli, comparing, family, journal, records, seeding
+from trainkit import cli, comparing, family, journal, kept_rows, records, seeding
 from trainkit.comparing import compare
 from trainkit.errors import UserError
 from trainkit.report import comparison
@@ -132,15 +132,13 @@ def test_where_the_data_of_an_evaluation_is_not_known_nothing_is_judged(trained)
 
 def test_rows_that_do_not_give_the_score_are_not_trusted(trained, monkeypatch):
     store, runs = trained
-    read = comparing._Reader._read
+    slow = runs["slow"].info().run_id
 
-    def altered(self, folder, path):
-        found = read(self, folder, path)
-        if found is not None and folder == runs["slow"]:
-            found["accuracy"] = 1 - found["accuracy"]
-        return found
+    def altered(client, run_id, name, read=kept_rows.read):
+        rows, digest = read(client, run_id, name)
+        return rows | ({"accuracy": 1 - rows["accuracy"]} if run_id == slow else {}), digest
 
-    monkeypatch.setattr(comparing._Reader, "_read", altered)
+    monkeypatch.setattr(kept_rows, "read", altered)
     found = compare(store, [runs["plain"], runs["slow"]])
     assert found.primary.low is None and found.primary.verdict == "not decided"
     assert "do not give this score" in found.primary.why

@@ -228,7 +228,7 @@ def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float
     asked = {name: value for name, value in scores.items() if resampling.is_score(name)}
     for when in ("best", "final") if client else ():
         rows = kept_rows.read(client, folder.info().run_id, f"{word}_{when}")
-        found, units = kept_rows.intervals(rows, asked) if rows else ({}, "")
+        found, units = kept_rows.intervals(rows[0], asked) if rows else ({}, "")
         if found:  # those of another step give other scores
             return found, units
     return {}, ""

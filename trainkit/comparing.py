@@ -7,7 +7,6 @@ compared, and their spread is judged too. Nothing is trained or scored again.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from trainkit import chance, changes, family, journal
+from trainkit import chance, changes, family, journal, kept_rows
 from trainkit.chance import Interval, Verdict
 from trainkit.changes import Change
 from trainkit.errors import UserError, few
 from trainkit.journal import Point
+from trainkit.kept_rows import Columns
 from trainkit.metrics import resampling
 from trainkit.metrics.resampling import Kind
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
@@ -229,9 +229,8 @@ def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
     client = store.client()
     sides = tuple(_side(run, store, client) for run in runs)
     level = 1 - (1 - chance.LEVEL) / max(1, len(sides) - 1)
-    with tempfile.TemporaryDirectory() as aside:
-        reader = _Reader(client, aside)
-        pairs = tuple(_pair(sides[0], side, reader, level) for side in sides[1:])
+    reader = _Reader(client)
+    pairs = tuple(_pair(sides[0], side, reader, level) for side in sides[1:])
     return Comparison(sides, pairs, tuple(_speed(sides)), tuple(_notes(sides, pairs)), level)
 
 
@@ -423,49 +422,20 @@ class _Reader:
     drawn: dict[tuple[int | str, ...], _Drawn]
     """What was found already, by the rows of all runs and the metrics: a run may be at its best at its end."""
 
-    def __init__(self, client: Any, aside: str):
-        self._client, self._aside, self.drawn = client, aside, {}
-        self._found: dict[tuple[str, str], dict[str, np.ndarray] | None] = {}
-        self._files: dict[bytes, dict[str, np.ndarray]] = {}
+    def __init__(self, client: Any):
+        self._client, self.drawn = client, {}
+        self._found: dict[tuple[str, str], Columns | None] = {}
+        self._files: dict[str, Columns] = {}
 
-    def rows(self, run: RunFolder, head: str) -> dict[str, np.ndarray] | None:
+    def rows(self, run: RunFolder, head: str) -> Columns | None:
         """Columns of an evaluation, as `Score` names it; None for a run that kept none."""
         when = "best" if head.startswith("best/") else "folds" if head.startswith("pooled/") else "final"
-        path = f"rows/{_plain(head).replace('/', '_')}_{when}.parquet"
-        key = (run.name, path)
+        key = (run.name, f"{_plain(head).replace('/', '_')}_{when}")
         if key not in self._found:
-            self._found[key] = self._read(run, path)
+            found = kept_rows.read(self._client, run.info().run_id, key[1])
+            # Equal files are one object: what was drawn of them is known by it.
+            self._found[key] = found and self._files.setdefault(found[1], found[0])
         return self._found[key]
-
-    def _read(self, run: RunFolder, path: str) -> dict[str, np.ndarray] | None:
-        import pyarrow as pa
-        from mlflow.exceptions import MlflowException
-        from pyarrow import parquet
-
-        run_id = run.info().run_id
-        if run_id is None:
-            return None
-        out = Path(self._aside) / run.name
-        out.mkdir(exist_ok=True)
-        try:
-            file = self._client.download_artifacts(run_id, path, str(out))
-            with open(file, "rb") as read:
-                digest = hashlib.file_digest(read, "sha256").digest()
-            if digest not in self._files:
-                names = [name for name in parquet.read_schema(file).names if name not in resampling.NEVER_READ]
-                table = parquet.read_table(file, columns=names)
-                self._files[digest] = {name: _column(table[name]) for name in names}
-        except (MlflowException, pa.ArrowException, OSError):
-            return None
-        return self._files[digest]
-
-
-def _column(values: Any) -> np.ndarray:
-    """A column of parquet: numbers, texts (objects), or lists of one length as rows of a matrix."""
-    plain = values.to_numpy()
-    if plain.dtype == object and len(plain) and all(isinstance(value, np.ndarray) for value in plain):
-        return np.stack(list(plain))
-    return plain
 
 
 def _elsewhere(first: Side, second: Side) -> list[Change]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from trainkit import family
+from trainkit import family, kept_rows
 from trainkit.family import Family, Parent, final_scores
+from trainkit.kept_rows import Columns
 from trainkit.metrics import segmentation
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
@@ -173,34 +173,18 @@ def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(columns)
 
 
-def _rows(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[dict[str, np.ndarray] | None]:
+def _rows(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[Columns | None]:
     """The rows of the last evaluation of each run, as columns; None for a run that kept none."""
-    from mlflow.exceptions import MlflowException
-    from pyarrow import parquet
-
     from trainkit.tracking import send_rest
 
-    client, path = store.client(), f"rows/{evaluation}_final.parquet"
-    found: list[dict[str, np.ndarray] | None] = []
+    client = store.client()
+    found = []
     for run in runs:
         if any((run.path / "outbox").iterdir()):
             send_rest(run, store)
-        with tempfile.TemporaryDirectory() as aside:
-            try:
-                table = parquet.read_table(client.download_artifacts(run.info().run_id, path, aside))
-            except (MlflowException, OSError):
-                found.append(None)
-                continue
-            found.append({name: _column(table[name]) for name in table.column_names})
+        rows = kept_rows.read(client, run.info().run_id, f"{evaluation}_final", without=())
+        found.append(rows and rows[0])
     return found
-
-
-def _column(values: Any) -> np.ndarray:
-    """A column of parquet: numbers, texts (objects), or vectors as rows of a matrix."""
-    plain = values.to_numpy()
-    if plain.dtype == object and len(plain) and isinstance(plain[0], np.ndarray):
-        return np.stack(list(plain))
-    return plain
 
 
 def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from trainkit.metrics import resampling
 Columns = dict[str, np.ndarray]
 
 
-def read(client: Any, run_id: str | None, name: str) -> Columns | None:
-    """The columns of `rows/NAME.parquet` of a run in MLflow, without those that no score is computed from.
+def read(
+    client: Any, run_id: str | None, name: str, without: Collection[str] = resampling.NEVER_READ
+) -> tuple[Columns, str] | None:
+    """The columns of `rows/NAME.parquet` of a run in MLflow, and the SHA-256 of the file.
 
-    None where the run has no such rows, or they cannot be read.
+    Those that no score is computed from are left out. None where the run has no such rows, or they cannot be read.
     """
     import pyarrow as pa
     from mlflow.exceptions import MlflowException
@@ -29,12 +32,13 @@ def read(client: Any, run_id: str | None, name: str) -> Columns | None:
         return None
     with tempfile.TemporaryDirectory() as aside:
         try:
-            file = client.download_artifacts(run_id, f"rows/{name}.parquet", str(Path(aside)))
-            names = [name for name in parquet.read_schema(file).names if name not in resampling.NEVER_READ]
+            file = Path(client.download_artifacts(run_id, f"rows/{name}.parquet", aside))
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            names = [name for name in parquet.read_schema(file).names if name not in without]
             table = parquet.read_table(file, columns=names)
         except (MlflowException, pa.ArrowException, OSError):
             return None
-        return {name: _column(table[name]) for name in names}
+        return {name: _column(table[name]) for name in names}, digest
 
 
 def intervals(rows: Columns, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
