@@ -11,7 +11,7 @@ import torch
 from pyarrow import parquet
 from scipy import stats
 
-from trainkit import chance, comparing
+from trainkit import chance, kept_rows
 from trainkit.chance import Interval, Units
 from trainkit.data.protocols import Classes, Identification, Pairs, Retrieval, Scenes, Search, Segmentation
 from trainkit.metrics import resampling, segmentation
@@ -178,7 +178,7 @@ def kept(scores, tmp_path) -> dict[str, np.ndarray]:
     """Rows as they come back from the file of a run."""
     _write_table(tmp_path / "rows.parquet", scores.rows)
     table = parquet.read_table(tmp_path / "rows.parquet")
-    return {name: comparing._column(table[name]) for name in table.column_names}
+    return {name: kept_rows._column(table[name]) for name in table.column_names}
 
 
 def check(rows: dict, module: str, logged: dict, names: set[str]) -> resampling.Kind:
