@@ -17,7 +17,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 for name in ("MLFLOW_TRACKING_URI", "TRAINKIT_DATA", "ACCELERATE_MIXED_PRECISION"):
     os.environ.pop(name, None)
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+
+# The same examples in every run; with FUZZ others each time.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("default" if os.environ.get("FUZZ") else "same")
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

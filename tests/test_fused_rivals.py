@@ -61,7 +61,9 @@ for dtype, parts, scale, near in (  # 129 classes in tiles of 16: of 100 parts t
 def test_the_kernel_computes_what_the_matrix_gives():
     # In a process of its own: whether kernels are interpreted is settled when they are read. Not in bfloat16, which
     # this interpreter gets wrong.
-    pytest.importorskip("triton")
+    major, minor = map(int, pytest.importorskip("triton").__version__.split(".")[:2])
+    if (major, minor) < (3, 8):
+        pytest.skip("the interpreter of this Triton does not go with numpy 2.4")
     here = os.path.dirname(__file__)
     path = os.pathsep.join([here, os.path.dirname(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
