@@ -12,6 +12,7 @@ import shutil
 import socket
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from trainkit.errors import UserError
 from trainkit.predicting import check_free
+from trainkit.store import write_aside
 
 Format = Literal["safetensors", "onnx", "hub-folder"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
@@ -87,6 +89,23 @@ def network(task: Any, net: nn.Module) -> str:
     spec = getattr(task, "net", None) or task.student
     name = getattr(spec, "model", None) or getattr(spec, "name", type(net).__name__)
     return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
+
+
+def say_of(
+    folder: Path,
+    names: Sequence[str],
+    about: dict[str, Any],
+    agreements: Mapping[str, Any],
+    notes: Sequence[str],
+    timed: Any = None,
+) -> None:
+    """Complete what is said `about` an export, and write it: odd things, how files agree, their hashes, how long."""
+    about["notes"] = list(notes)
+    about["checked"] = {name: asdict(one) for name, one in agreements.items()}
+    about["sha256"] = {name: sha256(folder / name) for name in names}
+    if timed is not None:
+        about["latency"] = asdict(timed)
+    write_aside(folder / ABOUT, json.dumps(about, indent=1) + "\n")
 
 
 def write_tensors(file: Path, net: nn.Module, run: str) -> None:

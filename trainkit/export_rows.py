@@ -146,15 +146,11 @@ def export(
             say("writing model.onnx")
             agreements[ONNX], about["batch"], said = onnx_of(aside / ONNX, deployed, pixels, expected, about)
             notes += said
-        about["notes"] = notes
-        about["checked"] = {name: asdict(one) for name, one in agreements.items()}
-        about["sha256"] = {name: export_files.sha256(aside / name) for name in names}
         timed: Latency | None = None
         if latency:
             onnx, last = aside / ONNX if ONNX in names else None, recipe.device.channels_last
             timed = time_network(_First(deployed), pixels[:1], onnx, seconds=seconds, last=last, say=say)
-            about["latency"] = asdict(timed)
-        write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
+        export_files.say_of(aside, names, about, agreements, notes, timed)
         write_aside(aside / CARD, cards.card(folder, recipe, file, about, agreements, timed))
         kept += [*names, ABOUT, CARD]
     return Exported(tuple(out / name for name in kept), agreements, tuple(notes), timed)

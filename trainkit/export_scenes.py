@@ -6,7 +6,6 @@ of sides and, where there is one, the refinement of points are inside.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,15 +92,11 @@ def export(
             say("writing model.onnx")
             agreements[ONNX], about["sides"], said = _onnx(aside / ONNX, deployed, chosen, refined, about)
             notes += said
-        about["notes"] = notes
-        about["checked"] = {name: asdict(one) for name, one in agreements.items()}
-        about["sha256"] = {name: export_files.sha256(aside / name) for name in names}
         timed = None
         if latency:
             onnx, last = aside / ONNX if ONNX in names else None, recipe.device.channels_last
             timed = time_network(deployed, chosen.first(), onnx, seconds=seconds, last=last, say=say)
-            about["latency"] = asdict(timed)
-        write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
+        export_files.say_of(aside, names, about, agreements, notes, timed)
         write_aside(aside / CARD, cards.card(folder, recipe, file, about, agreements, timed))
         kept += [*names, ABOUT, CARD]
     return Exported(tuple(out / name for name in kept), agreements, tuple(notes), timed)

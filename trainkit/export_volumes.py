@@ -6,7 +6,6 @@ in words what it does, and `trainkit predict` does it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -83,10 +82,7 @@ def export(
             say("writing model.onnx")
             agreements[ONNX], about["batch"], said = onnx_of(aside / ONNX, deployed, patches, expected, about)
             notes += said
-        about["notes"] = notes
-        about["checked"] = {name: asdict(one) for name, one in agreements.items()}
-        about["sha256"] = {name: export_files.sha256(aside / name) for name in names}
-        write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
+        export_files.say_of(aside, names, about, agreements, notes)
         write_aside(aside / CARD, cards.card(folder, recipe, file, about, agreements))
         kept += [*names, ABOUT, CARD]
     return Exported(tuple(out / name for name in kept), agreements, tuple(notes))
