@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from trainkit import floors
 from trainkit.errors import EXIT_CODE, UserError
 
 
@@ -37,6 +38,11 @@ class Plain(click.Command):
             code = 130
         # A verb returns nothing, or its exit code.
         sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, if nothing that is installed is known to be unsafe."""
+        floors.check()
+        return super().invoke(ctx)
 
 
 class Commands(Plain, click.Group):

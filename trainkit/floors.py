@@ -1,0 +1,88 @@
+"""The oldest versions that read what others made: below them are known ways to run code from a file.
+
+Read from the packages' metadata alone, so that nothing of an unsafe version is imported first: 10 ms.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+
+from trainkit.errors import UserError
+
+PYTHON = (3, 11)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The oldest version of a package that is taken."""
+
+    package: str
+    version: str
+    why: str
+    """What is known of versions below."""
+    optional: bool = False
+    """It may be absent."""
+
+
+FLOORS = (
+    Floor("torch", "2.11", "code from a `.pth` in spite of weights_only (CVE-2025-32434), memory corruption by one "
+          "(CVE-2026-24747), code from a `.pt2` (CVE-2026-4538)"),
+    Floor("pillow", "13", "heap overflows by a JPEG file (CVE-2026-112403, CVE-2026-112398)"),
+    Floor("mlflow", "3.17.2", "reading any file through a server (CVE-2026-116690), requests in its name "
+          "(CVE-2026-115886), paths out of a store (CVE-2026-53995)"),
+    Floor("datasets", "5.2", "code from a pickled table (CVE-2026-57845)"),
+    Floor("pyarrow", "23.0.1", "use of freed memory by an Arrow file (CVE-2026-25087)"),
+    Floor("accelerate", "1.15", "no known hole, but none older is tested"),
+    Floor("monai", "1.5.2", "code from a checkpoint (CVE-2025-58756)", optional=True),
+)  # fmt: skip
+"""Held equal to pyproject.toml and to SECURITY.md by tests/test_floors.py."""
+
+
+def check() -> None:
+    """Raise UserError, with all that is too old, before anything of it is imported."""
+    if sys.version_info[:2] < PYTHON:
+        found = ".".join(map(str, sys.version_info[:3]))
+        raise UserError("Python", found, f"{PYTHON[0]}.{PYTHON[1]} or newer", "make an environment with such a Python")
+    from importlib import metadata
+
+    def installed(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    problems, wanted = [], []
+    for floor in FLOORS:
+        found = installed(floor.package)
+        if found is None and floor.optional:
+            continue
+        if found is None or _release(found) < _release(floor.version):
+            older = f"is {found}" if found is not None else "is not installed"
+            problems.append(f"{floor.package} {older}, {floor.version} or newer is needed ({floor.why})")
+            wanted.append(f'"{floor.package}>={floor.version}"')
+    if problems:
+        raise UserError("installed packages", "; ".join(problems), remedy=f"pip install {' '.join(wanted)}")
+    torch, vision = installed("torch"), installed("torchvision")
+    lines = metadata.requires("torchvision") or () if vision else ()
+    built = next((built for line in lines if (built := _torch_of(line))), None)
+    # They share compiled code: with another one even `accelerate launch --help` ends in a traceback.
+    if torch is not None and built is not None and (*_release(torch), 0, 0)[:2] != built:
+        found = f"{vision}, which was built for torch {built[0]}.{built[1]}, beside torch {torch}"
+        raise UserError("torchvision", found, "a pair of one release", "pip install --upgrade torch torchvision")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as (2, 13): a nightly build counts as its release, and 2.11.0 is 2.11."""
+    digits = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in digits[0].split(".")] if digits else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _torch_of(requirement: str) -> tuple[int, int] | None:
+    """(2, 14) of torchvision's `torch==2.14.1` or `torch (>=2.14.0)`; None of another requirement."""
+    found = re.match(r"torch\s*\(?\s*[=>~]=\s*(\d+)\.(\d+)", requirement)
+    return (int(found[1]), int(found[2])) if found else None
