@@ -1,5 +1,6 @@
 # make run    set up an environment of its own (.venv) and run the main job on the built-in sample set
 # make test   the default tests;  make test-all  the slow ones too
+# make soak   every promise of docs/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/performance.md cites
 # make screenshots   pictures of the MLflow page of the store, into docs/images (needs Chromium)
 PYTHON ?= $(firstword $(shell command -v python3 python3.11))
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all bench bench-full screenshots clean
+.PHONY: run test test-all soak bench bench-full screenshots clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -17,6 +18,9 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+soak: $(READY)
+	$(BIN)/python tests/soak.py --write docs/reliability.md $(SOAK)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 3

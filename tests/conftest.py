@@ -27,6 +27,8 @@ hypothesis.settings.load_profile("default" if os.environ.get("FUZZ") else "same"
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+pytest_plugins = ("promises",)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the recipes")
