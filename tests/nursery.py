@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import sabotage
 from painting import leave_unpainted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +50,14 @@ class Nursery:
         )
 
     def start(self, **order: Any) -> list[int]:
-        """Have processes started, and wait for them: their exit codes."""
+        """Have processes started: their ids. They are children of the nursery, which has to be asked to `wait`."""
+        return self._ask(order)
+
+    def wait(self, processes: list[int], timeout: float) -> list[int]:
+        """Wait for processes: their exit codes. What runs after so many seconds is killed."""
+        return self._ask({"wait": processes, "timeout": timeout})
+
+    def _ask(self, order: Mapping[str, Any]) -> list[int]:
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
@@ -60,8 +68,11 @@ def _serve() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin:
         order = json.loads(line)
-        children = [_fork(order, rank, answers.fileno()) for rank in range(order["processes"])]
-        answers.write(json.dumps(_wait(children, order["timeout"])) + "\n")
+        if "wait" in order:
+            answer = _wait(order["wait"], order["timeout"])
+        else:
+            answer = [_fork(order, rank, answers.fileno()) for rank in range(order["processes"])]
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
@@ -96,6 +107,7 @@ def _train(order: Mapping[str, Any], rank: int) -> int:
     sys.argv = [str(RUN), *order["words"]]
     code = 0
     try:
+        sabotage.install_from_environment()
         runpy.run_path(str(RUN), run_name="__main__")
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)

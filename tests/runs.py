@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sabotage
 import torch
 from nursery import Nursery
 from PIL import Image
@@ -118,22 +120,50 @@ def spawn(processes: int, *words: str, timeout: float = 240, **environment: str)
 
     They are forks with their imports done. As of `torch.distributed.run` the exit code of several is 0 or 1.
     """
+    with start(processes, *words, **environment) as started:
+        codes = started.wait(timeout)
+        code = codes[0] if processes == 1 else int(any(codes))
+        return subprocess.CompletedProcess(list(words), code, started.stdout, started.stderr)
+
+
+@dataclass
+class Started:
+    """Processes of the nursery, by rank."""
+
+    pids: list[int]
+    home: Path
+
+    def kill(self, number: int = signal.SIGKILL, rank: int = 0) -> None:
+        """Send a signal to one of them."""
+        os.kill(self.pids[rank], number)
+
+    def wait(self, timeout: float = 240) -> list[int]:
+        """Their exit codes, once all are gone; what is left after so many seconds is killed."""
+        return _nursery().wait(self.pids, timeout)
+
+    @property
+    def stdout(self) -> str:
+        return (self.home / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.home / "stderr").read_text()
+
+
+@contextmanager
+def start(
+    processes: int, *words: str, plan: Sequence[sabotage.Fault] = (), notes: Path | None = None, **environment: str
+) -> Iterator[Started]:
+    """Begin what `spawn` runs, with faults where there is a plan. Whoever begins it waits for it."""
     env = {**os.environ, "PYTHONPATH": str(PLUGIN), "ACCELERATE_USE_CPU": "true", **environment}
+    env |= sabotage.environment(plan, notes)
     if processes > 1:
         at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
         env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), **at}
     with tempfile.TemporaryDirectory() as home:
-        said = [Path(home) / name for name in ("stdout", "stderr")]
-        codes = _nursery().start(
-            processes=processes,
-            words=words,
-            environment=env,
-            folder=str(ROOT.parent),
-            files=[str(file) for file in said],
-            timeout=timeout,
-        )
-        code = codes[0] if processes == 1 else int(any(codes))
-        return subprocess.CompletedProcess(list(words), code, *(file.read_text() for file in said))
+        files = [str(Path(home) / name) for name in ("stdout", "stderr")]
+        pids = _nursery().start(processes=processes, words=words, environment=env, folder=str(ROOT.parent), files=files)
+        yield Started(pids, Path(home))
 
 
 @functools.cache

@@ -4,8 +4,8 @@
     ... --resume                                            what passed is not run again
     ... --resume tests/test_kills.py -k toy -n 0            words for pytest: some of them
 
-Interrupted, or run in parts, it goes on with `--resume` from what finished tests left in the file of `--keep`. The table is printed and
-written whatever came of it; the exit code is 0 when every test passed.
+Interrupted, or run in parts, it goes on with `--resume` from what finished tests left in the file of `--keep`. The
+table is printed and written whatever came of it; the exit code is 0 when every test passed.
 """
 
 from __future__ import annotations
