@@ -157,6 +157,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 plan.steps,
                 {
                     **tally.read(),
+                    **({"train/left_out": len(state.left_out)} if state.left_out else {}),
                     "train/lr": inner.param_groups[0]["lr"],
                     "train/epoch": state.step / plan.steps_per_epoch,
                 },

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +14,11 @@ from trainkit import checkpoint
 from trainkit.errors import UserError
 from trainkit.machine import Machine
 from trainkit.recipe import Recipe
-from trainkit.state import State
 from trainkit.task import Loss, Parts
-from trainkit.witness import Witness
+
+if TYPE_CHECKING:
+    from trainkit.state import State
+    from trainkit.witness import Witness
 
 MOST_ROLLBACKS = 5
 """A run that goes back more often does not get better by going back."""
@@ -59,14 +63,24 @@ def finite(norm: Tensor, losses: list[Loss], machine: Machine) -> Tensor | bool:
     """Whether the loss and the gradients of an update are finite, alike on all ranks: a flag on the device, or known.
 
     The norm of averaged gradients is the same everywhere; losses are not. Under fp16 the loss scaler meets infinite
-    gradients on purpose and deals with them, so there the losses decide alone.
+    gradients on purpose and deals with them, so there losses and their weights decide alone. An infinite weight leaves
+    gradients of zero, and the scaler has looked at them before they are divided: so weights are looked at themselves.
     """
     scaled = machine.accelerator.scaler is not None
+    weights = [loss.weight for loss in losses if isinstance(loss.weight, Tensor)]
     if machine.at_once and machine.world == 1:
-        return all(math.isfinite(loss.sum) for loss in losses) and (scaled or math.isfinite(norm))
+        whole = all(math.isfinite(loss.sum) for loss in losses) and (not weights or _divides(float(sum(weights))))
+        return whole and (scaled or math.isfinite(norm))
     bad = ~torch.isfinite(torch.stack([loss.sum for loss in losses])).all()
-    fine = machine.sum(bad.float()) == 0
+    told = machine.sum(torch.stack([bad.float(), *([sum(weights).float()] if weights else ())]))
+    fine = told[0] == 0
+    if weights:
+        fine = fine & torch.isfinite(told[1]) & (told[1] != 0)
     return fine if scaled else fine & torch.isfinite(local(norm))
+
+
+def _divides(weight: float) -> bool:
+    return math.isfinite(weight) and weight != 0
 
 
 def local(x: Tensor) -> Tensor:
@@ -95,6 +109,8 @@ def put_back(net: nn.Module, parts: Parts, kept: list[Tensor]) -> None:
 def leave_out(state: State, net: nn.Module, parts: Parts, before: list[Tensor], run: Witness, most: int = 10) -> None:
     """Undo the forward of an update whose step is not taken. Ends a run in which every update is left out."""
     put_back(net, parts, before)
+    if state.scaler is not None:
+        state.scaler.update()  # it has looked at these gradients, and would not look at the next
     state.left_out.append(state.step)
     run.tracker.event(state.step, "left_out", {"reason": "loss or gradient not finite"})
     if state.left_out[-most:] == list(range(state.step - most + 1, state.step + 1)):
@@ -123,3 +139,37 @@ def roll_back(state: State, bad: int, run: Witness, machine: Machine) -> None:
     state.left_out, state.rollbacks, state.elapsed = left_out, rollbacks, elapsed
     run.say(f"step {bad}: not finite; back to step {state.step}, leaving that update out")
     run.tracker.event(bad, "rollback", {"to": state.step})
+
+
+def named(tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """Which tensors hold something that is not finite: `<file>/<name>` of each, by file and name."""
+    found = [
+        (f"{file}/{name}", _extremes(t))
+        for file, members in tensors.items()
+        for name, t in members.items()
+        if isinstance(t, Tensor) and t.numel() and (t.is_floating_point() or t.is_complex())
+    ]
+    # One question for all of them: each would wait for the device.
+    fine = torch.stack([torch.isfinite(ends).all() for _, ends in found]).tolist() if found else []
+    return [name for (name, _), good in zip(found, fine, strict=True) if not good]
+
+
+def _extremes(t: Tensor) -> Tensor:
+    """Least and greatest entry, NaN where there is one: unlike `isfinite` it makes no tensor of the same size."""
+    t = torch.view_as_real(t) if t.is_complex() else t
+    return torch.stack(torch.aminmax(local(t.detach()).float() if t.element_size() == 1 else local(t.detach())))
+
+
+def refuse(tensors: Mapping[str, Mapping[str, Tensor]], born: frozenset[str], step: int) -> None:
+    """Raise UserError where a tensor of a checkpoint, by file and name, is not finite and was when it was built.
+
+    Loss and gradients do not tell: a step that is too large makes weights infinite out of finite gradients, and batch
+    norm divides by a variance that has overflown and gives zeros. `born` are constants, such as a mask of -inf.
+    """
+    bad = [name for name in named(tensors) if name not in born]
+    if bad:
+        raise UserError(
+            f"step {step}",
+            f"{', '.join(bad[:4])}{f' and {len(bad) - 4} more' if len(bad) > 4 else ''}: not finite, and not committed",
+            remedy="lower optim.lr or clip the gradient (optim.clip_norm); the checkpoints before are intact",
+        )

@@ -27,8 +27,9 @@ def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, f
             known = near[0] if near else ", ".join(metrics)
             raise UserError(key, f"{metric!r}, which is not measured", known)
     if stop is not None and stop.metric in metrics:
-        if state.record is None or _better(metrics[stop.metric], state.record, stop.mode, stop.min_delta):
-            state.record, state.waited = metrics[stop.metric], 0
+        value, first = metrics[stop.metric], state.record is None and math.isfinite(metrics[stop.metric])
+        if first or (state.record is not None and _better(value, state.record, stop.mode, stop.min_delta)):
+            state.record, state.waited = value, 0
         else:
             state.waited += 1
     if best is None or not math.isfinite(metrics.get(best.metric, math.nan)):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainkit import __version__, checkpoint, live
+from trainkit import __version__, checkpoint, live, nonfinite
 from trainkit.agenda import Agenda
 from trainkit.errors import UserError
 from trainkit.optim import Average
@@ -53,6 +53,13 @@ class State:
 
     _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final")
 
+    def __post_init__(self) -> None:
+        built = {"model": self.net, "memory": self.memory}
+        tensors = {file: module.state_dict() for file, module in built.items() if module is not None}
+        found = nonfinite.named(tensors)
+        self.born = frozenset([*found, *(f"ema/{name.removeprefix('model/')}" for name in found)])
+        """Tensors that are not finite as they are built: constants of the network, such as a mask."""
+
     def freeze(self, keep: bool) -> tuple[live.Copies, dict[str, Any]]:
         """Tensors by file, and the rest as plain data.
 
@@ -62,6 +69,7 @@ class State:
         """
         copies, scalars = self._noted(keep)
         copies.begin()
+        copies.born = self.born
         return copies, {
             **copy.deepcopy({name: getattr(self, name) for name in self._COUNTERS}),
             "optimizer": scalars,

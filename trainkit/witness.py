@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit import checkpoint, journal, records, targets
+from trainkit import checkpoint, journal, nonfinite, records, targets
 from trainkit.committing import Commit
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
@@ -185,12 +185,19 @@ class Witness:
         """
         # What is logged from here on is computed again by a run that is resumed from this.
         state = {**state, "journal": self.tracker.position(), "spent": self.spent()}
-        self._commit = Commit(copies, lambda tensors: self._write(step, tensors, state, best))
+        born = copies.born
+        self._commit = Commit(copies, lambda tensors: self._write(step, tensors, state, best, born))
         self._commit.start()
 
     def _write(
-        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], best: list[int]
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        best: list[int],
+        born: frozenset[str],
     ) -> None:
+        nonfinite.refuse(tensors, born, step)
         self.tracker.commit()
         checkpoint.write(self.folder.checkpoints, step, tensors, state, self.recipe_text)
         # After a resume from an older checkpoint, or a rollback, later ones belong to a future that was given up.
