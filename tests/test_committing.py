@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,13 +44,13 @@ class Folder(RunFolder):
         pass
 
 
-def trained(folder: Path, *words: str, at: Path | None = None) -> Witness:
+def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent | None = None) -> Witness:
     """The toy recipe, trained without a store: its witness."""
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
     given = {word.partition("=")[0]: word for word in (*QUIET, *words)}
     recipe = load(Order(TOY, list(given.values()), ("toy",)))
-    witness = Witness(recipe, "", "", Folder(folder), Silent(), True, lambda: False, checkpoint=at)
+    witness = Witness(recipe, "", "", Folder(folder), tracker or Silent(), True, lambda: False, checkpoint=at)
     try:
         loop.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), witness)
     finally:
@@ -150,20 +151,94 @@ def test_one_is_written_at_a_time_and_in_order(tmp_path, monkeypatch):
     assert steps(ran) == [10, 12], "the end of the training waits for the last of them, and for pruning"
 
 
-def test_a_full_disk_ends_the_training_a_few_steps_later_with_the_same_words(tmp_path, monkeypatch):
-    reached = []
+class Telling(Silent):
+    """A tracker that keeps events and tags."""
+
+    def __init__(self):
+        self.events, self.set = [], {}
+
+    def event(self, step, name, data=None):
+        self.events.append((step, name, data))
+
+    def tags(self, values):
+        self.set |= values
+
+
+def refusing(monkeypatch, *bad: int, error: Callable[[Path], BaseException] | None = None) -> None:
+    """No checkpoint of these steps can be written."""
 
     def write(folder, step, *rest, plain=checkpoint.write):
-        if step == 8:
-            raise CheckpointError(str(folder), "1.0 MB free", remedy="free some space")
+        if step in bad:
+            raise error(folder) if error else CheckpointError(str(folder), "1.0 MB free", remedy="free some space")
         return plain(folder, step, *rest)
 
     monkeypatch.setattr(checkpoint, "write", write)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_said_noted_and_tried_again_at_the_next(tmp_path, monkeypatch, capsys):
+    quiet = trained(tmp_path / "quiet", "checkpoints={every: 4 steps, keep_last: 50}", "train.length=16 steps")
+    refusing(monkeypatch, 8)
+    telling = Telling()
+    words = ("checkpoints={every: 4 steps, keep_last: 50}", "train.length=16 steps")
+    ran = trained(tmp_path / "full", *words, tracker=telling)
+    assert steps(ran) == [4, 12, 16] and steps(quiet) == [4, 8, 12, 16]
+    failed, again = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("step 8:", "step 12:"))]
+    assert failed.endswith("1.0 MB free; free some space; the training goes on and tries again at its next checkpoint")
+    assert again == "step 12: checkpoints can be written again"
+    assert [(step, name) for step, name, _ in telling.events if name == "checkpoint_failed"] == [
+        (8, "checkpoint_failed")
+    ]
+    tag = telling.set["trainkit.checkpoint_failed"]
+    assert tag.startswith("step 8: ") and tag.endswith("; written again at step 12")
+    one, other = (
+        checkpoint.read(folder / "checkpoints" / "step-000000016").tensors
+        for folder in (tmp_path / "quiet", tmp_path / "full")
+    )
+    assert all(same(one[group], other[group]) for group in one), "a disk that refuses changes no bit"
+
+
+def test_a_checkpoint_refused_at_the_last_step_is_tried_again_at_the_end(tmp_path, monkeypatch):
+    tries = []
+
+    def write(folder, step, *rest, plain=checkpoint.write):
+        tries.append(step)
+        if tries == [4, 8, 12]:
+            raise CheckpointError(str(folder), "full")
+        return plain(folder, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    ran = trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
+    assert tries == [4, 8, 12, 12] and steps(ran) == [4, 8, 12]
+
+
+def test_a_recipe_may_ask_that_a_full_disk_ends_the_training(tmp_path, monkeypatch):
+    reached = []
+    refusing(monkeypatch, 8)
     monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.append(step), time.sleep(0.01)))
     with pytest.raises(CheckpointError, match=r"1\.0 MB free; free some space"):
-        trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}", "train.length=1000 steps")
-    assert 8 <= reached[-1] < 40
+        trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50, failing: stop}", "train.length=1000 steps")
+    assert 8 <= reached[-1] < 40, "a few steps later"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004"]
+
+
+def test_a_mistake_while_a_checkpoint_is_written_ends_the_training_whatever_the_recipe_says(tmp_path, monkeypatch):
+    refusing(monkeypatch, 8, error=lambda folder: ValueError("a state that JSON would change"))
+    with pytest.raises(ValueError, match="a state that JSON"):
+        trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}", "train.length=1000 steps")
+
+
+def test_no_memory_for_the_copies_costs_one_checkpoint(tmp_path, monkeypatch):
+    asked = []
+
+    def make(self, plain=Copies.make):
+        asked.append(1)
+        if len(asked) == 2:
+            raise MemoryError
+        return plain(self)
+
+    monkeypatch.setattr(Copies, "make", make)
+    ran = trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
+    assert steps(ran) == [4, 12]
 
 
 def test_a_checkpoint_that_fails_at_the_very_end_is_no_finished_run(tmp_path, monkeypatch):

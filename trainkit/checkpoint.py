@@ -49,6 +49,7 @@ _STEP = re.compile(r"step-(\d{9,})(\.old)?")
 _ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-(\d+)-(\d+)-[0-9a-f]+")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
 _HEADROOM = 1.2
+_FREE = "free some space; older checkpoints are intact"
 _MANIFEST_LIMIT = 1 << 20
 _CHUNK = 8 << 20
 _JOINED = 1 << 20
@@ -105,13 +106,8 @@ def write(
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
             _sync_folder(folder.parent)
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise CheckpointError(
-                str(folder),
-                f"{free / 1e6:.1f} MB free, a checkpoint of step {step} needs {needed / 1e6:.1f} MB",
-                remedy="free some space; older checkpoints are intact",
-            )
+        if shutil.disk_usage(folder).free < needed:
+            raise CheckpointError(str(folder), _room(folder, step, needed), remedy=_FREE)
         os.mkdir(aside)
         contents = {f"{group}.safetensors": _serialised(members) for group, members in tensors.items()}
         contents |= {name: [memoryview(text)] for name, text in texts.items()}
@@ -125,16 +121,31 @@ def write(
         _sync_folder(folder)
         _read_back(target, contents)
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        room = f"; {_room(folder, step, needed)}" if full else ""  # of what others have taken meanwhile, before it goes
         _discard(aside)
-        raise CheckpointError(
-            str(target), f"could not be written: {error.strerror or error}", remedy="older checkpoints are intact"
-        ) from error
+        remedy = _FREE if full else "older checkpoints are intact"
+        found = f"could not be written: {error.strerror or error}{room}"
+        raise CheckpointError(str(target), found, remedy=remedy) from error
+    except (MemoryError, RuntimeError) as error:  # PyTorch's own, where a tensor cannot be brought to the CPU
+        _discard(aside)
+        found = f"could not be written: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        raise CheckpointError(str(target), found, remedy="older checkpoints are intact") from error
     except BaseException:
         _discard(aside)
         raise
     if superseded is not None:
         _discard(superseded)
     return target
+
+
+def _room(folder: Path, step: int, needed: int) -> str:
+    """What a disk has and what a checkpoint takes, in words."""
+    try:
+        free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free, "
+    except OSError:
+        free = ""
+    return f"{free}a checkpoint of step {step} needs {needed / 1e6:.1f} MB"
 
 
 def _make_room(target: Path) -> Path | None:
@@ -157,7 +168,10 @@ def _write_file(path: Path, pieces: Iterable[memoryview]) -> tuple[int, str]:
             digest.update(chunk)
             size += len(chunk)
             while chunk:
-                chunk = chunk[os.write(descriptor, chunk) :]  # the system may take less than it is given
+                taken = os.write(descriptor, chunk)  # the system may take less than it is given
+                if not taken:
+                    raise OSError(errno.EIO, f"{path.name}: the system takes nothing more")
+                chunk = chunk[taken:]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -13,15 +13,22 @@ from typing import Any
 
 from torch import Tensor
 
+from trainkit.checkpoint import CheckpointError
 from trainkit.live import Copies
 
 
 class Commit(threading.Thread):
-    """Copies tensors and then writes them: `write` gets the copies by file and name."""
+    """Copies tensors and then writes them: `write` gets the copies by file and name.
 
-    def __init__(self, copies: Copies, write: Callable[[Mapping[str, Mapping[str, Tensor]]], Any]):
+    `required`: the training does not go on without it.
+    """
+
+    def __init__(
+        self, step: int, copies: Copies, write: Callable[[Mapping[str, Mapping[str, Tensor]]], Any], required: bool
+    ):
         super().__init__(name="trainkit-checkpoint", daemon=True)
-        self._work = copies, write
+        self.step = step
+        self._work, self._required = (copies, write), required
         self._copied = threading.Event()
         self.failure: BaseException | None = None
         """Why there is no checkpoint; settled when the thread has ended."""
@@ -33,11 +40,21 @@ class Commit(threading.Thread):
         try:
             try:
                 files = copies.make()
+            except MemoryError as error:
+                remedy = "free some memory; older checkpoints are intact"
+                raise CheckpointError(
+                    f"checkpoint of step {self.step}", "no memory for its copies", "", remedy
+                ) from error
             finally:
                 self._copied.set()
             write(files)
         except BaseException as failure:  # raised where the training waits, `Witness.settle`
             self.failure = failure
+
+    @property
+    def ends(self) -> bool:
+        """Whether the training ends with what failed: a disk that refuses is waited for, a mistake is not."""
+        return self.failure is not None and (self._required or not isinstance(self.failure, CheckpointError))
 
     @property
     def copying(self) -> bool:

@@ -129,23 +129,29 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             save()
 
     def settle() -> None:
-        """Wait until the checkpoint that is being written, if one is, lies on the disk."""
+        """Wait until the checkpoint that is being written, if one is, lies on the disk, or cannot be put there."""
         clock.to("checkpoint")
-        machine.lead(run.settle)
+        saved.discard(machine.lead(run.settle))
 
-    def save() -> None:
-        """Begin to write a checkpoint. Called only where the last update is known to be finite."""
+    def save(ends: bool = False) -> None:
+        """Begin to write a checkpoint. Called only where the last update is known to be finite.
+
+        Without one with which the run `ends` it has failed.
+        """
         clock.to("checkpoint")
-        if state.step in saved:
+        if state.step in saved and not ends:
             return
         settle()
+        if state.step in saved:
+            return
         machine.synchronize()
         machine.check_equal("the state of batch norm or of class centres", nonfinite.replicated(bare, parts))
         copies, scalars = state.freeze(keep=machine.main)
         tallies, elapsed = machine.each(tally.state()), machine.share(state.elapsed + clock.elapsed())
         kept = {**scalars, "tallies": tallies, "elapsed": elapsed, "machine": machine.describe()}
         kept["trained"] = machine.share(state.trained + clock.training - began)
-        machine.lead(lambda: run.commit(state.step, copies, kept, [record["step"] for record in state.best]))
+        best = [record["step"] for record in state.best]
+        machine.lead(lambda: run.commit(state.step, copies, kept, best, required=ends))
         saved.add(state.step)
 
     def log() -> None:
@@ -279,7 +285,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 clock.to("log")
                 run.draw(outcome.curves)
         if asked:
-            save()
+            save(ends=True)
             outcome.status = "KILLED"
             break
         stop_asked = machine.any(run.stopping())
@@ -290,7 +296,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         log()
         hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step)
         if recipe.checkpoints.at_end:
-            save()
+            save(ends=True)
     settle()
     if outcome.status == "FINISHED":
         run.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})

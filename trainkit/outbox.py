@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainkit.courier import Courier
 
 _BATCH = 1000
+_MOST_IN_MEMORY = 100
+"""Files that wait in memory for a disk that takes them."""
 
 _log = logging.getLogger("trainkit")
 
@@ -40,24 +42,72 @@ class Outbox:
         """What hands metrics over, where there is one."""
         waiting = self.waiting()
         self._number = int(waiting[-1].name) if waiting else 0
+        self._in_memory: list[tuple[dict[str, Any], str | None, Callable[[Path], Any] | None]] = []
+        self._warned = False
         self.acknowledged = min(sent(folder), journal.position)
 
     def waiting(self) -> list[Path]:
-        """Jobs in their order."""
-        return sorted(path for path in self._path.iterdir() if path.name.isdigit())
+        """Jobs on the disk, in their order."""
+        return sorted(path for path in self._path.iterdir() if path.name.isdigit()) if self._path.is_dir() else []
 
     def put(self, job: dict[str, Any], file: str | None = None, write: Callable[[Path], Any] | None = None) -> None:
-        """Add a job, with a file that `write` makes. Appears complete or not at all."""
+        """Add a job, with a file that `write` makes. Appears complete or not at all.
+
+        What a full or failing disk refuses waits in memory: it is put down before the next job, or by `put_down`, and
+        of artifacts with one name the last. Raises UserError when the run's folder is gone.
+        """
         with self._lock:
-            self._number += 1
-            number = f"{self._number:08d}"
+            if job["kind"] == "artifact":
+                self._in_memory = [one for one in self._in_memory if (one[0], one[1]) != (job, file)]
+            self._in_memory.append((job, file, write))
+        self.put_down()
+
+    def put_down(self) -> bool:
+        """Put down what waits in memory, jobs without a file first; says whether nothing is left there."""
+        with self._lock:
+            for one in sorted(self._in_memory, key=lambda one: one[1] is not None):
+                try:
+                    self._lay(*one)
+                except OSError as error:
+                    if not self._warned:
+                        self._warned = True
+                        _log.warning("%s: %s; training goes on, its files wait in memory", self._path, error)
+                    break
+                except BaseException:
+                    self._in_memory.remove(one)
+                    raise
+                self._in_memory.remove(one)
+            while sum(file is not None for _, file, _ in self._in_memory) > _MOST_IN_MEMORY:
+                one = next(one for one in self._in_memory if one[1] is not None)
+                self._in_memory.remove(one)
+                _log.warning("%s: %s is lost, too many files wait in memory", self._path, one[1])
+            if self._in_memory:
+                self.folder.refuse_deleted()
+            return not self._in_memory
+
+    def unsaid(self) -> bool:
+        """Whether jobs wait in memory that can be handed over from there: those without a file."""
+        return any(file is None for _, file, _ in self._in_memory)
+
+    def lost(self) -> list[str]:
+        """What waits in memory, by name: without a disk that takes it, it goes with the process."""
+        return [file or job["kind"] for job, file, _ in self._in_memory]
+
+    def _lay(self, job: dict[str, Any], file: str | None, write: Callable[[Path], Any] | None) -> None:
+        number = f"{self._number + 1:08d}"
         aside = self._path / f".{number}"
         shutil.rmtree(aside, ignore_errors=True)
-        (aside / "file").mkdir(parents=True)
-        if file is not None and write is not None:
-            write(aside / "file" / file)
-        (aside / "job.json").write_text(json.dumps({**job, "file": file}), encoding="utf-8")
-        aside.rename(self._path / number)
+        try:
+            aside.mkdir()
+            (aside / "file").mkdir()
+            if file is not None and write is not None:
+                write(aside / "file" / file)
+            (aside / "job.json").write_text(json.dumps({**job, "file": file}), encoding="utf-8")
+            aside.rename(self._path / number)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        self._number += 1
 
     def forget_end(self) -> None:
         """Drop a status that was to be set: the run goes on."""
@@ -73,6 +123,12 @@ class Outbox:
 
     def send(self, client: Any) -> None:
         """Send everything there is now. Raises what the client raises, having noted how far it came."""
+        with self._lock:
+            unwritten = [one for one in self._in_memory if one[1] is None]
+        for one in unwritten:
+            self._hand_over(client, one[0], None)
+            with self._lock:
+                self._in_memory = [other for other in self._in_memory if other is not one]
         if self.journal.position > self.acknowledged:
             self._send_metrics(client)
         for path in self.waiting():
@@ -118,10 +174,13 @@ class Outbox:
                     )
 
     def _send_job(self, client: Any, path: Path) -> None:
+        job = json.loads((path / "job.json").read_text(encoding="utf-8"))
+        self._hand_over(client, job, path / "file" / job["file"] if job["file"] else None)
+        shutil.rmtree(path)
+
+    def _hand_over(self, client: Any, job: dict[str, Any], file: Path | None) -> None:
         from mlflow.exceptions import MlflowException
 
-        job = json.loads((path / "job.json").read_text(encoding="utf-8"))
-        file = path / "file" / job["file"] if job["file"] else None
         try:
             if job["kind"] == "artifact":
                 client.log_artifact(self.run_id, str(file), job["folder"])
@@ -141,7 +200,6 @@ class Outbox:
             if isinstance(error, MlflowException) and not self._refused(client, error):
                 raise
             _log.warning("MLflow refuses %s of run %s: %s", job["kind"], self.folder.name, without_secrets(str(error)))
-        shutil.rmtree(path)
 
     def _send_dataset(self, client: Any, job: dict[str, Any]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag

@@ -31,6 +31,9 @@ TABLES: dict[str, dict[str, str]] = {
     },
 }
 
+_NOT_IN_HASH = {"hash": False}
+"""For what changes no bit of the outcome: two recipes that differ in it are the same experiment."""
+
 
 def _positive(block: object, *names: str) -> None:
     for name in names:
@@ -223,6 +226,9 @@ class Checkpoints:
     at_end: bool = True
     keep_last: int = 2
     keep_best: int = 1
+    failing: Literal["continue", "stop"] = field(default="continue", metadata=_NOT_IN_HASH)
+    """What one that cannot be written does: the training goes on and tries again at the next, or it ends. The one with
+    which a run ends must be written either way."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 1 or self.keep_best < 0:
@@ -335,10 +341,6 @@ class Promote:
             raise ValueError(f"alias is {self.alias!r}; letters, digits, - and _ are allowed, but not `latest` or `v1`")
         if self.max_slower is not None and not 0 <= self.max_slower < 1:
             raise ValueError(f"max_slower is {self.max_slower}; a share from 0 and below 1 is needed, such as 0.1")
-
-
-_NOT_IN_HASH = {"hash": False}
-"""For what changes no bit of the outcome: two recipes that differ in it are the same experiment."""
 
 
 @dataclass(kw_only=True)

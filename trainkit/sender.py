@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -79,11 +80,14 @@ class Sender(threading.Thread):
     def drain(self, timeout: float) -> bool:
         """Wait until everything that is recorded now is sent."""
         end = time.monotonic() + timeout
+        with contextlib.suppress(UserError):  # the run's folder is gone: what can be told is sent from memory
+            self._outbox.put_down()
         position, waiting = self._outbox.journal.position, self._outbox.waiting()
         self._urgent = True
         try:
             while True:
-                if self._outbox.acknowledged >= position and not any(path.exists() for path in waiting):
+                told = self._outbox.acknowledged >= position or not self._outbox.journal.path.exists()
+                if told and not any(path.exists() for path in waiting) and not self._outbox.unsaid():
                     return True
                 if not self.is_alive() or time.monotonic() > end:
                     return False

@@ -24,6 +24,7 @@ import secrets
 import socket
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -84,6 +85,7 @@ class RunFolder:
 
     # Locks live as long as the process and belong to it, not to one of several objects that name the same folder.
     _claims: ClassVar[dict[Path, Any]] = {}
+    _updating: ClassVar[threading.Lock] = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -118,9 +120,22 @@ class RunFolder:
         unknown = changes.keys() - {field.name for field in fields(RunInfo)}
         if unknown:
             raise ValueError(f"run.json has no {', '.join(sorted(unknown))}")
-        info = RunInfo(**{**asdict(self.info()), **changes})
-        write_aside(self.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
+        with self._updating:  # a checkpoint that is being written notes its step beside the training
+            info = RunInfo(**{**asdict(self.info()), **changes})
+            write_aside(self.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
         return info
+
+    def refuse_deleted(self) -> None:
+        """Raise UserError where the folder that was claimed is gone: nothing of the run can be kept any more."""
+        file = self._claims.get(self.path.resolve())
+        try:
+            here = file is None or os.path.samestat(os.stat(self.path / ".lock"), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            here = False
+        if not here:
+            raise UserError(
+                str(self.path), "the run's folder was deleted or moved while it ran", remedy="start it again"
+            )
 
     def claim(self) -> None:
         """Make this process the only one that writes here, until it ends. Raises UserError when another one is."""

@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit import experiments
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.journal import Journal, Replay
 from trainkit.outbox import Outbox
 from trainkit.provenance import origin, place
@@ -307,14 +307,17 @@ class Tracker:
         atexit.unregister(self._at_exit)
         if self._sampler:
             self._sampler.stop()
-        try:
-            self._end(status, error)
-        except OSError as failure:
-            _log.warning("run %s: its end could not be written: %s", self.folder.name, failure)
+        for part in (self._end, self._tell):
+            try:
+                part(status, error)
+            except (OSError, UserError) as failure:
+                _log.warning("run %s: its end could not be written: %s", self.folder.name, failure)
         if not self.flush(_FINISH_SECONDS):
             left = "run %s: not all reached %s; the rest is kept in %s and sent by: trainkit sync %s"
             _log.warning(left, self.folder.name, self._sender.where, self.folder.path, self.folder.name)
         self._sender.stop()
+        if lost := self._outbox.lost():
+            _log.warning("run %s: the disk did not take, and nothing has now: %s", self.folder.name, few(lost))
         try:
             self._journal.close()
         except OSError as failure:
@@ -324,12 +327,20 @@ class Tracker:
     def _end(self, status: Status, error: BaseException | str | None) -> None:
         self.folder.update(status=status, last_step=self._journal.last_step)
         self._journal.commit()
+
+    def _tell(self, status: Status, error: BaseException | str | None) -> None:
+        """Let MLflow know: the end itself last, whatever of the rest cannot be written."""
+        try:
+            self._tell_error(error)
+        finally:
+            self._outbox.put({"kind": "end", "status": status, "time": time.time_ns() // 1_000_000})
+
+    def _tell_error(self, error: BaseException | str | None) -> None:
         if error is not None:
             text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
             short = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
             self.tags({"trainkit.error": short})
             self.artifact_text("error.txt", text)
-        self._outbox.put({"kind": "end", "status": status, "time": time.time_ns() // 1_000_000})
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:

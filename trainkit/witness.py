@@ -17,12 +17,16 @@ from typing import Any
 from torch import Tensor
 
 from trainkit import checkpoint, journal, nonfinite, records, targets
+from trainkit.checkpoint import CheckpointError
 from trainkit.committing import Commit
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
 from trainkit.state import State
 from trainkit.store import RunFolder
 from trainkit.task import Scores
+
+CHECKPOINT_FAILED = "trainkit.checkpoint_failed"
+"""Tag of a run that went on without a checkpoint: at which step, why, and from which on there are some again."""
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Witness:
     """A `Tracker` on rank 0, `Silent` elsewhere."""
     main: bool
     stopping: Callable[[], bool]
-    """Whether this process is to stop: a signal has asked it to, or a checkpoint could not be written."""
+    """Whether this process is to stop: a signal has asked it to, or a checkpoint that had to be was not written."""
     found: Mapping[str, Path] = field(default_factory=dict)
     """Weights that the task needs, by name."""
     replayed: list[Any] = field(default_factory=list)
@@ -74,6 +78,7 @@ class Witness:
         self._told = 0.0
         self._given_up = False
         self._commit: Commit | None = None
+        self._failed = ""
         self._signalled, self.stopping = self.stopping, self._asked_to_stop
 
     def elapsed(self) -> float:
@@ -178,15 +183,29 @@ class Witness:
             self.clock.to("setup")
             threading.Thread(target=state.room(), name="trainkit-room", daemon=True).start()
 
-    def commit(self, step: int, copies: Copies, state: Mapping[str, Any], best: list[int]) -> None:
+    def commit(
+        self, step: int, copies: Copies, state: Mapping[str, Any], best: list[int], required: bool = False
+    ) -> None:
         """Begin to write a checkpoint, and then to prune, beside the training. Called on rank 0, after `settle`.
 
-        Before the next update, and before anything else changes what was promised to `copies`, call `copied`.
+        Before the next update, and before anything else changes what was promised to `copies`, call `copied`. Without
+        one that is `required` the run does not go on, whatever its recipe says.
         """
         # What is logged from here on is computed again by a run that is resumed from this.
         state = {**state, "journal": self.tracker.position(), "spent": self.spent()}
         born = copies.born
-        self._commit = Commit(copies, lambda tensors: self._write(step, tensors, state, best, born))
+        required = required or self.recipe.checkpoints.failing == "stop"
+
+        def write(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+            try:
+                self._write(step, tensors, state, best, born)
+            except CheckpointError as error:
+                if not required:  # said now, and not when the next is due
+                    self.say(f"step {step}: {error}; the training goes on and tries again at its next checkpoint")
+                    self.tracker.event(step, "checkpoint_failed", {"error": str(error)})
+                raise
+
+        self._commit = Commit(step, copies, write, required)
         self._commit.start()
 
     def _write(
@@ -198,7 +217,14 @@ class Witness:
         born: frozenset[str],
     ) -> None:
         nonfinite.refuse(tensors, born, step)
-        self.tracker.commit()
+        self.folder.refuse_deleted()
+        try:
+            self.tracker.commit()
+        except OSError as error:
+            remedy = "no checkpoint is written before it; older ones are intact"
+            raise CheckpointError(
+                str(self.folder.journal), f"cannot be written: {error.strerror}", "", remedy
+            ) from error
         checkpoint.write(self.folder.checkpoints, step, tensors, state, self.recipe_text)
         # After a resume from an older checkpoint, or a rollback, later ones belong to a future that was given up.
         checkpoint.drop_after(self.folder.checkpoints, step)
@@ -216,21 +242,31 @@ class Witness:
             self._commit.copied()
             self.clock.to(then)
 
-    def settle(self) -> None:
+    def settle(self) -> int | None:
         """Wait until the checkpoint that is being written lies on the disk, and what it supersedes is gone.
 
-        Raises what became of it otherwise, a UserError where the disk is full or fails; older checkpoints are intact.
+        Returns the step of one that could not be written, without which the training goes on; None where there is none.
+        Raises what became of one that had to be: a UserError where the disk is full or fails.
         """
         if self._commit is None:
-            return
+            return None
         self._commit.join()
         commit, self._commit = self._commit, None
-        if commit.failure is not None:
+        if commit.ends:
             raise commit.failure
+        if commit.failure is not None:
+            self._failed = f"step {commit.step}: {commit.failure}"
+            self.tracker.tags({CHECKPOINT_FAILED: self._failed})
+            return commit.step
+        if self._failed:
+            self.say(f"step {commit.step}: checkpoints can be written again")
+            self.tracker.tags({CHECKPOINT_FAILED: f"{self._failed}; written again at step {commit.step}"})
+            self._failed = ""
+        return None
 
     def _asked_to_stop(self) -> bool:
         # The save with which a run ends settles, and so raises on every rank why the one before could not be written.
-        return self._signalled() or self._given_up or (self._commit is not None and self._commit.failure is not None)
+        return self._signalled() or self._given_up or (self._commit is not None and self._commit.ends)
 
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint that verifies."""

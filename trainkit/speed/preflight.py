@@ -262,12 +262,12 @@ class _Trial(Witness):
         """Keep how long an evaluation took."""
         self.held[name], self.counted[name] = [seconds], scored[name].samples
 
-    def commit(self, step: int, copies: Any, state: Any, best: Any) -> None:
+    def commit(self, step: int, copies: Any, state: Any, best: Any, required: bool = False) -> None:
         """The first training waits for its checkpoint, verified by reading it back; the second writes one beside it."""
         if self.checkpoint is not None:
             if not self.beside:  # and none at its end
                 self.beside.append(self.clock.steps)
-                super().commit(step, copies, state, best)
+                super().commit(step, copies, state, best, required)
             return
         began = time.perf_counter()
         gates = {name: gate for name, gate in state["gates"].items() if name != "checkpoint"}  # the second's is its own
@@ -297,7 +297,7 @@ def _shortened(recipe: Recipe, held: str | None, every: Span | None = None) -> R
         name: replace(e, every=None, at_start=name == held, at_end=False) for name, e in recipe.evaluations.items()
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
-    checkpoints = replace(recipe.checkpoints, every=every)
+    checkpoints = replace(recipe.checkpoints, every=every, failing="stop")
     out = {"best": None, "stop_when": None, "time_to": {}, "promote": None, "log": log, "checkpoints": checkpoints}
     return replace(recipe, evaluations=evaluations, **out)
 
