@@ -36,7 +36,8 @@ class Courier:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
         # A session of its own: Ctrl-C is for the training, which still has something to send after it.
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [sys.executable, "-m", "trainkit.courier"],
+            # -P: what is imported does not lie in the current folder, which may be a data set.
+            [sys.executable, "-P", "-m", "trainkit.courier"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

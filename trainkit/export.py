@@ -87,7 +87,7 @@ def load(folder: Path | str) -> nn.Module:
         text, held, digest = said["recipe"], said["meta"], said["sha256"][TENSORS]
     except FileNotFoundError:
         raise UserError(where, "is missing", "what `trainkit export` wrote") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(where, f"cannot be read: {error}", "what `trainkit export` wrote") from None
     file = folder / TENSORS
     if file.is_file() and export_files.sha256(file) != digest:

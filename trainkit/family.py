@@ -226,10 +226,16 @@ def _common(recipe: Recipe, differ: Sequence[str]) -> dict[str, Any]:
 
 def members(folder: RunFolder) -> dict[str, str]:
     """Names of the runs beneath a run, by what each is: `seed 3`. Empty for one that stands above none."""
+    file = folder.path / MEMBERS
     try:
-        return json.loads((folder.path / MEMBERS).read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise UserError(str(file), "does not name runs", remedy="repeat the run")
+    return found
 
 
 def summary(folder: RunFolder) -> str:

@@ -83,10 +83,10 @@ def _default_config() -> str | None:
 
 
 def _processes_in(config: Path) -> int:
-    import yaml
+    from trainkit import yamltext
 
     try:
-        content = yaml.safe_load(config.read_text())
-        return int(content.get("num_processes", 1))
-    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError):
+        tree = yamltext.read(config.read_text(encoding="utf-8")).tree
+        return int(tree.get("num_processes", 1))
+    except (OSError, ValueError, AttributeError, TypeError):
         return 1

@@ -132,7 +132,7 @@ def read_meta(folder: RunFolder) -> Meta:
     except FileNotFoundError:
         remedy = "name a run that trained; of a cross-validation one of its folds"
         raise UserError(str(file), "is missing", remedy=remedy) from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
 
 

@@ -239,7 +239,7 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
         made = json.loads((run.path / "models.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         made = {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(str(run.path / "models.json"), f"cannot be read: {error}") from None
     for name in ("best", "last"):
         # Of a run that was interrupted there may be earlier ones.

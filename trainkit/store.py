@@ -111,7 +111,7 @@ class RunFolder:
         """Read run.json. Raises UserError when it is missing or damaged."""
         try:
             return _parsed((self.path / "run.json").read_bytes())
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             found = f"cannot be read: {error}"
             raise UserError(str(self.path / "run.json"), found, remedy="start a new run") from None
 
@@ -363,7 +363,7 @@ class Store:
                     found.append((_parsed(text), RunFolder(runs / name)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+            except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
                 _log.warning("%s: cannot be read: %s", runs / name / "run.json", error)
         return sorted(found, key=lambda entry: (entry[0].started, entry[1].name))
 

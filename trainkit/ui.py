@@ -68,12 +68,14 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
         raise UserError(f"port {port}", "in use", remedy=f"take --port {free}" if free else "take another port")
     store.prepare()
     settle_mlflow()
-    words = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    words = [sys.executable, "-P", "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     environment = {
         **os.environ,
         # Its job runners are ten processes of 2.4 GB together, for features that nothing here uses.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Nor do its workers import what lies in the store, which is where they start.
+        "PYTHONSAFEPATH": "1",
         # A tracking address in the environment would not reach the server, but would confuse its workers.
         "MLFLOW_TRACKING_URI": "",
     }

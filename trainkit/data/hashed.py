@@ -41,9 +41,32 @@ def unreadable(path: Path, error: Exception) -> UserError:
 def mapped(path: Path) -> np.ndarray:
     """The array of an .npy file, memory-mapped. Raises UserError where it cannot be read; objects are not."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, MemoryError) as error:
+        # Not `np.load`, which would take an archive of arrays for one too.
+        return np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError, OverflowError, TypeError) as error:
         raise unreadable(path, error) from None
+
+
+def lines(path: Path, count: int) -> list[str]:
+    """The first so many lines of a file. Raises UserError where it cannot be read, or has fewer."""
+    try:
+        found = path.read_text("utf-8").split("\n")[:count]
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
+    if len(found) < count:
+        raise UserError(str(path), f"{len(found)} lines", f"{count}", REBUILD)
+    return found
+
+
+def listed(path: Path) -> tuple[str, ...]:
+    """The texts of a JSON file that is a list of them. Raises UserError where it is not."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise unreadable(path, error) from None
+    if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
+        raise UserError(str(path), "no list of texts", remedy=REBUILD)
+    return tuple(found)
 
 
 def read_manifest(path: Path, form: str, version: int, what: str, make: str) -> dict[str, Any]:

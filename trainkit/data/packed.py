@@ -113,16 +113,16 @@ class Packed(hashed.Hashed):
     @property
     def class_names(self) -> tuple[str, ...]:
         """The label each class had in its source."""
-        return tuple(json.loads((self.path / "names.json").read_text("utf-8")))
+        return hashed.listed(self.path / "names.json")
 
     @property
     def group_names(self) -> tuple[str, ...]:
         """Names of the groups (people, videos, alphabets); empty where the source knew none."""
-        return () if self.groups is None else tuple(json.loads((self.path / "groups.json").read_text("utf-8")))
+        return () if self.groups is None else hashed.listed(self.path / "groups.json")
 
     def ids(self) -> list[str]:
         """The name of every row in its source."""
-        return (self.path / "ids.txt").read_text("utf-8").split("\n")[: len(self)]
+        return hashed.lines(self.path / "ids.txt", len(self))
 
     def where(self, row: int) -> str:
         """A row's place in words, for messages."""

@@ -125,7 +125,7 @@ class PackedMasks(CompressedMaps):
 
     def ids(self) -> list[str]:
         """The name of every row in its source."""
-        return (self.path / "ids.txt").read_text("utf-8").split("\n")[: len(self)]
+        return hashed.lines(self.path / "ids.txt", len(self))
 
     def where(self, row: int) -> str:
         """A row's place in words, for messages."""

@@ -9,7 +9,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -152,18 +152,22 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
     import timm
 
     inner = next(module for module in net.modules() if hasattr(module, "feature_info"))
-    weights.read_tensors(file)  # timm reads it again, and is not asked to judge it
+    # Handed over as tensors: timm has readers of files of its own.
+    tensors = weights.read_tensors(file)
     info = inner.feature_info
-    given = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(file)}}
+
+    def given() -> dict[str, Any]:
+        return {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(tensors)}}  # from which it takes out
+
     try:
         # The whole classifier first: of its maps alone timm leaves at random whatever the file does not hold.
-        timm.create_model(timm_name(encoder), **given)
+        timm.create_model(timm_name(encoder), **given())
         filled = timm.create_model(
             timm_name(encoder),
             features_only=True,
             out_indices=tuple(info.out_indices),
             in_chans=next(p.shape[1] for p in inner.parameters() if p.ndim == 4),
-            **given,
+            **given(),
         )
     except (RuntimeError, ValueError, AssertionError, KeyError) as error:
         raise unfit(f"weights {file} in {encoder}", error) from error

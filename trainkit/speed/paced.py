@@ -186,7 +186,7 @@ class Paced:
         self._aside = tempfile.TemporaryDirectory(prefix=PREFIX, dir=within)
         self.folder = Path(self._aside.name)
         self._errors = self.folder / "stderr.txt"
-        words = [sys.executable, "-m", "trainkit.speed.paced", str(order.path), *order.overrides]
+        words = [sys.executable, "-P", "-m", "trainkit.speed.paced", str(order.path), *order.overrides]
         words += [f"--plugin={plugin}" for plugin in order.plugins] + [f"--keep={block}" for block in keep]
         # What the parent can import, the child can: plug-ins are found on the path of the process.
         found = os.pathsep.join(dict.fromkeys(path for path in (*sys.path, str(_ROOT)) if path))
