@@ -5,9 +5,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from trainkit.data import threads
+from trainkit.data.workers import Workers
+from trainkit.recipe import Loader
+from trainkit.schedule import Span
 
 
 @pytest.fixture
@@ -77,11 +79,8 @@ def test_the_calling_thread_works_too_and_nobody_after_the_call(four):
     assert sorted(ended) == [1, 2, 3]
 
 
-class _Counts(Dataset):
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, row: int) -> torch.Tensor:
+class _Counts:
+    def fetch(self, rows, epoch: int) -> dict[str, torch.Tensor]:
         assert threads.count() == 1, "a worker leaves the other cores to the others"
         found = threads.count
         threads.count = lambda: 4
@@ -90,14 +89,15 @@ class _Counts(Dataset):
             threads.in_parts(lambda part: names.add(threading.current_thread().name), 4, 1)
         finally:
             threads.count = found
-        return torch.tensor(len(names))
+        return {"names": torch.tensor(len(names))}
 
 
 def test_a_fork_does_not_wait_for_threads_that_it_has_not(four, monkeypatch):
     threads.in_parts(lambda part: None, 4, 1)
     monkeypatch.undo()
-    loader = DataLoader(_Counts(), num_workers=1, multiprocessing_context="fork", timeout=30, batch_size=None)
-    assert all(int(names) >= 1 for names in loader)
+    with Workers(_Counts(), Loader(workers=1, start="fork", timeout=Span(30, "seconds"))) as workers:
+        keys = [(0, np.arange(2))] * 2
+        assert [int(batch["names"]) >= 1 for batch in workers.read(keys)] == [True, True]
 
 
 def test_with_turns_who_is_ready_takes_the_next_part(four):

@@ -8,7 +8,7 @@ backward, step, and whatever the agenda has for that step.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from trainkit.speed.clock import Clock, Steps
 from trainkit.speed.observer import Observer
 from trainkit.state import State
 from trainkit.tally import Tally
-from trainkit.task import At, Loss, Opened, Rows, Scores, Split, Task
+from trainkit.task import At, Batch, Loss, Opened, Rows, Scores, Split, Task
 from trainkit.witness import Witness
 
 
@@ -171,6 +171,15 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             )
             tally.clear()
 
+    def batches() -> Iterator[Batch]:
+        """All that are still to be trained on, each on its way to the device."""
+        read = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda", tell=lost)
+        return loading.copied(read, machine.place, device)
+
+    def lost(said: str) -> None:
+        """A worker that read batches was lost, and replaced."""
+        run.tracker.event(state.step, "worker_lost", {"said": said})
+
     # ---- What is frozen: scored before the first step, and computed once where nothing about it changes
     held: dict[str, int] = {}
     saved = set() if run.checkpoint is None else {state.step}
@@ -198,8 +207,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     # ---- Training
     settle()  # worker processes are not forked while a thread writes
     bare.train()
-    stream = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda")
-    stream = loading.copied(stream, machine.place, device)
+    stream = batches()
     stop_asked = machine.any(run.stopping())
     while outputs.whole and state.step < plan.steps:
         if recipe.stop_when and state.waited >= recipe.stop_when.patience:
@@ -267,8 +275,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 held.clear()
                 saved = {state.step}
                 stop_asked = machine.any(run.stopping())
-                stream = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda")
-                stream = loading.copied(stream, machine.place, device)
+                stream = batches()
                 continue
 
         # ---- What is due at this step

@@ -182,7 +182,7 @@ class Loader:
     """Page-locked memory for batches on their way to a GPU, so that copies need not be waited for; of no use on a
     CPU."""
     timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
-    """Time after which a silent worker ends the run."""
+    """Time after which a silent worker is replaced, and after three of them the run ends."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.prefetch < 1:

@@ -20,7 +20,10 @@ from trainkit import seeding
 from trainkit.errors import UserError
 from trainkit.task import Loss, Meta, Opened, Parts, Scores, Source
 
-TABLES = {"task": {"toy": "toy:ToyTask"}, "data": {"toy": "toy:ToyData", "folded": "toy:FoldedData"}}
+TABLES = {
+    "task": {"toy": "toy:ToyTask"},
+    "data": {"toy": "toy:ToyData", "folded": "toy:FoldedData", "failing": "failing:FailingData"},
+}
 CLASSES, SIDE = 4, 8
 
 

@@ -8,74 +8,41 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from trainkit.errors import UserError
+from trainkit.data.workers import Workers
 from trainkit.plan import Plan
 from trainkit.recipe import Loader
 from trainkit.task import Batch, Split
 
 
-class _Fetch(Dataset):
-    """Hands whole batches to a DataLoader: an item is a batch, and its key says which."""
-
-    def __init__(self, split: Split):
-        self.split = split
-
-    def __getitem__(self, key: tuple[int, np.ndarray]) -> Batch | UserError:
-        try:
-            return self.split.fetch(key[1], key[0])
-        except UserError as error:  # as an item: a DataLoader turns what is raised into another exception
-            return error
-
-
-class _Keys:
-    """The keys of a plan as something a DataLoader can iterate over."""
-
-    def __init__(self, split: Split, plan: Plan, step: int):
-        self.split, self.plan, self.step = split, plan, step
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        return self.plan.keys(self.split, self.step)
-
-
-def training(split: Split, plan: Plan, step: int, loader: Loader, pin: bool) -> Iterator[Batch]:
+def training(
+    split: Split, plan: Plan, step: int, loader: Loader, pin: bool, tell: Callable[[str], None] | None = None
+) -> Iterator[Batch]:
     """Micro-batches of this rank from `step` to the end of training, as host tensors.
 
     One stream for the whole run: no epoch boundary restarts the workers. `pin` says whether the device is one for which
     memory can be page-locked; the recipe may do without. Such a device computes while this process reads: without
     workers a thread then reads `loader.prefetch` batches ahead, where the split may be read by any (`any_thread`).
+    `tell` is called with a sentence when a worker was lost and another one reads in its place.
     """
     beside = pin and getattr(split, "any_thread", False)
-    pin = pin and loader.pin
+    pin, keys = pin and loader.pin, plan.keys(split, step)
     if loader.workers == 0:
-        batches = (split.fetch(rows, epoch) for epoch, rows in plan.keys(split, step))
-        if pin:
-            batches = ({key: value.pin_memory() for key, value in batch.items()} for batch in batches)
+        batches = (split.fetch(rows, epoch) for epoch, rows in keys)
+        batches = _pinned(batches) if pin else batches
         yield from _ahead(batches, loader.prefetch) if beside else batches
         return
-    try:
-        for batch in DataLoader(
-            _Fetch(split),
-            sampler=_Keys(split, plan, step),
-            batch_size=None,
-            num_workers=loader.workers,
-            prefetch_factor=loader.prefetch,
-            multiprocessing_context=loader.start,
-            timeout=loader.timeout.seconds,
-            pin_memory=pin,
-        ):
-            if isinstance(batch, UserError):
-                raise batch
+    with Workers(split, loader, tell) as workers:
+        batches = workers.read(keys)
+        if pin:
+            batches = _ahead(_pinned(batches), loader.prefetch)
+        # Not `yield from`: whoever closes this ends the workers first, so that no thread waits for one that hangs.
+        for batch in batches:  # noqa: UP028
             yield batch
-    except (RuntimeError, ConnectionResetError) as error:
-        if "DataLoader worker" in str(error) or isinstance(error, ConnectionResetError):
-            raise UserError(
-                "loader",
-                f"a worker process died or fell silent ({str(error).splitlines()[0]})",
-                remedy="lower loader.workers, or look at memory and /dev/shm; --resume continues the run",
-            ) from None
-        raise
+
+
+def _pinned(batches: Iterable[Batch]) -> Iterator[Batch]:
+    return ({key: value.pin_memory() for key, value in batch.items()} for batch in batches)
 
 
 def _ahead(batches: Iterator[Batch], many: int) -> Iterator[Batch]:

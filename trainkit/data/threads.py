@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,11 +17,8 @@ _alone = False
 
 
 def count() -> int:
-    """How many threads of this process read: its share of the cores, at most `MOST`; 1 in a DataLoader's worker."""
+    """How many threads of this process read: its share of the cores, at most `MOST`; 1 in a worker."""
     if _alone:
-        return 1
-    loading = sys.modules.get("torch.utils.data")  # importing it takes seconds, and not every command does
-    if loading is not None and loading.get_worker_info() is not None:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
@@ -68,7 +64,7 @@ def in_parts(work: Callable[[slice], None], many: int, least: int, turns: int = 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within it the calling thread reads all itself, so that a profiler sees what it does."""
+    """Within it the calling thread reads all itself: in a worker, or so that a profiler sees what it does."""
     global _alone
     before, _alone = _alone, True
     try:
