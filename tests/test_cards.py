@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainkit import cards
+from trainkit import cards, checkpoint
 from trainkit.journal import History, Journal, Point
 from trainkit.store import RunFolder
 from trainkit.task import Source
@@ -47,10 +46,8 @@ def recipe(train: str = "pets", evaluate=None, **sources: Source):
 
 def folder(tmp_path, step: int = 20) -> RunFolder:
     made = RunFolder(tmp_path / "pets-s0")
-    home = made.checkpoints / f"step-{step:09d}"
-    home.mkdir(parents=True)
     machine = {"gpu": "GPU X", "cpu": "CPU Y", "processes": 2, "threads": 4, "precision": "bf16"}
-    (home / "state.json").write_text(json.dumps({"machine": machine, "step": step}))
+    checkpoint.write(made.checkpoints, step, {}, {"machine": machine}, "")
     written = Journal(made.journal)
     for at, top1 in ((10, 0.5), (20, 0.75)):
         written.append(at, {"val/top1": top1, "val/ema/top1": top1 + 0.125, "val/f1.cat": 0.1, "train/loss": 1.0})

@@ -5,14 +5,13 @@ All of it is read from the run. What is not known, such as who may use the data,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainkit import journal, kept_rows
 from trainkit.chance import Interval
-from trainkit.checkpoint import STATE
+from trainkit.checkpoint import state_of
 from trainkit.errors import UserError, number_of
 from trainkit.export_files import CONFIG, ONNX, TENSORS
 from trainkit.metrics import resampling
@@ -257,11 +256,11 @@ def _speed(folder: RunFolder, file: Path, latency: Any) -> Iterator[str]:
 def _machine(file: Path) -> str:
     """What the weights were trained on, as their checkpoint says it."""
     try:
-        said = json.loads((file.parent / STATE).read_text(encoding="utf-8"))["machine"]
+        said = state_of(file.parent)["machine"]
         device = said["gpu"] or said["cpu"]
         precision = "float32" if said["precision"] == "no" else said["precision"]
         return f"{said['processes']} x {device}, {number_of(said['threads'], 'threads')}, {precision}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, KeyError, TypeError):
         return ""
 
 

@@ -323,6 +323,42 @@ def read(path: Path) -> Loaded:
     return Loaded(path, state["step"], tensors, state, recipe_text)
 
 
+def state_of(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint alone. Raises `CheckpointError` where a byte of it is not what was written."""
+    path = Path(path)
+    try:
+        return _parsed_state(path, _verified(path, STATE))
+    except OSError as error:
+        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
+
+
+def check_file(path: Path) -> None:
+    """Raise `CheckpointError` for a file that lies in a checkpoint and is not what was written there.
+
+    One that lies in no checkpoint is left alone: nothing says what it was.
+    """
+    path = Path(path)
+    if not _STEP.fullmatch(path.absolute().parent.name) and not (path.parent / MANIFEST).is_file():
+        return
+    try:
+        _verified(path.absolute().parent, path.name)
+    except OSError as error:
+        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
+
+
+def _verified(path: Path, name: str) -> bytes:
+    """Bytes of one file of a checkpoint, as they were written; of the others only that they are there."""
+    manifest, names = _look(path)
+    expected = _manifest_files(manifest)
+    if isinstance(expected, str):
+        raise _damaged(path, expected)
+    content = _read_file(path / name)
+    found = {other: expected.get(other, (0, "")) for other in names} | {name: (len(content), _sha256(content))}
+    if problems := _differences(manifest, found):
+        raise _damaged(path, problems[0])
+    return content
+
+
 def _parsed_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(content)

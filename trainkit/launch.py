@@ -167,6 +167,7 @@ def _tracked(
     """The tracker of a run, the checkpoint to resume from, and the decisions to repeat."""
     from trainkit.plan import evaluated
     from trainkit.tracking import Silent, Tracker
+    from trainkit.witness import refused
 
     tracker: Any = Silent()
 
@@ -174,7 +175,7 @@ def _tracked(
         nonlocal tracker
         for rank in range(machine.world):
             _note(folder, rank).unlink(missing_ok=True)
-        path, position = _newest(folder) if resuming else (None, 0)
+        path, position, problems = _newest(folder) if resuming else (None, 0, [])
         best = recipe.best
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
         tracker = Tracker.start(
@@ -195,6 +196,7 @@ def _tracked(
             if need.new:  # made for this run: MLflow shows it beneath
                 store.client().set_tag(need.run.info().run_id, "mlflow.parentRunId", tracker.run_id)
         decided = tracker.cut_back(position).decided if resuming else []
+        refused(tracker, problems, lambda text: print(text, flush=True))
         tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
@@ -241,14 +243,19 @@ def _cause(folder: RunFolder, machine: Any) -> UserError | None:
     return None
 
 
-def _newest(folder: Any) -> tuple[str | None, int]:
-    """The newest checkpoint of a run that verifies, and its position in the journal."""
+def _newest(folder: Any) -> tuple[str | None, int, list[str]]:
+    """The newest checkpoint of a run that verifies, its position in the journal, and why newer ones do not."""
     from trainkit import checkpoint
 
     checkpoint.clean(folder.checkpoints)
     path, problems = checkpoint.newest_valid(folder.checkpoints)
-    for problem in problems:
-        print(f"left aside: {problem}", flush=True)
     if path is None and problems:
-        raise UserError(str(folder.path), "none of its checkpoints is whole", remedy="start a new run")
-    return (str(path), json.loads((path / checkpoint.STATE).read_text())["journal"]) if path else (None, 0)
+        found = f"none of its checkpoints is whole: {problems[0]}"
+        raise UserError(str(folder.path), found, remedy="start a new run")
+    if path is None:
+        return None, 0, []
+    state = checkpoint.state_of(path)
+    if state["identity"]["recipe"] != folder.info().recipe_hash:
+        found = "is of another run: its recipe is not the one that this run began with"
+        raise UserError(str(path), found, remedy="move it away; the run goes on from the one before")
+    return str(path), state["journal"], problems

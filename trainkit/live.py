@@ -191,7 +191,11 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
 
     `where` names the source in messages. Nothing is changed unless everything fits.
     """
-    live = _live_tensors(module)
+    load_tensors(_live_tensors(module), tensors, where)
+
+
+def load_tensors(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy tensors into those of the same names in place; as `load_module` for what is no module."""
     problems = [f"{name} is missing" for name in live.keys() - tensors.keys()]
     problems += [f"{name} is not in the network" for name in tensors.keys() - live.keys()]
     for name in live.keys() & tensors.keys():

@@ -25,7 +25,7 @@ from trainkit.recipe import Optim, Recipe
 from trainkit.speed import timeline
 from trainkit.speed.clock import Clock, Steps
 from trainkit.speed.observer import Observer
-from trainkit.state import State
+from trainkit.state import State, elsewhere
 from trainkit.tally import Tally
 from trainkit.task import At, Batch, Loss, Opened, Rows, Scores, Split, Task
 from trainkit.witness import Witness
@@ -93,7 +93,10 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     }
     state = State(bare, inner, parts.remembers, average, machine.accelerator.scaler, agenda, tally, identity)
     if run.checkpoint is not None:
-        state.load(checkpoint.read(run.checkpoint), machine.rank, run.elastic)
+        loaded = checkpoint.read(run.checkpoint)
+        state.load(loaded, machine.rank, run.elastic)
+        run.elsewhere(state.step, elsewhere(loaded, machine.describe()))
+        del loaded
     costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
     costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
     run.say("\n".join((planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from trainkit.order import Order, beside, load
 from trainkit.places import locate
 from trainkit.recipe import Recipe
 from trainkit.store import RunFolder, Store, run_key
+
+_log = logging.getLogger("trainkit")
 
 Train = Callable[[Order, Recipe, dict[str, "Need"]], RunFolder]
 
@@ -46,19 +48,31 @@ def gather(order: Order, recipe: Recipe, machine: Any, store: Store, train: Trai
 def best_weights(run: Path) -> Path:
     """Weights of a run's best checkpoint, or of its last where no evaluation named a best.
 
-    They are the averaged ones where the recipe's best is a score of those.
+    They are the averaged ones where the recipe's best is a score of those. A file is only handed out when it is what
+    was written: where the best checkpoint is damaged or missing a warning names the one that takes its place.
     """
     from trainkit import checkpoint
 
-    newest, _ = checkpoint.newest_valid(run / "checkpoints")
+    newest, refused = checkpoint.newest_valid(run / "checkpoints")
     if newest is None:
-        raise UserError(str(run), "holds no checkpoint", remedy="train it again")
-    best = json.loads((newest / checkpoint.STATE).read_text())["best"]
+        why = f": {refused[0]}" if refused else ""
+        raise UserError(
+            str(run), f"holds no checkpoint{' that is whole' * bool(refused)}{why}", remedy="train it again"
+        )
+    best = checkpoint.state_of(newest)["best"]
     for record in best:
-        folder = run / "checkpoints" / f"step-{record['step']:09d}"
-        if folder.is_dir():
-            return folder / f"{record.get('weights', 'model')}.safetensors"
-    return newest / "model.safetensors"
+        file = run / "checkpoints" / f"step-{record['step']:09d}" / f"{record.get('weights', 'model')}.safetensors"
+        try:
+            if not file.parent.is_dir():
+                raise UserError(str(file.parent), "is missing")  # it could not be written, or was deleted
+            checkpoint.check_file(file)
+            return file
+        except UserError as error:
+            refused.append(f"{error.where}: {error.found}")
+    file = newest / f"{best[0].get('weights', 'model') if best else 'model'}.safetensors"
+    if refused:
+        _log.warning("left aside: %s; %s of %s takes its place", "; ".join(refused), file.name, newest.name)
+    return file
 
 
 def _file(name: str, word: str, store: Store) -> Path:

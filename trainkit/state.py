@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,7 @@ class State:
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
             "gates": self.agenda.state(),
             "identity": self.identity,
-            "versions": {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "versions": _versions(),
         }
 
     def room(self) -> Callable[[], None]:
@@ -121,15 +121,18 @@ class State:
             if then.get(key) != self.identity.get(key):
                 found = f"{key} {_short(then.get(key))}"
                 raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
+        wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.average}
+        if gone := [name for name, part in wanted.items() if part is not None and name not in loaded.tensors]:
+            raise UserError(where, f"holds no {' and no '.join(gone)}", remedy="it was written with other settings")
         live.load_module(self.net, loaded.tensors["model"], where)
         named = list(self.net.named_parameters())
         live.load_optimizer(self.optimizer, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
         if self.memory is not None:
             live.load_module(self.memory, loaded.tensors["memory"], where)
         if self.average is not None:
-            with torch.no_grad():
-                for name, t in self.average.tensors.items():
-                    t.copy_(live.sharded_like(loaded.tensors["ema"][name], t))
+            # The file is complete, the average only of what has a fraction.
+            averaged = {name: t for name, t in loaded.tensors["ema"].items() if name in self.average.tensors}
+            live.load_tensors(self.average.tensors, averaged, f"{where}/ema.safetensors")
         if self.scaler is not None and loaded.state["scaler"]:
             self.scaler.load_state_dict(loaded.state["scaler"])
         for name in self._COUNTERS:
@@ -138,6 +141,18 @@ class State:
         tallies = loaded.state["tallies"]
         if len(tallies) == self.identity["processes"]:
             self.tally.load(tallies[rank])
+
+
+def elsewhere(loaded: checkpoint.Loaded, machine: Mapping[str, Any]) -> list[str]:
+    """What a checkpoint was written on and the training does not go on with: then its bits are not promised."""
+    then = {**loaded.state.get("versions", {}), **loaded.state.get("machine", {})}
+    now = {**_versions(), **machine}
+    counts = [key for key in now if key not in ("trainkit", "python", "cpu_cores", "processes", "parallelism")]
+    return [f"{key} {then[key]} -> {now[key]}" for key in counts if key in then and then[key] != now[key]]
+
+
+def _versions() -> dict[str, str]:
+    return {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _short(value: Any) -> str:

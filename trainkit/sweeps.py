@@ -9,7 +9,6 @@ that a sweep which is started again goes the same way, over runs that are there.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
@@ -338,8 +337,8 @@ def _try(child: Child, key: str, parent: Parent, adviser: Any, advised: bool) ->
         trial = Trial(child.title, {}, state, folder.name, why=why if state == "pruned" else "")
         if best := metrics.get(f"best/{metric}"):
             trial.value, trial.step = best[-1].value, best[-1].step
-        if states := sorted(folder.checkpoints.glob(f"step-*/{checkpoint.STATE}")):
-            trial.seconds = float(json.loads(states[-1].read_text())["elapsed"])
+        if (newest := checkpoint.newest_valid(folder.checkpoints)[0]) is not None:
+            trial.seconds = float(checkpoint.state_of(newest)["elapsed"])
         if state == "pruned":
             parent.tag(folder, "trainkit.pruned", why)
             parent.say(f"{child.title}: pruned: {why}")

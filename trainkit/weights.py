@@ -69,8 +69,10 @@ def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tens
 
     Wrappers (`state_dict`, `model`, ...) are opened; the prefixes of DataParallel (`module.`), torch.compile
     (`_orig_mod.`) and CVLface's safetensors (`model.net.`) are taken off. Raises UserError for whatever is missing,
-    damaged, not tensors, or calls for code.
+    damaged, not tensors, or calls for code; of a file in a checkpoint's folder also where it is not what was written.
     """
+    from trainkit.checkpoint import check_file  # imported when files are read, as below
+
     path = Path(path)
     where = str(path)
     try:
@@ -80,6 +82,7 @@ def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tens
         size = path.stat().st_size
         if size > max_bytes:
             raise UserError(where, f"{size:,} bytes", f"at most {max_bytes:,} bytes of weights")
+        check_file(path)
         with path.open("rb") as file:
             start = file.read(16)
             if start[:4] == b"PK\x03\x04":

@@ -5,11 +5,10 @@ The loop calls a witness on every rank; on ranks other than 0 it keeps silent.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,10 @@ from trainkit.task import Scores
 
 CHECKPOINT_FAILED = "trainkit.checkpoint_failed"
 """Tag of a run that went on without a checkpoint: at which step, why, and from which on there are some again."""
+ELSEWHERE = "trainkit.elsewhere"
+"""Tag of a run that was resumed with other software or hardware: at which step, and what differs."""
+CHECKPOINT_REFUSED = "trainkit.checkpoint_refused"
+"""Tag of a run of which a checkpoint was damaged and left aside: which, and what was found."""
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Witness:
     def __post_init__(self) -> None:
         self._bar = None
         # What the checkpoint that is resumed from says of the time until then.
-        self._before = json.loads((self.checkpoint / checkpoint.STATE).read_text()) if self.checkpoint else {}
+        self._before = checkpoint.state_of(self.checkpoint) if self.checkpoint else {}
         self._due = 0
         self._told = 0.0
         self._given_up = False
@@ -167,6 +170,13 @@ class Witness:
         self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
         if self.main and self.watch is not None and self.watch(step, metrics):
             self._given_up = True
+
+    def elsewhere(self, step: int, differs: Sequence[str]) -> None:
+        """Say that a run goes on with other software or hardware than its checkpoint was written with, if it does."""
+        if differs:
+            self.say(f"resumed elsewhere ({', '.join(differs)}): it goes on, and equal bits are no longer promised")
+            self.tracker.event(step, "elsewhere", {"differs": list(differs)})
+            self.tracker.tags({ELSEWHERE: f"step {step}: {', '.join(differs)}"})
 
     def draw(self, curves: Mapping[str, Mapping[str, Any]]) -> None:
         """Draw the figures as they are now."""
@@ -271,8 +281,7 @@ class Witness:
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint that verifies."""
         path, problems = checkpoint.newest_valid(self.folder.checkpoints)
-        for problem in problems:
-            self.say(f"left aside: {problem}")
+        refused(self.tracker, problems, self.say)
         return path
 
     def close(self) -> None:
@@ -287,6 +296,15 @@ class Witness:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def refused(tracker: Any, problems: Sequence[str], say: Callable[[str], Any]) -> None:
+    """Say and note that checkpoints were damaged and are left aside: a line, an event and a tag."""
+    for problem in problems:
+        say(f"left aside: {problem}")
+        tracker.event(0, "checkpoint_refused", {"error": problem})
+    if problems:
+        tracker.tags({CHECKPOINT_REFUSED: problems[0]})
 
 
 def _duration(seconds: float) -> str:
