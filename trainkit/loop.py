@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint, nonfinite, optim, records, seeding, tabulated
+from trainkit import checkpoint, nonfinite, optim, records, seeding, shortage, tabulated
 from trainkit import plan as planning
 from trainkit.agenda import Agenda, recorded_decisions
 from trainkit.data import loading
@@ -97,7 +97,17 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         state.load(loaded, machine.rank, run.elastic)
         run.elsewhere(state.step, elsewhere(loaded, machine.describe()))
         del loaded
-    costs = {name: _trial(task, bare, split, recipe, name, machine) for name, split in splits.items()}
+    portions = shortage.Portions(recipe, data, parts, machine, state, run)
+    plan = portions.plan(plan)
+
+    def score(module: nn.Module, name: str) -> Scores:
+        """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
+        return portions.evaluated(name, module, lambda size: evaluate(task, module, splits[name], size, machine))
+
+    costs = {
+        name: portions.evaluated(name, bare, lambda size, split=split: _trial(task, bare, split, size, machine))
+        for name, split in splits.items()
+    }
     costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
     run.say("\n".join((planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes)))
     observer.expects(state.step, costs)
@@ -108,12 +118,12 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         better = False
         for name in names:
             clock.to("eval")
-            began, size = time.perf_counter(), recipe.evaluations[name].batch_size
-            scored = {name: evaluate(task, bare, splits[name], size, machine)}
+            began = time.perf_counter()
+            scored = {name: score(bare, name)}
             if average:
                 run.copied("eval")
                 average.swap(bare)
-                scored[f"{name}/ema"] = evaluate(task, bare, splits[name], size, machine)
+                scored[f"{name}/ema"] = score(bare, name)
                 average.swap(bare)
             clock.to("log")
             metrics = {f"{title}/{key}": v for title, scores in scored.items() for key, v in scores.metrics.items()}
@@ -183,6 +193,25 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         """A worker that read batches was lost, and replaced."""
         run.tracker.event(state.step, "worker_lost", {"said": said})
 
+    def gradients(stream: Iterator[Batch], at: At) -> list[Loss]:
+        """Add up the gradients of the micro-batches of an update, averaged over processes; returns their losses."""
+        losses: list[Loss] = []
+        for micro in range(plan.accumulation):
+            clock.to("data")
+            batch = next(stream)
+            clock.to("transfer")
+            batch = split.on_device(machine.place(batch))
+            clock.to("forward")
+            seeding.reseed(device, recipe.seed, at.step, micro, machine.rank)
+            with machine.no_sync(net, last=micro == plan.accumulation - 1 and not portions.apart):
+                loss = task.loss(net, parts, batch, at)
+                clock.to("backward")
+                # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
+                machine.backward(loss.sum, machine.world / plan.batch_size)
+            losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
+        clock.to("optimizer")
+        return losses
+
     # ---- What is frozen: scored before the first step, and computed once where nothing about it changes
     held: dict[str, int] = {}
     saved = set() if run.checkpoint is None else {state.step}
@@ -193,7 +222,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         for name, module in parts.frozen.items() if splits else ():
             clock.to("eval")
             first = next(iter(splits))
-            scores = evaluate(task, module, splits[first], recipe.evaluations[first].batch_size, machine)
+            scores = score(module, first)
             run.tracker.log(0, {f"{name}/{first}/{key}": value for key, value in scores.metrics.items()})
             outcome.curves.setdefault(first, {})[name] = scores.curves
             if name in parts.trusted:
@@ -210,7 +239,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     # ---- Training
     settle()  # worker processes are not forked while a thread writes
     bare.train()
-    stream = batches()
+    stream, skips = batches(), recipe.train.nonfinite == "skip"
     stop_asked = machine.any(run.stopping())
     while outputs.whole and state.step < plan.steps:
         if recipe.stop_when and state.waited >= recipe.stop_when.patience:
@@ -224,28 +253,22 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             checked = epoch
         at = At(state.step, epoch, state.step / plan.steps, gather, machine.accelerator.autocast)
         leave_out = state.step in state.left_out
-        before = nonfinite.snapshot(bare, parts) if recipe.train.nonfinite == "skip" else None
-        losses: list[Loss] = []
-        for micro in range(plan.accumulation):
+        before = nonfinite.snapshot(bare, parts) if skips or portions.halving else []
+        if leave_out:
             clock.to("data")
-            batch = next(stream)
-            if leave_out:
-                continue
-            clock.to("transfer")
-            batch = split.on_device(machine.place(batch))
-            clock.to("forward")
-            seeding.reseed(device, recipe.seed, state.step, micro, machine.rank)
-            with machine.no_sync(net, last=micro == plan.accumulation - 1):
-                loss = task.loss(net, parts, batch, at)
-                clock.to("backward")
-                # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
-                machine.backward(loss.sum, machine.world / plan.batch_size)
-            losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
-        clock.to("optimizer")
+            for _ in range(plan.accumulation):
+                next(stream)
+        elif (losses := portions.tried(gradients, stream, at)) is None:
+            plan = portions.smaller(plan)
+            nonfinite.put_back(bare, parts, before)
+            optim.forget(params)
+            settle()  # as before the first batch
+            stream = batches()
+            continue
         if not leave_out:
-            norm = _finish_gradients(machine, params, plan, losses, recipe.optim)
+            norm = _finish_gradients(machine, params, plan, losses, recipe.optim, portions.apart)
             finite = nonfinite.finite(norm, losses, machine)
-            if before is not None and not bool(finite):
+            if skips and not bool(finite):
                 nonfinite.leave_out(state, bare, parts, before, run)
             else:
                 run.copied("optimizer")
@@ -255,8 +278,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 if average:
                     average.update(bare, state.step)
                 tally.add(losses, nonfinite.local(norm))
-            for p in params.values():
-                p.grad = None
+            optim.forget(params)
         state.step += 1
         clock.step()
         run.progress(state.step, plan.steps)
@@ -266,7 +288,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
 
         # ---- Whether the update before this one was finite; where something is built on this one, it too
         asked = stop_asked()
-        if before is None:
+        if not skips:
             bad = watch.look() if leave_out else watch.turn(finite, state.step - 1)
             if bad is None and (asked or state.step >= min(plan.steps, agenda.next)):
                 bad = watch.look()
@@ -324,18 +346,23 @@ def evaluate(task: Task, net: nn.Module, split: Split, batch_size: int, machine:
     Rows are gathered with the sample's index; padding is dropped, and an evaluation whose rows are not the split's
     samples, each once, is a RuntimeError and no score.
     """
+
+    def forwards() -> Rows:
+        kept: list[Rows] = []
+        for rows, real in loading.every_sample(split, batch_size, machine.world, machine.rank):
+            batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
+            index = torch.where(torch.as_tensor(real, device=machine.device), batch["index"], -1)
+            with machine.accelerator.autocast():
+                predicted = task.predict(net, batch)
+            kept.append({"index": index, **{key: value.float() for key, value in predicted.items()}})
+        return loading.stack(kept)
+
     was_training = net.training
     net.eval()
-    kept: list[Rows] = []
-    for rows, real in loading.every_sample(split, batch_size, machine.world, machine.rank):
-        batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
-        index = torch.where(torch.as_tensor(real, device=machine.device), batch["index"], -1)
-        with machine.accelerator.autocast():
-            predicted = task.predict(net, batch)
-        kept.append({"index": index, **{key: value.float() for key, value in predicted.items()}})
+    own = shortage.agreed(*shortage.caught(forwards), machine)
     net.train(was_training)
     machine.reshard(net)
-    gathered = {key: machine.gather(value) for key, value in loading.stack(kept).items()}
+    gathered = {key: machine.gather(value) for key, value in own.items()}
     index = gathered.pop("index")
     order = index.argsort()[int((index < 0).sum()) :]
     if not torch.equal(index[order].cpu(), torch.arange(split.size)):
@@ -347,14 +374,14 @@ def evaluate(task: Task, net: nn.Module, split: Split, batch_size: int, machine:
 
 
 @torch.no_grad()
-def _trial(task: Task, net: nn.Module, split: Split, recipe: Recipe, name: str, machine: Machine) -> float:
+def _trial(task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine) -> float:
     """Seconds that an evaluation will take, from its first batch, read twice.
 
     A mistake in an evaluation shows here, before training, and not after the first epoch.
     """
     was_training = net.training
     net.eval()
-    batches = list(loading.every_sample(split, recipe.evaluations[name].batch_size, machine.world, machine.rank))
+    batches = list(loading.every_sample(split, batch_size, machine.world, machine.rank))
     for _ in range(2):
         began = time.perf_counter()
         batch = split.on_device(machine.place(split.fetch(batches[0][0], epoch=0)))
@@ -367,14 +394,19 @@ def _trial(task: Task, net: nn.Module, split: Split, recipe: Recipe, name: str, 
 
 
 def _finish_gradients(
-    machine: Machine, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], settings: Optim
+    machine: Machine, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], settings: Optim, apart: bool
 ) -> Tensor:
-    """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device."""
-    if machine.accelerator.scaler is not None:
-        machine.accelerator.unscale_gradients()
+    """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device.
+
+    `apart`: they are those of each process, and averaged here.
+    """
     grads = [grad for p in params.values() if (grad := p.grad) is not None]
     if len(grads) < len(params):
         optim.refuse_idle(params)
+    if apart:
+        machine.average(grads)
+    if machine.accelerator.scaler is not None:
+        machine.accelerator.unscale_gradients()
     weight = sum(loss.weight for loss in losses)
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
         torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))

@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -301,6 +301,15 @@ class Machine:
         """Wait until every process is here."""
         if self.world > 1:
             dist.barrier(group=self._control)
+
+    def average(self, grads: Sequence[Tensor]) -> None:
+        """Average gradients over ranks in place: what a synchronised backward pass does on the way."""
+        if self.world == 1:
+            return
+        flat = torch.cat([grad.reshape(-1) for grad in grads]) / self.world
+        dist.all_reduce(flat)
+        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
 
     def average_buffers(self, net: nn.Module) -> None:
         """Make floating-point buffers (batch-norm statistics) equal on all ranks: their mean.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,15 +53,7 @@ class Plan:
             raise UserError(
                 "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
             )
-        norm = getattr(recipe.task, "batch_norm", None)
-        if norm is not None and _seen(norm, micro, world) < (least := getattr(recipe.task, "batch_norm_least", 1)):
-            raise UserError(
-                "train.micro_batch",
-                f"{micro}, where batch norm must see {least} samples at once",
-                f"{least} or more"
-                + ("" if batch >= least * world else f", of a train.batch_size from {least * world}"),
-                "group norm does without: task.norm.name=group",
-            )
+        refuse_few(recipe, micro, batch, world)
         per_epoch = data.train.size // batch
         if per_epoch == 0:
             raise UserError("train.batch_size", f"{batch}, of {data.train.size} samples", f"at most {data.train.size}")
@@ -91,6 +83,25 @@ class Plan:
             for m in range(self.accumulation):
                 first = (m * self.world + self.rank) * self.micro_batch
                 yield epoch, order[update, first : first + self.micro_batch]
+
+
+def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
+    """Raise UserError where batch norm would see fewer samples at once than the network, which is built, needs."""
+    norm = getattr(recipe.task, "batch_norm", None)
+    if norm is not None and _seen(norm, micro, world) < (least := getattr(recipe.task, "batch_norm_least", 1)):
+        raise UserError(
+            "train.micro_batch",
+            f"{micro}, where batch norm must see {least} samples at once",
+            f"{least} or more" + ("" if batch >= least * world else f", of a train.batch_size from {least * world}"),
+            "group norm does without: task.norm.name=group",
+        )
+
+
+def halved(plan: Plan) -> Plan:
+    """The same updates in micro-batches of half the size, or of the largest that divides the share of a process."""
+    share = plan.micro_batch * plan.accumulation
+    micro = max(m for m in range(1, plan.micro_batch // 2 + 1) if share % m == 0)
+    return replace(plan, micro_batch=micro, accumulation=share // micro)
 
 
 def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:

@@ -35,6 +35,11 @@ _NOT_IN_HASH = {"hash": False}
 """For what changes no bit of the outcome: two recipes that differ in it are the same experiment."""
 
 
+_NOT_IN_HASH = {"hash": False}
+"""For what changes no bit of the outcome: two recipes that differ in it are the same experiment. And for what is done
+when something goes wrong: an interrupted run may be resumed with another answer."""
+
+
 def _positive(block: object, *names: str) -> None:
     for name in names:
         if getattr(block, name) is not None and getattr(block, name) <= 0:
@@ -139,6 +144,9 @@ class Train:
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """What a loss or gradient that is not finite does: end the run, leave that update out, or go back to the last
     checkpoint and leave it out."""
+    on_oom: Literal["stop", "halve"] = field(default="stop", metadata=_NOT_IN_HASH)
+    """What follows when memory runs out: the end of the run, or the same update or evaluation once more in portions of
+    half the size, and so from there on. Batch norm then sees fewer samples at once, so it is not done unasked."""
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "micro_batch")

@@ -44,6 +44,10 @@ class State:
     left_out: list[int] = field(default_factory=list)
     """Steps whose update was left out because it was not finite."""
     rollbacks: int = 0
+    micro_batch: int | None = None
+    """Samples of a micro-batch since memory ran out; None: as planned."""
+    eval_batches: dict[str, int] = field(default_factory=dict)
+    """Samples of a batch of each evaluation for which memory ran out."""
     trained: float = 0.0
     """Seconds in the phases of steps before this process began."""
     final: dict[str, float] = field(default_factory=dict)
@@ -51,7 +55,10 @@ class State:
     rooms: tuple[live.Room, live.Room] = field(default_factory=lambda: (live.Room(), live.Room()))
     """Memory for the tensors of a checkpoint, kept for the next."""
 
-    _COUNTERS = ("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final")
+    _COUNTERS = (
+        *("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final"),
+        *("micro_batch", "eval_batches"),
+    )
 
     def __post_init__(self) -> None:
         built = {"model": self.net, "memory": self.memory}
@@ -136,7 +143,7 @@ class State:
         if self.scaler is not None and loaded.state["scaler"]:
             self.scaler.load_state_dict(loaded.state["scaler"])
         for name in self._COUNTERS:
-            setattr(self, name, loaded.state[name])
+            setattr(self, name, loaded.state.get(name, getattr(self, name)))
         self.agenda.restore(loaded.state["gates"])
         tallies = loaded.state["tallies"]
         if len(tallies) == self.identity["processes"]:

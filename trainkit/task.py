@@ -153,6 +153,9 @@ class Parts:
     """State that moves without gradients (class centres, norm statistics): saved, and equal on all ranks."""
     notes: tuple[str, ...] = ()
     """Sentences about what was built, said with the plan."""
+    together: str = ""
+    """Why a micro-batch must not be computed in parts: what of the loss is over all of its samples, after "and"; empty
+    where the loss is a sum over samples."""
     stored: bool = False
     """Keep outputs of `tabulated` in the store, in half precision, however few they are."""
 

@@ -23,19 +23,34 @@ class PoisonedTask(ToyTask):
     """Whether the network has a buffer that is infinite by design."""
     unscored: bool = False
     """Whether scores are not numbers."""
+    room: int | None = None
+    """Samples for which memory suffices; more run out of it in the steps `steps`, or in any where there are none."""
+    room_scored: int | None = None
+    """The same of evaluations."""
+    error: str = "cpu"
+    """What is raised then: cpu, gpu, python."""
+    late: bool = False
+    """Whether it is raised in the backward pass."""
+    remembers: bool = True
+    hoard: int = 0
+    """MB that the forward pass of a sample really takes."""
 
     def build(self, meta, found, seed):
         parts = super().build(meta, found, seed)
+        if not self.remembers:
+            parts.remembers = None
         if self.constant:
             parts.learns.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
         return parts
 
     def loss(self, net, parts, batch, at):
         here = self.rank is None or os.environ.get("RANK", "0") == str(self.rank)
+        self._need(net, self.room, len(batch["label"]), here and (not self.steps or at.step in self.steps))
         poison = self.poison if here and at.step in self.steps else None
         bad = float(self.value)
         if poison == "image":
             batch = {**batch, "image": batch["image"].index_fill(0, torch.tensor([0]), bad)}
+        hoard = torch.zeros(len(batch["label"]), self.hoard << 18)  # noqa: F841 - held until the loss is there
         out = super().loss(net, parts, batch, at)
         if poison == "loss":
             out.sum = out.sum + bad
@@ -44,6 +59,19 @@ class PoisonedTask(ToyTask):
         if poison == "gradient":
             out.sum = _Spoilt.apply(out.sum, bad)
         return out
+
+    def _need(self, net, room, samples, here):
+        bare = getattr(net, "module", net)
+        if here and room is not None and samples > room:
+            if self.late and bare.training:
+                hook = bare.conv.weight.register_hook(lambda grad: (hook.remove(), _raise(self.error)))
+            else:
+                bare(torch.zeros(2, 3, 8, 8))  # statistics have moved by then
+                _raise(self.error)
+
+    def predict(self, net, batch):
+        self._need(net, self.room_scored, len(batch["label"]), True)
+        return super().predict(net, batch)
 
     def score(self, rows, split):
         scores = super().score(rows, split)
@@ -63,3 +91,11 @@ class _Spoilt(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * ctx.factor, None
+
+
+def _raise(kind):
+    if kind == "gpu":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    if kind == "python":
+        raise MemoryError
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried ...")

@@ -98,8 +98,8 @@ class ToyTask:
             with torch.no_grad():
                 fresh = parts.frozen["teacher"](batch["image"])
                 assert torch.allclose(batch["teacher"], fresh, rtol=1e-3 if self.stored else 1e-5)
-        gathered = at.gather(logits.detach())
-        parts.remembers.mean.lerp_(gathered.mean(0), 0.1)
+        if parts.remembers is not None:
+            parts.remembers.mean.lerp_(at.gather(logits.detach()).mean(0), 0.1)
         loss = F.cross_entropy(logits, batch["label"], reduction="sum")
         if self.nan_at == at.step:
             loss = loss * torch.nan

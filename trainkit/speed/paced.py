@@ -655,10 +655,12 @@ def main(words: list[str]) -> int:
     except Exception as error:
         import traceback
 
+        from trainkit import shortage
+
         traceback.print_exc()
         said = str(error).strip().splitlines() or [""]
         short = f"{type(error).__name__}: {said[0]}"[:300]
-        tell({"failed": "memory" if _is_memory(error) else "failed", "reason": short})
+        tell({"failed": "memory" if shortage.is_one(error) else "failed", "reason": short})
     return 0
 
 
@@ -672,14 +674,6 @@ def _wake_when_orphaned() -> None:
 
         set_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_death_signal, int(signal.SIGCONT), 0, 0, 0)
-
-
-def _is_memory(error: BaseException) -> bool:
-    import torch
-
-    exhausted = (torch.cuda.OutOfMemoryError, MemoryError)
-    text = str(error)
-    return isinstance(error, exhausted) or "can't allocate memory" in text or "out of memory" in text
 
 
 if __name__ == "__main__":

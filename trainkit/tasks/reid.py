@@ -84,7 +84,11 @@ class Reid:
         self._several = sum(len(some) > 1 for some in kinds)
         self._net: nn.Module | None = None
         net = reid.build(self.net, meta, found)
-        return Parts(net, frozen={"pixels": Pixels()}, notes=(*net.about, *self._left(net), self._note()))
+        notes, together = (
+            (*net.about, *self._left(net), self._note()),
+            "its losses compare the records of a micro-batch",
+        )
+        return Parts(net, frozen={"pixels": Pixels()}, notes=notes, together=together)
 
     def _left(self, net: reid.ReidNet) -> list[str]:
         """Let what no loss looks at stay as it is; sentences about it."""

@@ -75,7 +75,7 @@ class Segment2d:
         self._weights, self._classes = self.objective.weights(names), meta.classes
         net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
         self._multiple, self._least = net.multiple, net.least
-        return Parts(net, notes=tuple(notes))
+        return Parts(net, notes=tuple(notes), together="its loss is over all pixels of a micro-batch")
 
     def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
         """The objective over all labelled pixels of the micro-batch, at each output, and that of the points.

@@ -74,7 +74,8 @@ class Segment3d:
         self._tolerance = self._tolerances(meta.class_names or [str(c) for c in range(meta.classes)])
         self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
         net, notes = volumetric.build(self.net, meta, found)
-        return Parts(net, notes=tuple(notes))
+        together = "objective.whole_batch sums over a micro-batch" if self.objective.whole_batch else ""
+        return Parts(net, notes=tuple(notes), together=together)
 
     def _tolerances(self, names: Sequence[str]) -> list[float]:
         """mm of each class but the background."""
