@@ -54,8 +54,8 @@ def test_with_samples_read_on_it_is_not(tmp_path, small, monkeypatch):
     calls = itertools.count()
     from trainkit.data import loading
 
-    def training(split, plan, step, loader, pin, plain=loading.training):
-        return plain(split, plan, step + (next(calls) > 0), loader, pin)
+    def training(split, plan, step, *rest, plain=loading.training, **more):
+        return plain(split, plan, step + (next(calls) > 0), *rest, **more)
 
     monkeypatch.setattr(loading, "training", training)
     poisoned(tmp_path, TASK.format("room: 4"), HALVE.format(16), stop=2)
