@@ -394,7 +394,12 @@ def _trial(task: Task, net: nn.Module, split: Split, batch_size: int, machine: M
 
 
 def _finish_gradients(
-    machine: Machine, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], settings: Optim, apart: bool
+    machine: Machine,
+    params: Mapping[str, nn.Parameter],
+    plan: Plan,
+    losses: list[Loss],
+    settings: Optim,
+    apart: bool = False,
 ) -> Tensor:
     """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device.
 
