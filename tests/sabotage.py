@@ -12,8 +12,10 @@ A plan is a list of faults, each a dictionary:
 | `until` | the last call at which it is done, of faults that are to last                                            |
 | `to`    | only calls one of whose arguments has this in its text, such as a part of a path                         |
 | `rank`  | only in the process of this rank                                                                         |
+| `thread`| only in threads whose name has this in it: `MainThread`, `trainkit-checkpoint`, `trainkit-sender`        |
 | `do`    | see below                                                                                                |
 | `after` | true: when the call has returned, and not in its place                                                   |
+| `name`  | anything, to find the fault again in the notes                                                           |
 
 | `do`                    | then the process                                              |
 |-------------------------|---------------------------------------------------------------|
@@ -33,7 +35,8 @@ Give a plan to a fork of the nursery, `runs.start(1, *words, plan=[...])`; to a 
 `trainkit/run.py`), in the variable SABOTAGE; or to this process, `with sabotage.installed([...]):`. A function is
 wrapped where `at` says: what another module took by `from ... import` has to be named there.
 
-In front of each fault a line is added to the file that SABOTAGE_NOTES names: rank, process id, `at`, call, `do`.
+In front of each fault a line is added to the file that SABOTAGE_NOTES names: rank, process id, `at`, call, `do`,
+`name`.
 `struck` reads it, and a trial should ask it: a fault that never struck shows nothing. With `note`, counts are written
 as the interpreter ends.
 """
@@ -118,6 +121,8 @@ class _Counter:
     def strikes(self, arguments: Sequence[Any]) -> bool:
         if (to := self.fault.get("to")) is not None and not any(to in str(argument) for argument in arguments):
             return False
+        if self.fault.get("thread", "") not in threading.current_thread().name:
+            return False
         with self._lock:
             self.calls += 1
             first = self.fault.get("call")
@@ -150,10 +155,11 @@ class _Counter:
 def _note(fault: Fault, calls: int) -> None:
     if NOTES not in os.environ:
         return
-    line = {"rank": int(os.environ.get("RANK", 0)), "pid": os.getpid(), "at": fault["at"], "call": calls}
+    line = {"rank": int(os.environ.get("RANK", 0)), "pid": os.getpid(), "call": calls}
+    line |= {key: fault.get(key) for key in ("at", "do", "name")}
     # The calls of the system themselves, in case Python's are wrapped.
     file = _open(os.environ[NOTES], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    _write(file, (json.dumps({**line, "do": fault["do"]}) + "\n").encode())
+    _write(file, (json.dumps(line) + "\n").encode())
     _close(file)
 
 
