@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from trainkit.agenda import Agenda, recorded_decisions
 from trainkit.journal import Event
-from trainkit.schedule import Curve, Gate, Span, Warmup
+from trainkit.schedule import Curve, Gate, Safeguard, Span, Warmup
 
 EPOCH, BATCH = 40, 16
 
@@ -292,3 +293,40 @@ def test_a_timed_gate_keeps_its_distance_in_time_whatever_the_event_is():
             held.append(now / 60)
     apart = [b - a for a, b in zip([0.0, *held], held, strict=False)]
     assert len(held) > 20 and all(29.9 < minutes < 31 for minutes in apart)
+
+
+def safeguard(lose_at_most: str | None = "10 min", cost: float = 0.0, pace: float = 0.3, until: float = 3000.0):
+    """When a process that takes so many seconds a step saves, and the checkpoint costs so much."""
+    gate = Safeguard(Span.parse(lose_at_most) if lose_at_most else None, EPOCH, BATCH)
+    notes: list[Event] = []
+    plan, began, saved = agenda({"safeguard": gate}, notes), 1000.0, []
+    for step in range(1, int(until / pace)):
+        now = began + step * pace
+        if step >= plan.next and plan.ask(step, now, pace):
+            saved.append(now - began - pace)  # since it was first asked
+            plan.gates["safeguard"].took(cost, now)
+    assert not notes and not plan.state(), "nothing is repeated, and a process begins anew"
+    return saved
+
+
+def test_what_a_kill_costs_is_half_of_what_was_done_and_ten_minutes_at_most():
+    saved = safeguard()
+    assert saved[:7] == pytest.approx([5, 10, 20, 40, 80, 160, 320], rel=0.08)
+    assert saved[7:] == pytest.approx([640, 1240, 1840, 2440], rel=0.05)
+    for moment in np.arange(0.0, 2999.0, 1.3):
+        last = max([0.0, *(at for at in saved if at <= moment)])
+        assert moment - last <= min(600, max(5, moment / 2)) + 0.7, moment
+
+
+def test_copies_that_hold_the_training_up_are_made_less_often_but_within_the_promise():
+    saved = safeguard("2 min", cost=3.0)
+    assert saved[:3] == pytest.approx([5, 65, 130], abs=1) and np.diff(saved)[1:].max() <= 121
+    assert safeguard("1 s", cost=3.0, until=30.0)[:5] == pytest.approx([1, 2, 3, 4, 5], rel=0.3)
+    assert safeguard(None) == []
+
+
+def test_a_checkpoint_that_something_else_wrote_is_one_less_to_write():
+    gate = Safeguard(Span.parse("10 min"), EPOCH, BATCH)
+    assert not gate.decide(1, 100.0, 1.0)[0] and gate.decide(9, 106.0, 1.0)[0]
+    gate.took(0.0, 104.0)
+    assert not gate.decide(9, 106.0, 1.0)[0]

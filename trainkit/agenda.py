@@ -1,7 +1,7 @@
 """What is due at which step: evaluations, log lines and checkpoints, each with its gate.
 
 Between two events the loop pays one comparison, `step >= agenda.next`. A gate that looks at the clock is decided on
-rank 0, shared, and written to the journal; a resumed run repeats the decisions it finds there.
+rank 0, shared, and written to the journal; a resumed run repeats the decisions it finds there, but for when it saves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Agenda:
         decided: dict[str, Decision] = {}
         if clocked := [name for name in due if self.gates[name].clocked]:
             for name in clocked:
-                past = self._recorded.get((name, step))
+                past = self._recorded.get((name, step)) if self.gates[name].REPEATED else None
                 decided[name] = past or self.gates[name].decide(step, elapsed, seconds_per_step)
             decided, elapsed = self._share((decided, elapsed))
         happening = []
@@ -48,7 +48,8 @@ class Agenda:
             gate = self.gates[name]
             if name in decided:
                 happens, gate.due = decided[name]
-                self._note(step, "gate", {"name": name, "happens": happens, "next": gate.due})
+                if gate.REPEATED:
+                    self._note(step, "gate", {"name": name, "happens": happens, "next": gate.due})
             else:
                 happens, gate.due = True, gate.after(step)
             if happens:
@@ -59,7 +60,7 @@ class Agenda:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the gates."""
-        return {name: [g.due, g.spent, g.cost, g.last] for name, g in self.gates.items()}
+        return {name: [g.due, g.spent, g.cost, g.last] for name, g in self.gates.items() if g.REPEATED}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the gates of a checkpoint; gates it does not know start anew."""

@@ -141,8 +141,9 @@ def _run(
             witness.close()
         if machine.main:
             closing.write(witness, outcome)
-            tracker.finish(outcome.status)
+            # Before the end is said: a finished run is used in place of another by its key.
             folder.update(data_digest=data.meta.digest, key=run_key(recipe_hash, data.meta.digest))
+            tracker.finish(outcome.status)
             witness.say(closing.table(witness, outcome, store))
             # Of runs that belong together, such as folds, none speaks for all.
             if recipe.promote and outcome.status == "FINISHED" and parent is None:

@@ -157,6 +157,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         settle()
         if state.step in saved:
             return
+        entered = time.perf_counter()
         machine.synchronize()
         machine.check_equal("the state of batch norm or of class centres", nonfinite.replicated(bare, parts))
         copies, scalars = state.freeze(keep=machine.main)
@@ -166,6 +167,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         best = [record["step"] for record in state.best]
         machine.lead(lambda: run.commit(state.step, copies, kept, best, required=ends))
         saved.add(state.step)
+        agenda.gates["safeguard"].took(time.perf_counter() - entered, elapsed)
 
     def log() -> None:
         """Write loss, rate, norm, speed and time shares since the last line."""
@@ -311,7 +313,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             if "log" in due:
                 log()
             hold(name.removeprefix("evaluate.") for name in due if name.startswith("evaluate."))
-            if "checkpoint" in due:
+            if "checkpoint" in due or "safeguard" in due:
                 save()
             if "figures" in due:
                 clock.to("log")

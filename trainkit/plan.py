@@ -10,7 +10,7 @@ import numpy as np
 from trainkit import optim
 from trainkit.errors import UserError, number_of
 from trainkit.recipe import Checkpoints, Evaluation, Recipe
-from trainkit.schedule import Gate
+from trainkit.schedule import Gate, Safeguard
 from trainkit.task import Opened, Split
 
 
@@ -111,6 +111,7 @@ def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
         "log": Gate(recipe.log.every, *cut),
         **{f"evaluate.{name}": Gate(e.every, *cut, e.budget) for name, e in recipe.evaluations.items()},
         "checkpoint": Gate(recipe.checkpoints.every, *cut),
+        "safeguard": Safeguard(recipe.checkpoints.lose_at_most, *cut),
         "figures": Gate(recipe.log.figures, *cut),
     }
 
@@ -151,9 +152,9 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
             f"evaluate {name}: {', '.join(when) or 'never'}{limit}; {splits[name].size} samples, "
             f"about {cost:.2g} s each, {times}x = {times * cost:.2g} s"
         )
-    lines.append(
-        f"checkpoint: every {recipe.checkpoints.every}" if recipe.checkpoints.every else "checkpoint: at the end"
-    )
+    saves = recipe.checkpoints
+    limit = f"; a kill costs {saves.lose_at_most} at most" if saves.lose_at_most else ""
+    lines.append(f"checkpoint: {f'every {saves.every}' if saves.every else 'at the end'}{limit}")
     return "\n".join(lines)
 
 

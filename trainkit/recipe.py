@@ -234,6 +234,9 @@ class Checkpoints:
     at_end: bool = True
     keep_last: int = 2
     keep_best: int = 1
+    lose_at_most: AnySpan | None = field(default_factory=lambda: Span(10, "minutes"), metadata=_NOT_IN_HASH)
+    """Most time of training that a process which is killed takes with it, however far apart `every` is; in the first
+    minutes of a process at most half of what it did, so that a run which is killed again and again gets on."""
     failing: Literal["continue", "stop"] = field(default="continue", metadata=_NOT_IN_HASH)
     """What one that cannot be written does: the training goes on and tries again at the next, or it ends. The one with
     which a run ends must be written either way."""
@@ -241,6 +244,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if self.keep_last < 1 or self.keep_best < 0:
             raise ValueError("keep_last must be 1 or more and keep_best 0 or more")
+        if self.lose_at_most is not None and not self.lose_at_most.timed:
+            raise ValueError(f"lose_at_most is {self.lose_at_most}; a time is needed, such as 10 min")
 
 
 @dataclass(kw_only=True)

@@ -301,7 +301,7 @@ class _Alone:
             stop_when=None,
             time_to={},
             promote=None,
-            checkpoints=replace(self.recipe.checkpoints, every=None, at_end=False),
+            checkpoints=replace(self.recipe.checkpoints, every=None, at_end=False, lose_at_most=None),
             log=Log(every=_ENDLESS, figures=None, system_every=None, ceilings="off", profile=None),
             loader=replace(self.recipe.loader, workers=0),
         )

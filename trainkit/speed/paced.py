@@ -595,7 +595,7 @@ def paced(recipe: Any, keep: Collection[str]) -> Any:
     if "evaluations" not in keep:
         out["evaluations"] = {}
     if "checkpoints" not in keep:
-        out["checkpoints"] = Checkpoints(every=None, at_end=False)
+        out["checkpoints"] = Checkpoints(every=None, at_end=False, lose_at_most=None)
     return replace(recipe, **out)
 
 

@@ -225,7 +225,7 @@ def _between(recipe: Recipe) -> list[Rung]:
         kept = {"gives_up": FEWER_CHECKPOINTS}
         checkpoints = (
             Try("checkpoints half as often", (f"checkpoints.every={times(every, 2)}",), number=2, **kept),
-            Try("a checkpoint at the end alone", ("checkpoints.every=null",), **kept),
+            Try("a checkpoint at the end alone", ("checkpoints.every=null", "checkpoints.lose_at_most=null"), **kept),
         )
     lines = (
         Try("a log line every update", ("log.every=1 step",), gives_up=TO_SEE),

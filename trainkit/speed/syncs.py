@@ -339,7 +339,7 @@ def _shortened(recipe: Recipe, total: int, cuda: bool) -> Recipe:
         evaluations={
             name: replace(e, every=None, at_start=False, at_end=False) for name, e in recipe.evaluations.items()
         },
-        checkpoints=replace(recipe.checkpoints, every=None, at_end=False),
+        checkpoints=replace(recipe.checkpoints, every=None, at_end=False, lose_at_most=None),
         log=replace(recipe.log, every=Span(total, "steps"), figures=None, profile=None, ceilings="off"),
         loader=loader,
     )
