@@ -95,13 +95,13 @@ def test_a_file_of_the_users_is_not_written_over(web, tmp_path):
 def test_a_redirect_to_https_is_followed_and_one_to_anything_else_is_never_asked(web, tmp_path):
     web["https://other.example/t"] = (200, {}, CONTENT)
     web[URL] = (302, {"Location": "https://other.example/t"}, b"")
-    assert "downloaded" in next(fetching.fetch(recipe(tmp_path, one("a"))))
+    assert "downloaded" in next(fetching.fetch(recipe(tmp_path, one("a.pth"))))
     for other in ("http://models.example/teacher.pth", "ftp://models.example/t"):
         web[URL], web[other] = (302, {"Location": other}, b""), (200, {}, CONTENT)
         web["asked"].clear()
         with pytest.raises(UserError, match=f"leads to {other}"):
-            list(fetching.fetch(recipe(tmp_path, one("b"))))
-        assert web["asked"] == [URL] and left(tmp_path) == ["a"]
+            list(fetching.fetch(recipe(tmp_path, one("b.pth"))))
+        assert web["asked"] == [URL] and left(tmp_path) == ["a.pth"]
 
 
 @pytest.mark.parametrize("status", [404, 500])

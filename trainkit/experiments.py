@@ -44,7 +44,7 @@ def prepared(
     found = client.get_experiment_by_name(name)
     if found is None:
         # MLflow's default would be relative to the folder the run was started in.
-        folder = store.artifacts / re.sub(r"[^\w.-]", "-", name) if store.artifacts else None
+        folder = store.artifacts / re.sub(r"^\.+|[^\w.-]", "-", name) if store.artifacts else None
         try:
             client.create_experiment(name, artifact_location=folder.as_uri() if folder else None, tags=tags)
         except MlflowException as error:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import os
 import urllib.request
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,17 +72,21 @@ def _refuse_offline(what: str, here: bool) -> None:
 
 
 def _file(download: Download) -> str:
-    from trainkit.places import locate
+    from trainkit.places import data_root, locate
 
     to = locate(download.to)
-    if to.exists():
+    root = data_root().resolve()
+    if not to.resolve().is_relative_to(root):
+        raise UserError(str(to), f"leads to {to.resolve()}", f"a place below {root}", "remove the link on its way")
+    if os.path.lexists(to):
         if to.is_file() and sha256(to) == download.sha256:
             return f"{to}: already there"
         raise UserError(str(to), "is there with another content", f"SHA-256 {download.sha256}", "move it away")
-    aside = to.with_name(f".{to.name}.part")
+    # A name that nobody could know before, and made anew: a link that waits there is not written through.
+    aside = to.with_name(f".{to.name}.{uuid.uuid4().hex}")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with _opener().open(download.url, timeout=_SECONDS) as answer, open(aside, "wb") as out:
+        with _opener().open(download.url, timeout=_SECONDS) as answer, open(aside, "xb") as out:
             while chunk := answer.read(_CHUNK):
                 out.write(chunk)
         found = sha256(aside)

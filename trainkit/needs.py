@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import config, pretrained
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.order import Order, beside, load
 from trainkit.places import locate
 from trainkit.recipe import Recipe
@@ -60,6 +60,8 @@ def best_weights(run: Path) -> Path:
             str(run), f"holds no checkpoint{' that is whole' * bool(refused)}{why}", remedy="train it again"
         )
     best = checkpoint.state_of(newest)["best"]
+    if strange := {record.get("weights", "model") for record in best} - {"model", "ema"}:
+        raise UserError(str(newest / checkpoint.STATE), f"weights {few(strange)}"[:200], "model or ema")
     for record in best:
         file = run / "checkpoints" / f"step-{record['step']:09d}" / f"{record.get('weights', 'model')}.safetensors"
         try:

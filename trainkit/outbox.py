@@ -175,7 +175,13 @@ class Outbox:
 
     def _send_job(self, client: Any, path: Path) -> None:
         job = json.loads((path / "job.json").read_text(encoding="utf-8"))
-        self._hand_over(client, job, path / "file" / job["file"] if job["file"] else None)
+        file = path / "file" / job["file"] if job["file"] else None
+        # Of a run that somebody else laid here: what lies elsewhere on this machine is not sent in its name.
+        if file is not None and file.resolve().parent != path.resolve() / "file":
+            named = "run %s: %s names %.200r, which is not beside it; left out"
+            _log.warning(named, self.folder.name, path, job["file"])
+        else:
+            self._hand_over(client, job, file)
         shutil.rmtree(path)
 
     def _hand_over(self, client: Any, job: dict[str, Any], file: Path | None) -> None:

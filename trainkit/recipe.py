@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -325,13 +326,21 @@ class Download:
     sha256: str
     """Of the file, hexadecimal."""
     to: str
-    """Where it goes; relative paths as those of data."""
+    """Where it goes, below the folder where relative paths of data begin; what is there is never replaced."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith("https://"):
             raise ValueError(f"url is {self.url!r}; an https address is needed")
         if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
             raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
+        # Whoever wrote the recipe chooses where on this machine a file of theirs is put: not in `~/.ssh`.
+        plain = all(re.fullmatch(r"[\w][\w.+ -]*", part) for part in self.to.split("/"))
+        if not plain or self.to != self.to.strip():
+            raise ValueError(f"to is {self.to!r}; a plain path below the data is needed, without .. ~ or hidden names")
+        # Without TRAINKIT_DATA it is put where the command was started: where Python looks for modules, make for rules.
+        name = self.to.rpartition("/")[2].lower()
+        if "." not in name or name.endswith((*importlib.machinery.all_suffixes(), ".pyd")):
+            raise ValueError(f"to is {self.to!r}; the name of a file of data is needed, such as teacher.pth")
 
 
 @dataclass(kw_only=True)
@@ -383,6 +392,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in self.name):
             raise ValueError(f"name is {self.name!r}; letters, digits, - and _ are allowed")
+        for name in self.evaluations:
+            # It begins the names of metrics, of which MLflow refuses others, and those of files.
+            if not re.fullmatch("[a-z0-9_-]+", name):
+                raise ValueError(f"evaluations has the name {name!r}; small letters, digits, - and _ are allowed")
         block = getattr(self.data, "block", 1)
         if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):
             raise ValueError(

@@ -281,6 +281,7 @@ class Store:
         try:
             word = _registered(client, word)
             model = client.get_logged_model(word)
+            word = _plain_id(word, uri, self.shown)
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "ENDPOINT_NOT_FOUND"):
                 found, remedy = reason(error)
@@ -380,7 +381,7 @@ class Store:
         word = word.rstrip("/")
         if "/" in word and Path(word).absolute().parent == (self.home / "runs").absolute():
             word = Path(word).name
-        if word and Path(word).name == word:
+        if word not in ("", "..") and Path(word).name == word:
             with contextlib.suppress(UserError):  # of what cannot be read, as of what is not there, more is said below
                 exact = RunFolder(self.home / "runs" / word)
                 exact.info()
@@ -478,6 +479,13 @@ def _registered(client: Any, word: str) -> str:
     else:
         return word
     return version.tags.get("trainkit.model") or version.source.removeprefix("models:/")
+
+
+def _plain_id(word: str, uri: str, shown: str) -> str:
+    """An id that can be the name of a folder: a server could give any."""
+    if not re.fullmatch(r"\w[\w.-]*", word):
+        raise UserError(uri, f"{shown} calls that model {word!r}"[:300], "an id of letters and digits")
+    return word
 
 
 def _models(client: Any) -> list[tuple[str, str]]:

@@ -95,6 +95,7 @@ def _rows_of(store: Store, run_id: str, aside: Path, where: str) -> dict[str, Pa
 
     try:
         found = {Path(entry.path).stem: entry.path for entry in client.list_artifacts(run_id, "rows")}
+        found = {stem: path for stem, path in found.items() if not stem.startswith(".")}  # they name folders
         chosen = {}
         for when in reversed(_WHENS):
             chosen |= {stem.removesuffix(f"_{when}"): path for stem, path in found.items() if stem.endswith(f"_{when}")}
