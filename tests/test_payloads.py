@@ -596,7 +596,8 @@ REASONS = {
             "speed/claims.py", "speed/paced.py", "sweeps.py", "tabulated.py", "witness.py",
         )), "ui.py json.load",
     },
-    "memory of this process": {
+    "memory of this program's own processes, and what they tell each other": {
+        "data/workers.py json.loads", "data/workers.py mmap.mmap", "data/workers.py torch.frombuffer",
         "data/volume_cache.py mmap.mmap", "data/volume_cache.py numpy.frombuffer", "speed/clock.py numpy.frombuffer",
         "speed/claim_measurements.py mmap.mmap", "tracking.py PIL.Image.open",
     },
