@@ -19,6 +19,7 @@ from trainkit import checkpoint, nonfinite, optim, records, seeding, shortage, t
 from trainkit import plan as planning
 from trainkit.agenda import Agenda, recorded_decisions
 from trainkit.data import loading
+from trainkit.data.replacing import Damage
 from trainkit.machine import Machine, checksum
 from trainkit.plan import Plan
 from trainkit.recipe import Optim, Recipe
@@ -165,6 +166,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         kept = {**scalars, "tallies": tallies, "elapsed": elapsed, "machine": machine.describe()}
         kept["trained"] = machine.share(state.trained + clock.training - began)
         best = [record["step"] for record in state.best]
+        list_damage()
         machine.lead(lambda: run.commit(state.step, copies, kept, best, required=ends))
         saved.add(state.step)
         agenda.gates["safeguard"].took(time.perf_counter() - entered, elapsed)
@@ -188,8 +190,13 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
 
     def batches() -> Iterator[Batch]:
         """All that are still to be trained on, each on its way to the device."""
-        read = loading.training(split, plan, state.step, recipe.loader, pin=device.type == "cuda", tell=lost)
+        read = loading.training(split, plan, state.step, recipe.loader, device.type == "cuda", lost, damage)
         return loading.copied(read, machine.place, device)
+
+    def list_damage() -> None:
+        """Write down what was damaged, on any rank, and what was trained on in its place."""
+        if damage is not None:
+            run.replaced(state.step, [one for found in machine.each(list(damage.found.values())) for one in found])
 
     def lost(said: str) -> None:
         """A worker that read batches was lost, and replaced."""
@@ -235,6 +242,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     clock.to("setup")
     outputs = tabulated.outputs(parts, data.train, machine, run, recipe.seed)
     split, checked = outputs.split, None
+    damage = Damage.policy(recipe, data, split)
     if not outputs.whole:  # told to stop meanwhile; what there is of them is gone on with
         outcome.status = "KILLED"
 
@@ -326,6 +334,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
 
     # ---- The end
     machine.synchronize()
+    list_damage()
     if outcome.status == "FINISHED":
         log()
         hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step)

@@ -190,6 +190,11 @@ class Loader:
     pin: bool = True
     """Page-locked memory for batches on their way to a GPU, so that copies need not be waited for; of no use on a
     CPU."""
+    damaged: Literal["fail", "replace"] = "fail"
+    """What a training sample does that is damaged on the disk: end the run, or another one of its class, chosen by
+    seed and row, is trained on in its place and the run says so. What is scored is never replaced."""
+    damaged_most: Share = 0.01
+    """Share of the training set that may be replaced; more end the run."""
     timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
     """Time after which a silent worker is replaced, and after three of them the run ends."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class Witness:
 
     def __post_init__(self) -> None:
         self._bar = None
+        self._replaced: dict[int, Mapping[str, Any]] | None = None
         # What the checkpoint that is resumed from says of the time until then.
         self._before = checkpoint.state_of(self.checkpoint) if self.checkpoint else {}
         self._due = 0
@@ -186,6 +187,23 @@ class Witness:
             self.tracker.commit()
             best = self.recipe.best.metric if self.recipe.best else None
             draw(self.tracker, journal.read(self.folder.journal), best, curves)
+
+    def replaced(self, step: int, damaged: Iterable[Mapping[str, Any]]) -> None:
+        """Write down samples that were damaged, each row once in a run, and what was trained on in their place."""
+        if not self.main:
+            return
+        if self._replaced is None:
+            self.tracker.commit()
+            events = journal.read(self.folder.journal).events
+            self._replaced = {e.data["row"]: e.data for e in events if e.name == "sample_replaced"}
+        known = len(self._replaced)
+        for one in damaged:
+            if one["row"] not in self._replaced:
+                self._replaced[one["row"]] = one
+                self.tracker.event(step, "sample_replaced", one)
+        if len(self._replaced) > known:
+            columns = {key: [one[key] for one in self._replaced.values()] for key in ("row", "instead", "said")}
+            self.tracker.table("tables/damaged.csv", columns)
 
     def expect(self, state: State) -> None:
         """A first update has been made, and checkpoints are to come: their memory is got beside the next updates."""

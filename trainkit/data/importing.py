@@ -55,6 +55,7 @@ def import_pictures(
     group: str | None = None,
     align: bool = False,
     damaged: Literal["fail", "skip"] = "fail",
+    damaged_most: float = 1.0,
     store: Literal["auto", "decoded", "encoded"] = "auto",
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
@@ -65,7 +66,8 @@ def import_pictures(
     own sizes and are stored encoded. `group` is a regular expression with one group in parentheses, which finds in a
     picture's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
     `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
-    out and names them in the report. With a `protocol` it is an evaluation set: its rows have no class.
+    out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
+    its rows have no class.
     Raises UserError naming the damaged pictures by file and row, up to 20 of them.
     """
     out = Path(out)
@@ -99,7 +101,7 @@ def import_pictures(
                 shapes.append(pixels.shape[1:])
             if on_progress:
                 on_progress(done, source.size)
-        if bad and damaged == "fail":
+        if bad and (damaged == "fail" or len(bad) > damaged_most * source.size):
             _refuse(source, bad)
         if not ids:
             raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
@@ -144,6 +146,7 @@ def import_faces(
     align: bool = False,
     resize: Resize = "no",
     damaged: Literal["fail", "skip"] = "fail",
+    damaged_most: float = 1.0,
     store: Literal["auto", "decoded", "encoded"] = "auto",
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
@@ -156,6 +159,7 @@ def import_faces(
         fit=resize,
         align=align,
         damaged=damaged,
+        damaged_most=damaged_most,
         store=store,
         on_progress=on_progress,
         protocol=protocol,
@@ -169,6 +173,7 @@ def import_evaluation(
     image_size: int = 112,
     resize: Resize = "no",
     damaged: Literal["fail", "skip"] = "fail",
+    damaged_most: float = 1.0,
     on_progress: Progress | None = None,
 ) -> Report:
     """Convert an evaluation set of any kind to the packed form, protocol included. Raises as `import_faces` does."""
@@ -179,6 +184,7 @@ def import_evaluation(
         image_size=image_size,
         resize=resize,
         damaged=damaged,
+        damaged_most=damaged_most,
         on_progress=on_progress,
         protocol=protocol,
     )
@@ -265,11 +271,13 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
 
 
 def _refuse(source: Source, bad: list[str]) -> None:
-    more = " (or more)" if len(bad) == _NAMED else ""
-    listing = "".join(f"\n  {text}" for text in bad)
+    more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else " (or more)" if len(bad) == _NAMED else ""
+    listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
     remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
     raise UserError(
-        source.where, f"{len(bad)}{more} unusable picture{'s' if len(bad) > 1 else ''}:{listing}\n", remedy=remedy
+        source.where,
+        f"{min(len(bad), _NAMED)}{more} unusable picture{'s' if len(bad) > 1 else ''}:{listing}\n",
+        remedy=remedy,
     )
 
 

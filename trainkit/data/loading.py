@@ -9,24 +9,42 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from trainkit.data.workers import Workers
+from trainkit.data.replacing import Damage
+from trainkit.data.workers import Key, Workers
 from trainkit.plan import Plan
 from trainkit.recipe import Loader
 from trainkit.task import Batch, Split
 
 
 def training(
-    split: Split, plan: Plan, step: int, loader: Loader, pin: bool, tell: Callable[[str], None] | None = None
+    split: Split,
+    plan: Plan,
+    step: int,
+    loader: Loader,
+    pin: bool,
+    tell: Callable[[str], None] | None = None,
+    damage: Damage | None = None,
 ) -> Iterator[Batch]:
     """Micro-batches of this rank from `step` to the end of training, as host tensors.
 
     One stream for the whole run: no epoch boundary restarts the workers. `pin` says whether the device is one for which
     memory can be page-locked; the recipe may do without. Such a device computes while this process reads: without
     workers a thread then reads `loader.prefetch` batches ahead, where the split may be read by any (`any_thread`).
-    `tell` is called with a sentence when a worker was lost and another one reads in its place.
+    `tell` is called with a sentence when a worker was lost and another one reads in its place. With `damage`, samples
+    that are damaged are replaced and noted there.
     """
+    if damage is None:
+        yield from _read(split, plan.keys(split, step), loader, pin, tell)
+    else:
+        read = _read(damage.split, plan.keys(split, step), loader, pin, tell)
+        yield from damage.watched(plan.keys(split, step), read)
+
+
+def _read(
+    split: Split, keys: Iterable[Key], loader: Loader, pin: bool, tell: Callable[[str], None] | None
+) -> Iterator[Batch]:
     beside = pin and getattr(split, "any_thread", False)
-    pin, keys = pin and loader.pin, plan.keys(split, step)
+    pin = pin and loader.pin
     if loader.workers == 0:
         batches = (split.fetch(rows, epoch) for epoch, rows in keys)
         batches = _pinned(batches) if pin else batches

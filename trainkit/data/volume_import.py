@@ -75,6 +75,7 @@ def import_volumes(
     clinical: Path | str | None = None,
     axes: str | None = None,
     damaged: Damaged = "fail",
+    damaged_most: float = 1.0,
     on_progress: Progress | None = None,
 ) -> VolumeReport:
     """Prepare volumes and their label maps once, into the packed form at `out`, which must not exist yet.
@@ -83,7 +84,7 @@ def import_volumes(
     says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what volumes are resampled to; None leaves
     them as they are. `patient` and `clinical` as `volume_sources.open_volumes` takes them. `axes` is the order in which
     axes are stored, None what fits the set: one that is scored must be stored as the one that was trained on.
-    `damaged: skip` leaves unusable cases out and names them in the report.
+    `damaged: skip` leaves unusable cases out and names them in the report, up to the share `damaged_most` of all.
 
     Raises UserError naming the unusable cases by file, up to 20 of them; those whose headers say so before any voxel is
     read. Memory is that of a few volumes.
@@ -104,7 +105,8 @@ def import_volumes(
             bad.append(str(found))
         else:
             pairs.append(found)
-    if bad and (damaged == "fail" or not pairs):
+    most = damaged_most * len(source.cases) if damaged == "skip" else 0
+    if bad and (len(bad) > most or not pairs):
         _refuse(source, bad)
     how = Preparation(axes or order(pair.image for pair in pairs), None if spacing is None else tuple(spacing))
     classes = None if known is None else len(known)
@@ -130,7 +132,7 @@ def import_volumes(
                 records.append(made.record)
             if on_progress:
                 on_progress(seen, len(source.cases))
-        if bad and (damaged == "fail" or not records):
+        if bad and (len(bad) > most or not records):
             _refuse(source, bad)
         data = writer.finish(
             names=known or _numbered(source, records), made_from=f"{source.kind} {Path(source.where).name}"

@@ -37,6 +37,7 @@ def data() -> None:
 @click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
 @click.option("--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: by slices]")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
+@click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: most that is left out, such as 1%.")
 def import_(
     source: Path,
     out: Path,
@@ -54,11 +55,13 @@ def import_(
     clinical: Path | None,
     axes: str | None,
     damaged: str,
+    damaged_most: str | None,
 ) -> None:
     """Convert faces, with --size pictures of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
 
     SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train.
     """
+    most = _share(damaged, damaged_most)
     for_volumes = {
         "--spacing": spacing, "--names": names, "--patient": patient, "--clinical": clinical, "--axes": axes
     }  # fmt: skip
@@ -69,7 +72,7 @@ def import_(
                 raise click.UsageError(f"{flag} is not for volumes")
         mm, known = None if spacing is None else _spacing(spacing), _label_names(names)
         how = {"spacing": mm, "names": known, "patient": patient, "clinical": clinical, "axes": axes}
-        _import_volumes(source, out, damaged=damaged, **how)
+        _import_volumes(source, out, damaged=damaged, damaged_most=most, **how)
         return
     for flag, value in for_volumes.items():
         if value is not None:
@@ -86,22 +89,32 @@ def import_(
         raise UserError(str(source), "holds volumes (NIfTI)", "pictures", "import them with --volumes")
     image_size, resize = 112 if image_size is None else image_size, resize or "no"
     with bar("importing") as on_progress:
+        bad = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
         if size is not None:
-            report = importing.import_pictures(
-                source, out, size=shape, fit=fit or "crop", group=group, damaged=damaged, on_progress=on_progress
-            )
+            report = importing.import_pictures(source, out, size=shape, fit=fit or "crop", group=group, **bad)
         elif evaluation:
-            report = importing.import_evaluation(
-                source, out, image_size=image_size, resize=resize, damaged=damaged, on_progress=on_progress
-            )
+            report = importing.import_evaluation(source, out, image_size=image_size, resize=resize, **bad)
         else:
-            report = importing.import_faces(
-                source, out, image_size=image_size, align=align, resize=resize, damaged=damaged, on_progress=on_progress
-            )
+            report = importing.import_faces(source, out, image_size=image_size, align=align, resize=resize, **bad)
     what = "people" if size is None else f"classes and {report.groups} groups" if report.groups else "classes"
     click.echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}, {report.store}, from {report.kind}")
     for note in report.notes:
         click.echo(f"  {note}")
+
+
+def _share(damaged: str, most: str | None) -> float:
+    from pydantic import TypeAdapter, ValidationError
+
+    from trainkit.schedule import Share
+
+    if most is None:
+        return 1.0
+    if damaged != "skip":
+        raise click.UsageError("--damaged-most is given with --damaged skip")
+    try:
+        return TypeAdapter(Share).validate_python(most)
+    except ValidationError:
+        raise click.UsageError(f"--damaged-most {most}: a share such as 1% is needed") from None
 
 
 def _import_volumes(source: Path, out: Path, **how: Any) -> None:
