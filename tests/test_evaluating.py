@@ -57,7 +57,7 @@ def test_a_run_scores_as_it_did_and_the_scores_are_a_run_beneath_it(whole, home)
     (folder,) = [folder for folder in Store.locate().runs() if folder.name not in before]
     info = folder.info()
     assert folder.name.startswith("evaluate-toy-s0-") and info.status == "FINISHED"
-    assert info.parent == whole.folder.info().run_id and info.experiment == whole.folder.info().experiment
+    assert info.parent == whole.folder.name and info.experiment == whole.folder.info().experiment
     assert f"run {folder.name}: " in said
     kept = Store.locate().client().get_run(info.run_id)
     assert kept.data.tags["mlflow.parentRunId"] == whole.folder.info().run_id

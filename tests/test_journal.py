@@ -263,7 +263,7 @@ def test_nothing_is_written_after_closing(path):
 def test_what_is_noted_is_in_its_place_before_anything_else_is_asked(path):
     journal = Journal(path)
     journal.note(1, {"a": 1.0})
-    assert journal.lookup("a", 1).value == 1.0
+    assert journal.points(["a", "b"], 1)["a"].value == 1.0
     journal.note(2, {"a": 2.0, "system/x": 0.0})
     assert journal.last_step == 2 and journal.highest("system/") == 2
     journal.note(3, {"a": 3.0})

@@ -166,7 +166,7 @@ def test_sources_versions_and_hardware_that_differ_are_said_where_both_runs_tell
         old.name: {"trainkit.torch": "2.13.0", "trainkit.cpu": "A", "mlflow.source.git.commit": "a" * 40},
         new.name: {"trainkit.torch": "2.14.1", "trainkit.gpus": "H100", "mlflow.source.git.commit": "b" * 40},
     }
-    monkeypatch.setattr(lineage, "_tags", lambda folders, store: [kept[folder.name] for folder in folders])
+    monkeypatch.setattr(lineage, "_tags", lambda folders, *_: [kept[folder.name] for folder in folders])
     text = told(new, digests={"trainkit.data": "d" * 64}).files["recipe/changes.txt"]
     assert text.splitlines()[2:] == [
         "the recipe is the same",

@@ -31,9 +31,14 @@ def error(text: str, code: str = "INTERNAL_ERROR") -> MlflowException:
         (error(POOL.format("ReadTimeoutError('Read timed out. (read timeout=7)')")), "within 7 s", "REQUEST_TIMEOUT"),
         (error(POOL.format("ConnectTimeoutError(None, 'Connection to h timed out.')")), "within 7 s", "try later"),
         (
-            error(POOL.format("NameResolutionError(\"Failed to resolve 'h' ([Errno -3])\")")),
+            error(POOL.format("NameResolutionError(\"Failed to resolve 'h' ([Errno -2] Name or service not known)\")")),
             "no machine of",
             "TRACKING_U",
+        ),
+        (
+            error(POOL.format("NameResolutionError(\"Failed to resolve 'h' ([Errno -3] Temporary failure)\")")),
+            "cannot be looked up now",
+            "check the network",
         ),
         (error(POOL.format("SSLError(1, '[SSL: WRONG_VERSION_NUMBER] wrong version')")), "not speak https", "http://"),
         (error(POOL.format("SSLError('certificate verify failed: self-signed')")), "not trusted", "SERVER_CERT_PATH"),

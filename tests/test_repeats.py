@@ -135,11 +135,11 @@ def test_a_seed_that_fails_ends_the_run_above_too(store):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_deleted_in_the_page_still_counts(store, capsys):
+def test_a_run_that_was_deleted_in_the_page_still_counts(store, caplog):
     alone = run(*WORDS)
     Store.locate().client().delete_run(alone.folder.info().run_id)
     assert repeat() == 0 and len(runs_of("toy")) == 2
-    assert f"run {alone.folder.name} is not in sqlite" in capsys.readouterr().out
+    assert f"run {alone.folder.name} is not in sqlite" in caplog.text
     scores = [final(folder)["final/val/accuracy"] for folder in runs_of("toy")]
     assert final(runs_of("toy-seeds")[0])["final/val/accuracy"] == pytest.approx(np.mean(scores))
 

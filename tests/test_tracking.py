@@ -623,7 +623,7 @@ class Away:
     def __getattr__(self, name):
         self.calls += 1
         if self.down:
-            raise ConnectionError("connection refused by http://me:hunter2@host")
+            raise ConnectionError("Connection refused by http://me:hunter2@host")
         return getattr(self.client, name)
 
 
@@ -1129,11 +1129,11 @@ def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone()
 
 
 def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
-    before, store = sys.getswitchinterval(), SimpleNamespace(shown="store", abandoned=list)
+    before, store = sys.getswitchinterval(), SimpleNamespace(shown="store", abandoned=list, unsent=list)
     sys.setswitchinterval(0.005)
     try:
         sent = threading.Event()
-        one = sender.Sender(store, None, SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
+        one = sender.Sender(store, object(), SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
         one.start()
         one.wake.set()
         assert sent.wait(10)
@@ -1145,9 +1145,9 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
 
 def test_runs_that_were_left_are_looked_for_at_the_first_line_and_once():
     done, sent = [], threading.Semaphore(0)
-    store = SimpleNamespace(shown="store", abandoned=lambda: done.append("looked") or [])
+    store = SimpleNamespace(shown="store", abandoned=lambda: done.append("looked") or [], unsent=list)
     box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release(), courier=None)
-    one = sender.Sender(store, None, box, waits=False)
+    one = sender.Sender(store, object(), box, waits=False)
     one.start()
     try:
         time.sleep(0.1)

@@ -253,13 +253,14 @@ def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
     """The tags of a run in MLflow, after what it had yet to send; none of a run that it has not got."""
     from mlflow.exceptions import MlflowException
 
+    from trainkit.outbox import waits
     from trainkit.tracking import send_rest
 
-    outbox, run_id = run.path / "outbox", run.info().run_id
+    if not run.alive() and waits(run):
+        send_rest(run, store)
+    run_id = run.info().run_id
     if run_id is None:
         return {}
-    if outbox.is_dir() and any(outbox.iterdir()) and not run.alive():
-        send_rest(run, store)
     with store.asking():
         try:
             return dict(client.get_run(run_id).data.tags)

@@ -64,6 +64,12 @@ class Courier:
                 process.wait()
             process.stdout.close()
 
+    def kill(self) -> None:
+        """End it at once, whatever it is at: another thread may be waiting for its answer."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def _tell(self, what: dict[str, Any]) -> bool:
         if self._process is not None:
             try:

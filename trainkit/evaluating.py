@@ -201,7 +201,7 @@ def _tracked(
 
     def start() -> None:
         nonlocal tracker
-        store.prepare()
+        store.ready()
         made_by = subject.run.info() if subject.run else None
         lead = _lead(subject, recipe, order)
         folder = store.new_run(f"evaluate-{recipe.name}", recipe.seed, config.digest(recipe))
@@ -219,7 +219,7 @@ def _tracked(
                 lineage.DATA: data.meta.digest,
                 **{f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()},
             },
-            parent=made_by.run_id if made_by else None,
+            parent=made_by.name if made_by else None,
             primary_metric=lead.metric if lead else None,
             higher_is_better=lead is None or lead.mode == "max",
             system_metrics_every=0.0,
@@ -250,10 +250,11 @@ def _keep(tracker: Any, recipe: Recipe, name: str, split: Split, scores: Scores,
     """Write down one evaluation: scores, rows, tables, pictures, curves."""
     from trainkit import journal
     from trainkit.report import drawing
+    from trainkit.tracking import Silent
 
     values = {f"{name}/{key}": value for key, value in scores.metrics.items()}
     tracker.log(step, {**values, f"eval/{name}/unique_samples": scores.samples, f"time/eval_{name}_s": seconds})
-    if tracker.run_id is None:
+    if isinstance(tracker, Silent):
         return
     source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
     tracker.dataset(split.name, "test", split.digest, source, split.size)

@@ -33,7 +33,7 @@ MEMBERS = "members.json"
 
 
 class Train(Protocol):
-    """Train a recipe beneath an MLflow run: its status, and its folder where it came to have one."""
+    """Train a recipe beneath a run: its status, and its folder where it came to have one."""
 
     def __call__(
         self, order: Order, recipe: Recipe, parent: str | None, watch: Watch | None = None
@@ -93,8 +93,6 @@ class Parent:
     train: Train
     tracker: Any
     """A `Tracker` on the first process, `Silent` elsewhere."""
-    run_id: str
-    """Its id in MLflow."""
     folder: Path
     """As the first process sees it."""
     members: dict[str, str] = field(default_factory=dict)
@@ -115,7 +113,7 @@ class Parent:
             self.machine.lead(lambda: self.adopt(child, folder))
             return "FINISHED", folder
         self.say(f"{said}to be trained ({len(self.members) + 1} of {self.family.size})")
-        status, made = self.train(child.order, child.recipe, self.run_id, watch)
+        status, made = self.train(child.order, child.recipe, self.folder.name, watch)
         # The GPU is asked again how much it has free for the data of the next one.
         self.machine.accelerator.free_memory()
         if made is not None:
@@ -124,19 +122,8 @@ class Parent:
 
     def adopt(self, child: Child, folder: RunFolder) -> None:
         """Show a run that is there beneath this one; an earlier family keeps its name for it in a tag."""
-        self.tag(folder, "mlflow.parentRunId", self.run_id)
+        self.tracker.adopt(folder.name)
         self.note(child.title, folder)
-
-    def tag(self, folder: RunFolder, name: str, value: str) -> None:
-        """Set a tag of a run that has ended. Where MLflow has it no longer, that is said, and its folder does."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            self.store.client().set_tag(folder.info().run_id, name, value)
-        except MlflowException as error:
-            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # the second: deleted
-                raise
-            self.say(f"run {folder.name} is not in {self.store.shown}: its page will not be found beneath this one")
 
     def note(self, title: str, folder: RunFolder) -> None:
         """Name the run of a member: in a tag, and in a file that needs no MLflow."""
@@ -181,7 +168,7 @@ def above(family: Family, machine: Any, store: Store, train: Train) -> Iterator[
     name = f"{recipe.name}-{family.word}"
     tracker: Any = Silent()
 
-    def start() -> tuple[str, str]:
+    def start() -> str:
         nonlocal tracker
         folder, resuming = begin(order, store, name, recipe.seed, family.digest, config.dump(recipe), False)
         if folder.info().recipe_hash != family.digest:
@@ -209,11 +196,11 @@ def above(family: Family, machine: Any, store: Store, train: Train) -> Iterator[
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         again = ", continued" if resuming else ""
         print(f"run {folder.name}{again}: {recipe.name}, {family.size} {family.unit}", flush=True)
-        return tracker.run_id, str(folder.path)
+        return str(folder.path)
 
     with ending(lambda: tracker):
-        run_id, path = machine.lead(start)
-        yield Parent(family, machine, store, train, tracker, run_id, Path(path))
+        path = machine.lead(start)
+        yield Parent(family, machine, store, train, tracker, Path(path))
         tracker.finish("FINISHED")
         machine.wait()  # a launcher ends the other processes when one leaves with a code, as after a stop
 

@@ -22,6 +22,7 @@ from trainkit.kept_rows import Columns
 from trainkit.metrics import segmentation
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
+from trainkit.refusals import Away
 from trainkit.report.closing import aligned, chosen, numbers
 from trainkit.store import RunFolder, Store
 
@@ -175,14 +176,17 @@ def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 def _rows(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[Columns | None]:
     """The rows of the last evaluation of each run, as columns; None for a run that kept none."""
-    from trainkit.tracking import send_rest
-
-    client = store.client()
-    found = []
+    name, client, found = f"{evaluation}_final", None, []
     for run in runs:
-        if any((run.path / "outbox").iterdir()):
-            send_rest(run, store)
-        rows = kept_rows.read(client, run.info().run_id, f"{evaluation}_final", without=())
+        # What a run has yet to send is here; of a store that is away nothing else is needed then.
+        if (rows := kept_rows.unsent(run, name, without=())) is None:
+            try:
+                client = client or store.client()
+            except Away as away:
+                wanted = f"{away.found}, and has the rows of {run.name}"
+                remedy = "when it does, the same command with --resume draws up the whole"
+                raise Away(away.where, wanted, remedy=remedy) from None
+            rows = kept_rows.read(client, run.info().run_id, name, without=())
         found.append(rows and rows[0])
     return found
 

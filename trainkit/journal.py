@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -125,11 +125,18 @@ class Journal:
             self._take_in()
             return max((p.step for name, p in self._last.items() if not name.startswith("system/")), default=0)
 
-    def lookup(self, name: str, step: int) -> Point | None:
-        """The value of a metric at a step. Reads the file unless it is the newest one."""
+    def points(self, names: Collection[str], step: int) -> dict[str, Point]:
+        """The values of metrics at a step, of those that have one. Reads the file for what is not the newest."""
         with self._lock:
             self._take_in()
-            return self._lookup(name, step)
+            found = {name: self._last[name] for name in names if name in self._last and self._last[name].step == step}
+            missing = {name for name in names if name in self._last} - found.keys()
+            end = self._pass_on() if missing else 0
+        # Outside of the lock: a long journal takes seconds, and the training would wait.
+        for _, name, point in rows(self.path, 0, end) if missing else ():
+            if point.step == step and name in missing:
+                found.setdefault(name, point)
+        return found
 
     def _lookup(self, name: str, step: int) -> Point | None:
         last = self._last.get(name)
@@ -375,6 +382,8 @@ def _lines(path: Path, start: int, end: int | None) -> Iterator[dict[str, Any]]:
             at += len(line)
             if not line.endswith(b"\n") or (end is not None and at > end):
                 return
+            if line.isspace():  # a damaged line that was blanked out
+                continue
             try:
                 record = json.loads(line)
                 complete = {"t", "step"} <= record.keys() and ("m" in record or "event" in record)
@@ -382,7 +391,8 @@ def _lines(path: Path, start: int, end: int | None) -> Iterator[dict[str, Any]]:
                 complete = False
             if not complete:
                 where = f"{path}, line {number}" if start == 0 else f"{path}, line {number} after byte {start}"
-                raise UserError(where, f"damaged: {line[:60]!r}", "one JSON object", "restore the file from a copy")
+                remedy = "restore the file from a copy, or overwrite that line with spaces, its length as it is"
+                raise UserError(where, f"damaged: {line[:60]!r}", "one JSON object", remedy)
             record["end"] = at
             yield record
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 from trainkit import chance
 from trainkit.chance import Interval
 from trainkit.metrics import resampling
+from trainkit.store import RunFolder
 
 Columns = dict[str, np.ndarray]
 
@@ -24,21 +27,37 @@ def read(
 
     Those that no score is computed from are left out. None where the run has no such rows, or they cannot be read.
     """
-    import pyarrow as pa
     from mlflow.exceptions import MlflowException
-    from pyarrow import parquet
 
     if run_id is None:
         return None
     with tempfile.TemporaryDirectory() as aside:
         try:
-            file = Path(client.download_artifacts(run_id, f"rows/{name}.parquet", aside))
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
-            names = [name for name in parquet.read_schema(file).names if name not in without]
-            table = parquet.read_table(file, columns=names)
-        except (MlflowException, pa.ArrowException, OSError):
+            return _read(Path(client.download_artifacts(run_id, f"rows/{name}.parquet", aside)), without)
+        except (MlflowException, OSError):
             return None
-        return {name: _column(table[name]) for name in names}, digest
+
+
+def unsent(run: RunFolder, name: str, without: Collection[str] = resampling.NEVER_READ) -> tuple[Columns, str] | None:
+    """As `read`, of what a run has yet to send. None where that is not among it."""
+    for file in sorted((run.path / "outbox").glob(f"*/file/{name}.parquet"), reverse=True):
+        with contextlib.suppress(OSError, ValueError):  # it is being sent at this moment
+            if json.loads((file.parents[1] / "job.json").read_bytes()).get("folder") == "rows":
+                return _read(file, without)
+    return None
+
+
+def _read(file: Path, without: Collection[str]) -> tuple[Columns, str] | None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    try:
+        names = [name for name in parquet.read_schema(file).names if name not in without]
+        table = parquet.read_table(file, columns=names)
+    except pa.ArrowException:
+        return None
+    return {name: _column(table[name]) for name in names}, digest
 
 
 def intervals(rows: Columns, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:

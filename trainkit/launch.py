@@ -37,7 +37,7 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
     # Of the settings of a sweep the first stands for all.
     machine.agree({"recipe": config.digest(recipe), **provenance.program()})
     store = Store.locate()
-    machine.lead(store.prepare)
+    machine.lead(store.ready)
 
     def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
         return _run(recipe, child, machine, store, needs, stopping)[1]
@@ -82,7 +82,7 @@ def _run(
     parent: str | None = None,
     watch: Any = None,
 ) -> tuple[Any, RunFolder]:
-    """Train one recipe as one run, beneath the MLflow run `parent` where there is one: its outcome and its folder.
+    """Train one recipe as one run, beneath the run `parent` where there is one: its outcome and its folder.
 
     `watch` is told of its evaluations and may end it: `family.Watch`.
     """
@@ -148,6 +148,8 @@ def _run(
             # Of runs that belong together, such as folds, none speaks for all.
             if recipe.promote and outcome.status == "FINISHED" and parent is None:
                 witness.say(registry.at_end(store, folder, recipe.promote))
+            if tracker.remains:
+                witness.say(f"left   {tracker.remains}")
     machine.accelerator.free_memory()
     machine.wait()
     return outcome, folder
@@ -195,7 +197,7 @@ def _tracked(
         )
         for need in needs.values():
             if need.new:  # made for this run: MLflow shows it beneath
-                store.client().set_tag(need.run.info().run_id, "mlflow.parentRunId", tracker.run_id)
+                tracker.adopt(need.run.name)
         decided = tracker.cut_back(position).decided if resuming else []
         refused(tracker, problems, lambda text: print(text, flush=True))
         tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))

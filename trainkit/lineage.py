@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit import changes, copying
+from trainkit import changes, copying, enrolment
 from trainkit.errors import UserError
 from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.store import RunFolder, Store, write_aside
@@ -43,15 +43,16 @@ def tell(
 ) -> None:
     """Say in a run's folder, tags and artifacts what it follows, and what was changed.
 
-    `recipe` is the file that it was started with, `digests` those of its data by tag, `above` the MLflow id of the run
-    that it stands beneath. A run that is continued keeps what was found when it began.
+    `recipe` is the file that it was started with, `digests` those of its data by tag, `above` the name of the run that
+    it stands beneath. A run that is continued keeps what was found when it began.
     """
     file = folder.path / FILE
     if not file.exists():
         before, name, how = _followed(folder, store, recipe, above)
         folder.update(follows=name)
-        text = how if before is None else f"{how}\n\n{_differences(before, folder, store, digests)}"
-        write_aside(file, f"{text}\n")
+        if before is not None:
+            how += "\n\n" + _differences(before, folder, store, digests, tracker.run_id is None)
+        write_aside(file, f"{how}\n")
     info = folder.info()
     tags = {"trainkit.recipe_hash": info.recipe_hash, **digests}
     if "seed" not in info.varies:
@@ -102,12 +103,12 @@ def _followed(
     return last, last.name, f"follows {last.name}, the last run of experiment {info.experiment} that had finished"
 
 
-def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str]) -> str:
+def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str], away: bool) -> str:
     """What differs between two runs: recipe; and data, sources, versions and hardware as far as both tell of them."""
     found = changes.diff(*(changes.varied(changes.read(run.recipe), _varies(run)) for run in (before, after)))
     shown = [replace(one, before=HIDDEN, after=HIDDEN) if is_secret_name(one.key) else one for one in found]
     lines = changes.lines(shown) or ["the recipe is the same"]
-    then, now = _tags([before, after], store)
+    then, now = _tags([before, after], store, away)
     then, now = _around(then), _around(now | dict(digests))
     both = [name for name in then if name in now]
     other = changes.lines(changes.diff({name: then[name] for name in both}, {name: now[name] for name in both}))
@@ -132,16 +133,18 @@ def _around(tags: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _tags(folders: Sequence[RunFolder], store: Store) -> list[dict[str, str]]:
-    """The tags of runs in MLflow; none of a run that it has not got."""
+def _tags(folders: Sequence[RunFolder], store: Store, away: bool) -> list[dict[str, str]]:
+    """The tags of runs: those with which they began, and those that MLflow has."""
     from mlflow.exceptions import MlflowException
 
     found, client = [], None
     for folder in folders:
         tags: dict[str, str] = {}
         with contextlib.suppress(UserError, MlflowException):
-            if run_id := folder.info().run_id:
+            if (began := enrolment.read(folder)) is not None:
+                tags |= began.tags
+            if not away and (run_id := folder.info().run_id):
                 client = client or store.client()  # which looks the database over
-                tags = dict(client.get_run(run_id).data.tags)
+                tags |= client.get_run(run_id).data.tags
         found.append(tags)
     return found

@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainkit import enrolment
 from trainkit.journal import Journal, Point, rows
 from trainkit.redact import without_secrets
-from trainkit.store import RunFolder, write_aside
+from trainkit.refusals import unreachable
+from trainkit.store import RunFolder, Store, write_aside
 
 if TYPE_CHECKING:
     from trainkit.courier import Courier
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 _BATCH = 1000
 _MOST_IN_MEMORY = 100
 """Files that wait in memory for a disk that takes them."""
+_TRIES = 3
+"""So many jobs of a kind fail, and the others of it wait for the next time: the end of a run waits for none of them."""
 
 _log = logging.getLogger("trainkit")
 
@@ -32,12 +38,16 @@ _log = logging.getLogger("trainkit")
 class Outbox:
     """What a run has yet to send: the journal behind `acknowledged`, and numbered folders in `outbox/`."""
 
-    def __init__(self, folder: RunFolder, run_id: str, journal: Journal):
-        self.folder, self.run_id, self.journal = folder, run_id, journal
+    def __init__(self, folder: RunFolder, store: Store, journal: Journal):
+        self.folder, self.store, self.journal = folder, store, journal
+        self.run_id = folder.info().run_id
+        """Of the MLflow run, as far as this process knows it."""
+        self._enrolled = False
         self._path = folder.path / "outbox"
         self._path.mkdir(exist_ok=True)
         self._sent = folder.path / "sent.json"
         self._lock = threading.Lock()
+        self._unsynced: list[Path] = []
         self.courier: Courier | None = None
         """What hands metrics over, where there is one."""
         waiting = self.waiting()
@@ -108,35 +118,90 @@ class Outbox:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         self._number += 1
+        self._unsynced.append(self._path / number)
+
+    def commit(self) -> None:
+        """Put the jobs there are on the disk for good: what a resumed run does not do again must not be lost."""
+        with self._lock:
+            fresh, self._unsynced = self._unsynced, []
+        for path in fresh:
+            for part in (*path.glob("file/*"), path / "job.json", path / "file", path):
+                _fsync(part)
+        if fresh:
+            _fsync(self._path)
 
     def forget_end(self) -> None:
         """Drop a status that was to be set: the run goes on."""
         for path in self.waiting():
-            if json.loads((path / "job.json").read_text())["kind"] == "end":
+            job = self._job(path)
+            if job is not None and job["kind"] == "end":
                 shutil.rmtree(path)
 
     def acknowledge(self, position: int) -> None:
         """Note that everything before `position` is in the store."""
-        with self._lock:
-            write_aside(self._sent, json.dumps({"position": position}) + "\n")
-            self.acknowledged = position
+        # Not what `put` waits for, which the training calls.
+        write_aside(self._sent, json.dumps({"position": position, "run": self.run_id}) + "\n")
+        self.acknowledged = position
+
+    def doubt(self) -> None:
+        """Look before the next sending whether the store has this run still: something was not as expected."""
+        self._enrolled = False
 
     def send(self, client: Any) -> None:
-        """Send everything there is now. Raises what the client raises, having noted how far it came."""
+        """Send everything there is now. Raises what the client raises, having noted how far it came.
+
+        What goes wrong with one thing holds up no other, unless the store is away.
+        """
+        self._enrol(client)
+        failure = None
         with self._lock:
             unwritten = [one for one in self._in_memory if one[1] is None]
         for one in unwritten:
             self._hand_over(client, one[0], None)
             with self._lock:
                 self._in_memory = [other for other in self._in_memory if other is not one]
-        if self.journal.position > self.acknowledged:
-            self._send_metrics(client)
+        if self.journal.position > self.acknowledged and self.folder.journal.exists():
+            failure = self._try_metrics(client)
+        failed: Counter[str] = Counter()
         for path in self.waiting():
-            self._send_job(client, path)
+            job = self._job(path)
+            if job is None or failed[job["kind"]] >= _TRIES:
+                continue
+            try:
+                self._send_job(client, job, path)
+            except Exception as error:
+                if unreachable(error):
+                    raise
+                failed[job["kind"]] += 1
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
-    def _send_metrics(self, client: Any) -> None:
-        # A row in the store must also be in the journal after a power cut: otherwise it would get another time.
-        end = self.journal.commit()
+    def _enrol(self, client: Any) -> None:
+        if self._enrolled or not self.folder.path.is_dir():
+            return
+        run_id = enrolment.ensure(self.folder, self.store, client, look=self.run_id is not None)
+        if run_id != self.run_id:
+            self.run_id = run_id
+            self.acknowledged = min(sent(self.folder), self.journal.position)
+        self._enrolled = True
+
+    def _try_metrics(self, client: Any) -> Exception | None:
+        """Send metrics; returns what keeps from that alone, such as a disk that takes no more of the journal."""
+        try:
+            # A row in the store must also be in the journal after a power cut: otherwise it would get another time.
+            end = self.journal.commit()
+        except OSError as error:
+            return error
+        try:
+            self._send_metrics(client, end)
+        except Exception as error:
+            if unreachable(error):
+                raise
+            return error
+        return None
+
+    def _send_metrics(self, client: Any, end: int) -> None:
         batch: list[tuple[str, Point]] = []
         line, whole = self.acknowledged, self.acknowledged
         for position, name, point in rows(self.folder.journal, self.acknowledged, end):
@@ -173,8 +238,22 @@ class Outbox:
                         "MLflow refuses %s at step %d: %s", metric.key, metric.step, without_secrets(str(single))
                     )
 
-    def _send_job(self, client: Any, path: Path) -> None:
-        job = json.loads((path / "job.json").read_text(encoding="utf-8"))
+    def _job(self, path: Path) -> dict[str, Any] | None:
+        """What is to be done; None for a job that a power cut left without its words, which is put aside."""
+        try:
+            job = json.loads((path / "job.json").read_bytes())
+            if isinstance(job, dict) and job.keys() >= {"kind", "file"}:
+                return job
+        except (OSError, ValueError):
+            pass
+        aside = path.with_name(f"damaged-{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        _log.warning("%s cannot be read, as after a power cut; it is left aside, all else is sent", aside)
+        self.journal.event(self.journal.last_step, "outbox_damaged", {"job": aside.name})
+        return None
+
+    def _send_job(self, client: Any, job: dict[str, Any], path: Path) -> None:
         file = path / "file" / job["file"] if job["file"] else None
         # Of a run that somebody else laid here: what lies elsewhere on this machine is not sent in its name.
         if file is not None and file.resolve().parent != path.resolve() / "file":
@@ -191,9 +270,10 @@ class Outbox:
             if job["kind"] == "artifact":
                 client.log_artifact(self.run_id, str(file), job["folder"])
             elif job["kind"] == "tags":
-                from mlflow.entities import RunTag
-
-                client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in job["tags"].items()])
+                self._send_tags(client, self.run_id, job["tags"])
+            elif job["kind"] == "beneath":
+                if (other := self._other(client, job["run"])) is not None:
+                    self._send_tags(client, other, {"mlflow.parentRunId": self.run_id, **job["tags"]})
             elif job["kind"] == "dataset":
                 self._send_dataset(client, job)
             elif job["kind"] == "model":
@@ -203,9 +283,31 @@ class Outbox:
         except (MlflowException, OSError) as error:
             if isinstance(error, OSError) and (file is None or file.exists()):
                 raise
-            if isinstance(error, MlflowException) and not self._refused(client, error):
+            code = getattr(error, "error_code", "")
+            if "run" in job and code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # the second: deleted
+                self._say_missing(job["run"])
+            elif isinstance(error, MlflowException) and not self._refused(client, error):
                 raise
-            _log.warning("MLflow refuses %s of run %s: %s", job["kind"], self.folder.name, without_secrets(str(error)))
+            else:
+                said = without_secrets(str(error))
+                _log.warning("MLflow refuses %s of run %s: %s", job["kind"], self.folder.name, said)
+
+    def _send_tags(self, client: Any, run_id: str, tags: dict[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def _other(self, client: Any, name: str) -> str | None:
+        """The MLflow id of another run, which has ended. None where it has none, and is to have none."""
+        folder = enrolment.named(name, self.store)
+        found = enrolment.ensure(folder, self.store, client) if folder is not None else None
+        if found is None:
+            self._say_missing(name)
+        return found
+
+    def _say_missing(self, name: str) -> None:
+        said = "run %s is not in %s: its page will not be found beneath that of %s"
+        _log.warning(said, name, self.store.shown, self.folder.name)
 
     def _send_dataset(self, client: Any, job: dict[str, Any]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -223,43 +325,66 @@ class Outbox:
         key = f"{job['name']}@{job['step']}"
         run = client.get_run(self.run_id)
         if key not in made:
-            about = {k: v for k, v in run.data.tags.items() if k.startswith(("mlflow.user", "mlflow.source."))}
-            tags = {**about, "trainkit.step": str(job["step"]), **job["tags"]}
-            model = client.create_logged_model(
-                run.info.experiment_id, job["name"], self.run_id, tags=tags, model_type="safetensors"
-            )
-            usage = f"Weights at step {job['step']}, safetensors. In a recipe: `weights: models:/{model.model_id}`"
-            client.set_logged_model_tags(model.model_id, {"mlflow.note.content": usage})
             # Noted before anything else can fail: a second try, or a resumed run, fills the same model.
-            made[key] = model.model_id
+            made[key] = self._made_model(client, job, run)
             write_aside(made_file, json.dumps(made, indent=1) + "\n")
         client.log_model_artifact(made[key], file)
         client.finalize_logged_model(made[key], "READY")
         client.log_outputs(self.run_id, [LoggedModelOutput(made[key], step=job["step"])])
         # A score is of the data set that its name begins with, where there is one.
         data = {entry.dataset.name: entry.dataset for entry in (run.inputs.dataset_inputs if run.inputs else [])}
+        # With the times they have in the journal, so that the run does not get second rows.
+        points = self.journal.points(job["metrics"], job["step"])
         metrics = []
         for name, value in job["metrics"].items():
-            # With the time it has in the journal, so that the run does not get a second row.
-            point = self.journal.lookup(name, job["step"])
-            point = point or Point(job["step"], float(value), time.time_ns() // 1_000_000)
+            point = points.get(name) or Point(job["step"], float(value), time.time_ns() // 1_000_000)
             metrics.append(entity(name, point, made[key], data.get(name.partition("/")[0])))
         if metrics:
             client.log_batch(self.run_id, metrics=metrics)
 
+    def _made_model(self, client: Any, job: dict[str, Any], run: Any) -> str:
+        """The id of a LoggedModel, which is made where an earlier try, whose answer was lost, has not made it."""
+        experiment, step = run.info.experiment_id, str(job["step"])
+
+        def found() -> list[str]:
+            models = client.search_logged_models([experiment], f"name = '{job['name']}'", max_results=1000)
+            return [m.model_id for m in models if (m.source_run_id, m.tags.get("trainkit.step")) == (self.run_id, step)]
+
+        models = found()
+        if not models:
+            about = {k: v for k, v in run.data.tags.items() if k.startswith(("mlflow.user", "mlflow.source."))}
+            tags = {**about, "trainkit.step": step, **job["tags"]}
+            client.create_logged_model(experiment, job["name"], self.run_id, tags=tags, model_type="safetensors")
+            models = found()  # MLflow's client asks again by itself when an answer is lost: then there are two
+        for second in models[1:]:
+            client.delete_logged_model(second)
+        usage = f"Weights at step {step}, safetensors. In a recipe: `weights: models:/{models[0]}`"
+        client.set_logged_model_tags(models[0], {"mlflow.note.content": usage})
+        return models[0]
+
     def _refused(self, client: Any, error: Any) -> bool:
-        """Whether the store will never take this, as opposed to being away or the run being in its bin."""
-        if error.error_code not in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST"):
+        """Whether the store will never take this, as opposed to being away or the run being in its bin.
+
+        BAD_REQUEST, which MLflow says of a damaged database and a proxy of whatever it likes, is no such answer.
+        """
+        if error.error_code != "INVALID_PARAMETER_VALUE" or "API request to endpoint" in str(error):
             return False
         return client.get_run(self.run_id).info.lifecycle_stage == "active"
 
 
 def sent(folder: RunFolder) -> int:
-    """Position in the journal of a run before which everything is in the store."""
+    """Position in the journal of a run before which everything is in its MLflow run."""
+    # Sending again is harmless; not sending is not.
     try:
-        return int(json.loads((folder.path / "sent.json").read_text())["position"])
+        noted = json.loads((folder.path / "sent.json").read_text())
+        position = int(noted["position"])
+        if noted.get("run") not in (None, folder.info().run_id):
+            return 0
+        with open(folder.journal, "rb") as file:
+            file.seek(max(0, position - 1))
+            return position if file.read(1) in (b"\n", b"") else 0  # behind the end there is nothing to send
     except (OSError, ValueError, KeyError, TypeError):
-        return 0  # sending again is harmless; not sending is not
+        return 0
 
 
 def left(folder: RunFolder) -> tuple[int, int]:
@@ -271,6 +396,22 @@ def left(folder: RunFolder) -> tuple[int, int]:
     values = sum(1 for _ in rows(folder.journal, start, end)) if end > start else 0
     outbox = folder.path / "outbox"
     return values, sum(path.name.isdigit() for path in outbox.iterdir()) if outbox.is_dir() else 0
+
+
+def waits(folder: RunFolder) -> bool:
+    """Whether MLflow has yet to get something of a run that is over; only its folder is read."""
+    return folder.info().unsent or any(left(folder))
+
+
+def _fsync(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:  # sent meanwhile
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def entity(name: str, point: Point, model_id: str | None = None, dataset: Any = None) -> Any:

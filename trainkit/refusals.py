@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 
+from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 
 _CREDENTIALS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
@@ -29,31 +30,71 @@ _SIGNS = (
         r"(?i)timed out|timeout exception",
         "does not answer within {seconds} s",
         "try later, or set MLFLOW_HTTP_REQUEST_TIMEOUT to more seconds",
+        True,
     ),
-    (r"Connection refused", "does not answer: nothing listens at that address", f"start the server, or {_ADDRESS}"),
+    (
+        r"Connection refused",
+        "does not answer: nothing listens at that address",
+        f"start the server, or {_ADDRESS}",
+        True,
+    ),
+    # The resolver tells a name that there is not from one that it cannot ask for now.
+    (
+        r"Errno -3\b|Temporary failure in name resolution",
+        "does not answer: its name cannot be looked up now",
+        "check the network",
+        True,
+    ),
     (
         r"Failed to resolve|NameResolutionError|Name or service not known",
         "does not answer: no machine of that name is known",
         _ADDRESS,
+        False,
     ),
     (
         r"No route to host|Network is unreachable",
         "does not answer: there is no way to that machine",
         "check the network, or a VPN",
+        True,
     ),
-    (r"(?i)wrong.version.number|record layer failure", "does not speak https", "write http:// in MLFLOW_TRACKING_URI"),
+    (
+        r"(?i)wrong.version.number|record layer failure",
+        "does not speak https",
+        "write http:// in MLFLOW_TRACKING_URI",
+        False,
+    ),
     (
         r"certificate verify failed",
         "has a certificate that is not trusted",
         "name the file of its authority in MLFLOW_TRACKING_SERVER_CERT_PATH",
+        False,
     ),
     (
         r"out-of-date database schema",
         "was written by another MLflow",
         "copy its database, then run: mlflow db upgrade ADDRESS, or install that MLflow",
+        False,
     ),
-    (r"Connection (aborted|reset)|RemoteDisconnected", "broke the connection", _ITS_LOG),
+    (
+        r"Connection (aborted|reset)|RemoteDisconnected|IncompleteRead|Broken pipe",
+        "broke the connection",
+        _ITS_LOG,
+        True,
+    ),
+    (r"database is locked", "is locked by another program", "close what holds it (a database browser?)", True),
+    (r"disk is full|No space left on device", "is on a disk that is full", "make room there", True),
 )
+"""What stands in the text of an error, what it means, what mends it, and whether it may pass by itself."""
+
+_FAILED = re.compile(r"too many (\d+) error responses|error code (5\d\d|408|429)\b")
+
+
+class Away(UserError):
+    """A store that does not take anything now and may later. A run that begins meanwhile is kept in its folder."""
+
+    def __reduce__(self):
+        """So that it arrives as what it is."""
+        return Away, (self.where, self.found, self.expected, self.remedy)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -70,6 +111,8 @@ def reason(error: BaseException) -> tuple[str, str]:
     The first goes on from the store's name: `wants a password`. Neither holds a password.
     """
     text, code = str(error), getattr(error, "error_code", "")
+    if isinstance(error, UserError):
+        return error.found if "://" in error.where else f"{error.where}: {error.found}", error.remedy
     if isinstance(error, ModuleNotFoundError):
         return f"needs the Python package {error.name}, which is not installed", "install it"
     if code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or re.search(r"\b401 Client Error|error code 401\b", text):
@@ -79,12 +122,33 @@ def reason(error: BaseException) -> tuple[str, str]:
         return "does not go by this name", "start it with --allowed-hosts NAME:PORT, or give its IP address"
     if code == "PERMISSION_DENIED" or re.search(r"\b403 Client Error|error code 403\b", text):
         return "does not allow this user to do that", "ask who runs it for the permission to edit"
-    for sign, found, remedy in _SIGNS:
-        if re.search(sign, text):
-            return found.format(seconds=os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")), remedy
-    if (failed := re.search(r"too many (\d+) error responses|error code (5\d\d)\b", text)) is not None:
+    if (sign := _sign(text)) is not None:
+        return sign[1].format(seconds=os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")), sign[2]
+    if (failed := _FAILED.search(text)) is not None:
         return f"fails with error {failed[1] or failed[2]}", _ITS_LOG
     if code == "ENDPOINT_NOT_FOUND" or "not in a valid JSON format" in text:
         return "is no MLflow server, or a very old one", _ADDRESS
     lines = without_secrets(text).strip().splitlines() or [type(error).__name__]
     return f"refuses: {lines[0][:_CHARS]}", ""
+
+
+def unreachable(error: BaseException) -> bool:
+    """Whether nothing at all can be told to the store now: it is away, or all of it is locked or full."""
+    if isinstance(error, UserError):
+        return isinstance(error, Away)
+    sign = _sign(str(error))
+    return is_refusal(error) and sign is not None and sign[3]
+
+
+def passes(error: BaseException) -> bool:
+    """Whether what a store raises may pass by itself, as opposed to a mistake, such as a wrong password."""
+    if isinstance(error, UserError) or not is_refusal(error):
+        return isinstance(error, Away)
+    # Said by a server of itself; a database that is opened here says what is wrong with it in words.
+    of_server = type(error).__name__ == "RestException"
+    busy = of_server and getattr(error, "error_code", "") in ("TEMPORARILY_UNAVAILABLE", "INTERNAL_ERROR")
+    return busy or unreachable(error) or (_sign(str(error)) is None and _FAILED.search(str(error)) is not None)
+
+
+def _sign(text: str) -> tuple[str, str, str, bool] | None:
+    return next((sign for sign in _SIGNS if re.search(sign[0], text)), None)

@@ -22,7 +22,8 @@ from trainkit import family, journal, yamltext
 from trainkit.errors import UserError
 from trainkit.recipe import Promote
 from trainkit.redact import without_secrets
-from trainkit.store import RunFolder, RunInfo, Store
+from trainkit.refusals import Away
+from trainkit.store import RunFolder, Store
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
 """Parameters `machine.*` that two runs must share for their speeds to be compared."""
@@ -176,6 +177,8 @@ def at_end(store: Store, run: RunFolder, asked: Promote) -> str:
     """Promote a run that has just finished: what was decided, in lines. Whatever goes wrong is said, not raised."""
     try:
         return "\n".join(promote(store, run, asked).lines())
+    except Away as error:
+        return f"not promoted: {error.where} {error.found}; later: trainkit promote {run.name}"
     except UserError as error:
         return f"not promoted: {error}"
     except Exception as error:  # the training is done, and nothing of it is lost
@@ -193,11 +196,10 @@ def _recipe(run: RunFolder) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _finished(run: RunFolder) -> RunInfo:
+def _finished(run: RunFolder) -> None:
     info = run.info()
-    if info.status != "FINISHED" or info.run_id is None:
+    if info.status != "FINISHED":
         raise UserError(f"run {run.name}", f"is {info.status}", "a finished run", "continue it with --resume")
-    return info
 
 
 def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
@@ -210,7 +212,8 @@ def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
 
 
 def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
-    info, where = _finished(run), f"run {run.name}"
+    _finished(run)
+    where = f"run {run.name}"
     recipe = _recipe(run)
     best = (recipe.get("best") or {}).get("metric")
     metric = asked.metric or best
@@ -224,7 +227,7 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
         raise UserError(where, f"has no score {metric!r}", remedy=f"the nearest are {', '.join(near)}" if near else "")
     _send_rest(store, run)
     weights, step, model_id = _model(run)
-    candidate = _Candidate(run, info.run_id, metric, weights, step, model_id, history)
+    candidate = _Candidate(run, run.info().run_id, metric, weights, step, model_id, history)
     chosen = _title(best) if weights == "best" else metric.partition("/")[0]
     if _title(metric) != chosen:
         raise UserError(where, f"{metric} is not of the weights that would be promoted", f"a score {chosen}/...")
@@ -253,10 +256,10 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
 
 def _send_rest(store: Store, run: RunFolder) -> None:
     """Send what the run could not: among it may be its models."""
-    outbox = run.path / "outbox"
-    if outbox.is_dir() and any(outbox.iterdir()):
-        from trainkit.tracking import send_rest
+    from trainkit.outbox import left
+    from trainkit.tracking import send_rest
 
+    if run.info().unsent or left(run)[1]:
         send_rest(run, store)
 
 

@@ -7,13 +7,14 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from trainkit import courier
+from trainkit import courier, enrolment
 from trainkit.errors import UserError
 from trainkit.journal import Journal
 from trainkit.outbox import Outbox
-from trainkit.refusals import is_refusal, reason
+from trainkit.refusals import is_refusal, reason, unreachable
 from trainkit.store import RunFolder, Store
 
 EVERY_SECONDS = 3.0
@@ -34,6 +35,7 @@ class Sender(threading.Thread):
     """The one thread that talks to the store."""
 
     def __init__(self, store: Store, client: Any, outbox: Outbox, *, waits: bool):
+        """`client` is None where the store was away when the run began; `waits`: until `released`."""
         super().__init__(name="trainkit-sender", daemon=True)
         self.where = store.shown
         self._store, self._client, self._outbox = store, client, outbox
@@ -41,37 +43,53 @@ class Sender(threading.Thread):
         if not waits:
             self.released.set()
         self._stopping = self._urgent = False
-        self._failures = 0
+        self._failures = int(client is None)  # the first was told of when the run began
+        self._left: list[RunFolder] | None = None
+        """Other runs that are over and have something left; None as long as nobody has looked."""
 
     def run(self) -> None:
         """Send until stopped."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
-        looked = False
         while not self._stopping:
             pause = min(60.0, EVERY_SECONDS * 2**self._failures) if not self._urgent else 0.2
             self.wake.wait(pause)
             self.wake.clear()
-            if not looked:  # at the first line, not while the training starts: 10,000 runs are looked at in 0.12 s
-                looked = True
-                self._close_abandoned()
+            if self._left is None and self._client is not None:
+                # At the first line, not while the training starts: 10,000 runs are looked at in 0.12 s.
+                self._left = []
+                with _saying():
+                    for run in self._store.abandoned():
+                        self._complete(run)
+                    self._left = self._store.unsent()
             if self.released.is_set():
                 self._try()
                 if self._outbox.courier is None and time.thread_time() > courier.WORTH_SECONDS:
                     self._outbox.courier = courier.Courier(self._store)
+            if self._left and not self._failures and not self._urgent:
+                with _saying():
+                    self._complete(self._left.pop(0))
+                self.wake.set()
         if self._outbox.courier is not None:
             self._outbox.courier.close()
 
     def _try(self) -> None:
         try:
+            if self._client is None:
+                self._store.forget()
+                self._client = self._store.client()
             self._outbox.send(self._client)
         except Exception as error:
             if self._failures == 0:
                 _log.warning(
                     "%s does not take the metrics (%s); training goes on, they are kept in %s and sent when it does",
                     self.where, reason(error)[0], self._outbox.folder.path,
-                    exc_info=None if is_refusal(error) else error,
+                    exc_info=None if isinstance(error, UserError) or is_refusal(error) else error,
                 )  # fmt: skip
             self._failures = min(self._failures + 1, 10)
+            if not unreachable(error):
+                # Another database may be in the place of the one that was, or the run gone from it.
+                self._client = None
+                self._outbox.doubt()
         else:
             if self._failures:
                 _log.warning("%s takes metrics again; nothing was lost", self.where)
@@ -87,7 +105,8 @@ class Sender(threading.Thread):
         try:
             while True:
                 told = self._outbox.acknowledged >= position or not self._outbox.journal.path.exists()
-                if told and not any(path.exists() for path in waiting) and not self._outbox.unsaid():
+                jobs = self._outbox.unsaid() or any(path.exists() for path in waiting)
+                if self._outbox.run_id and told and not jobs:
                     return True
                 if not self.is_alive() or time.monotonic() > end:
                     return False
@@ -97,44 +116,52 @@ class Sender(threading.Thread):
             self._urgent = False
 
     def stop(self) -> None:
-        """Let the thread end; a call that hangs is left behind."""
+        """Let the thread end; a call that hangs is left behind, and a process that does is ended."""
         self._stopping = True
         self.wake.set()
         self.join(timeout=1.0)
+        if self.is_alive() and self._outbox.courier is not None:
+            self._outbox.courier.kill()
 
-    def _close_abandoned(self) -> None:
-        """Runs of this store whose process died without a word are said to run for ever, unless somebody mends it."""
-        try:
-            for folder in self._store.abandoned():
-                try:
-                    folder.claim()
-                except UserError:
-                    continue
-                try:
-                    send_left(folder, self._client)
-                finally:
-                    folder.release()
-        except Exception as error:
-            _log.log(
-                logging.DEBUG if is_refusal(error) else logging.ERROR, "looking for abandoned runs", exc_info=error
-            )
+    def _complete(self, folder: RunFolder) -> None:
+        """Send what another run has left; one whose process died without a word is said to run for ever else."""
+        with contextlib.suppress(UserError):  # another process has it
+            folder.claim()
+            try:
+                send_left(folder, self._store, self._client)
+            finally:
+                folder.release()
 
 
-def send_left(folder: RunFolder, client: Any) -> None:
+@contextlib.contextmanager
+def _saying() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        level = logging.DEBUG if is_refusal(error) else logging.ERROR
+        _log.log(level, "completing runs that were left", exc_info=error)
+
+
+def send_left(folder: RunFolder, store: Store, client: Any) -> None:
     """Send what a claimed run that is over has left; one that never said its end was killed."""
     info = folder.info()
-    if info.run_id is None:
+    if info.run_id is None and not enrolment.pending(folder):
         folder.update(status="KILLED" if info.status == "RUNNING" else info.status)
         return
     seen = last_sign(folder)
     journal = Journal(folder.journal)
     try:
-        outbox = Outbox(folder, info.run_id, journal)
+        outbox = Outbox(folder, store, journal)
         if info.status == "RUNNING":
             # Its process is gone without a word, or this could not have been claimed.
+            folder.update(status="KILLED", last_step=journal.last_step, unsent=True)
             outbox.put({"kind": "end", "status": "KILLED", "time": int(1000 * seen)})
-            folder.update(status="KILLED", last_step=journal.last_step)
         outbox.send(client)
+        # Its end may have been lost between run.json and the outbox, or with an older copy of the database.
+        if client.get_run(outbox.run_id).info.status == "RUNNING":
+            client.set_terminated(outbox.run_id, status=folder.info().status, end_time=int(1000 * seen))
+        if folder.info().unsent:
+            folder.update(unsent=False)
     finally:
         journal.close()
 

@@ -34,8 +34,10 @@ from urllib.parse import quote, urlsplit
 
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.refusals import is_refusal, reason
+from trainkit.refusals import Away, is_refusal, passes, reason
 
+ENROLMENT = "enrolment.json"
+"""File of a run's folder that says what MLflow is to know of its beginning: `enrolment.Enrolment`."""
 _LOCK_SECONDS = 10.0
 """How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
 _CHECKED_BYTES = 256 * 2**20
@@ -72,6 +74,8 @@ class RunInfo:
     """Of a run above others: keys of the recipe, blocks too, that those have of their own."""
     evaluates: str | None = None
     """Of a run that only scored, the run or the file whose weights these were: it trained nothing."""
+    unsent: bool = False
+    """Whether it ended with something that MLflow has yet to get."""
     last_step: int = 0
     pid: int = 0
     host: str = ""
@@ -85,6 +89,7 @@ class RunFolder:
 
     # Locks live as long as the process and belong to it, not to one of several objects that name the same folder.
     _claims: ClassVar[dict[Path, Any]] = {}
+    # The training, the thread that writes its checkpoints and the one that sends all change run.json.
     _updating: ClassVar[threading.Lock] = threading.Lock()
 
     @property
@@ -120,7 +125,7 @@ class RunFolder:
         unknown = changes.keys() - {field.name for field in fields(RunInfo)}
         if unknown:
             raise ValueError(f"run.json has no {', '.join(sorted(unknown))}")
-        with self._updating:  # a checkpoint that is being written notes its step beside the training
+        with self._updating:
             info = RunInfo(**{**asdict(self.info()), **changes})
             write_aside(self.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
         return info
@@ -159,9 +164,14 @@ class RunFolder:
         if file is not None:
             file.close()
 
+    @property
+    def claimed(self) -> bool:
+        """Whether this process is the one that writes here."""
+        return self.path.resolve() in self._claims
+
     def alive(self) -> bool:
         """Whether a process is writing this run; one of another machine counts as alive while RUNNING."""
-        if self.path.resolve() in self._claims:
+        if self.claimed:
             return True
         info = self.info()
         if info.host != socket.gethostname():
@@ -238,6 +248,11 @@ class Store:
         elif not self.uri.startswith(("http://", "https://", "databricks")):
             _check_reachable(self.uri, self.shown)
 
+    def ready(self) -> None:
+        """As `prepare`, before a run begins. That the store is away is no mistake: the run begins all the same."""
+        with contextlib.suppress(Away):
+            self.prepare()
+
     def client(self) -> Any:
         """An MlflowClient of this store, after `prepare`.
 
@@ -254,6 +269,14 @@ class Store:
             _check_server(self.uri, self.shown)
         return client
 
+    def forget(self) -> None:
+        """Leave connections to the database that are open: a file that was put in its place is another one."""
+        if self.database is not None:
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+            if (engine := SqlAlchemyStore._engine_map.get(self.uri)) is not None:
+                engine.dispose()
+
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
         """What MLflow, the network or a database raise within is a UserError of this store, which says what to do."""
@@ -263,7 +286,7 @@ class Store:
             if not is_refusal(error):
                 raise
             found, remedy = reason(error)
-            raise UserError(self.shown, found, remedy=remedy) from error
+            raise (Away if passes(error) else UserError)(self.shown, found, remedy=remedy) from error
 
     def model_file(self, uri: str) -> Path:
         """The safetensors file of `models:/<model id>`, a LoggedModel of this store.
@@ -404,7 +427,7 @@ class Store:
         """Trainings that finished, oldest first. Raises UserError, for a run called `word`, where there is none."""
         # A run above others, and one that evaluates, has no key: none could be used in its place.
         known = self._known("FINISHED")
-        found = [entry for entry in known if entry[0].status == "FINISHED" and entry[0].run_id and entry[0].key]
+        found = [entry for entry in known if entry[0].status == "FINISHED" and entry[0].key]
         if not found:
             raise UserError(f"run {word!r}", f"no run in {self.home / 'runs'} has finished", remedy="train one first")
         return found
@@ -435,8 +458,9 @@ class Store:
         """The newest run of a recipe (and hash) that began, did not finish and is not being written now."""
         for info, folder in reversed(self._known(recipe_hash or "")):
             same = info.recipe == recipe_name and recipe_hash in (None, info.recipe_hash)
-            # Without an MLflow id the run ended before its first step: the store was away, or it was killed at once.
-            if same and info.status != "FINISHED" and info.run_id and not folder.alive():
+            # One that was never to be told to MLflow ended before its first step: refused, or killed at once.
+            began = info.run_id or (folder.path / ENROLMENT).is_file()
+            if same and info.status != "FINISHED" and began and not folder.alive():
                 return folder
         return None
 
@@ -459,6 +483,11 @@ class Store:
         """Runs said to be RUNNING whose process on this machine is gone."""
         known = self._known("RUNNING")
         return [folder for info, folder in known if info.status == "RUNNING" and not folder.alive()]
+
+    def unsent(self) -> list[RunFolder]:
+        """Runs that are over and ended with something that MLflow had yet to get."""
+        known = self._known('"unsent": true')
+        return [folder for info, folder in known if info.unsent and info.status != "RUNNING" and not folder.alive()]
 
 
 def _parsed(text: bytes) -> RunInfo:
@@ -618,7 +647,7 @@ def _check_database(database: Path) -> None:
         text = str(error)
         if "locked" in text:
             found = f"locked by another program for {_LOCK_SECONDS:.0f} s"
-            raise UserError(str(database), found, remedy="close what holds it (a database browser?)") from None
+            raise Away(str(database), found, remedy="close what holds it (a database browser?)") from None
         if "no such table" in text:
             raise UserError(str(database), "not an MLflow database", remedy=_ELSEWHERE) from None
         if "readonly" in text or "unable to open" in text:
@@ -694,7 +723,8 @@ def _check_reachable(uri: str, shown: str) -> None:
         if not is_refusal(error):
             raise
         found, remedy = reason(error)
-        raise UserError(shown, found, remedy=remedy or "check MLFLOW_TRACKING_URI") from None
+        kind = Away if passes(error) else UserError
+        raise kind(shown, found, remedy=remedy or "check MLFLOW_TRACKING_URI") from None
 
 
 def _warn_of_network(folder: Path) -> None:

@@ -340,7 +340,7 @@ def _try(child: Child, key: str, parent: Parent, adviser: Any, advised: bool) ->
         if (newest := checkpoint.newest_valid(folder.checkpoints)[0]) is not None:
             trial.seconds = float(checkpoint.state_of(newest)["elapsed"])
         if state == "pruned":
-            parent.tag(folder, "trainkit.pruned", why)
+            parent.tracker.adopt(folder.name, {"trainkit.pruned": why})
             parent.say(f"{child.title}: pruned: {why}")
         if adviser is not None:
             adviser.end(state, trial.value)
@@ -369,7 +369,7 @@ def _failed(title: str, error: UserError, parent: Parent) -> Trial:
     parent.say(f"{title}: failed: {error}")
     for run in reversed(parent.store.runs()):
         info = run.info()
-        if info.parent == parent.run_id and info.status == "FAILED" and run.name not in parent.members.values():
+        if info.parent == parent.folder.name and info.status == "FAILED" and run.name not in parent.members.values():
             parent.note(title, run)
             return Trial(title, {}, "failed", run.name, why=str(error))
     return Trial(title, {}, "failed", why=str(error))
@@ -412,7 +412,7 @@ def _conclude(
     ranked = _ranked(trials, recipe.best.mode)
     best = ranked[0]
     parent.tracker.tags({"trainkit.best": best.run, "trainkit.best_setting": " ".join(_words((), best.setting))})
-    parent.tag(parent.store.find(best.run), "trainkit.best_of", parent.folder.name)
+    parent.tracker.adopt(best.run, {"trainkit.best_of": parent.folder.name})
     columns: dict[str, list[Any]] = {"trial": [trial.title for trial in ranked]}
     columns |= {key: [trial.setting.get(key, "") for trial in ranked] for key in best.setting}
     columns[recipe.best.metric] = [trial.value for trial in ranked]

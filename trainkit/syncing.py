@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainkit import enrolment
 from trainkit.errors import UserError
-from trainkit.outbox import left
+from trainkit.outbox import left, waits
+from trainkit.refusals import Away
 from trainkit.relocating import strayed
-from trainkit.sender import last_sign, send_left
+from trainkit.sender import send_left
 from trainkit.store import RunFolder, Store
 
 
@@ -53,11 +55,11 @@ def sync(store: Store, runs: Sequence[RunFolder] = (), *, whole: bool = False, o
                 elif runs:
                     yield Synced(folder.name, info.status, note="is going on, and sends by itself")
                 continue
-            waits = info.status == "RUNNING" or whole or any(left(folder))
+            has_left = info.status == "RUNNING" or whole or waits(folder)
         except UserError as error:
             yield Synced(folder.name, "", problem=str(error))
             continue
-        if not waits:
+        if not has_left:
             if runs:
                 yield Synced(folder.name, info.status, note="nothing was left to send")
             continue
@@ -65,7 +67,7 @@ def sync(store: Store, runs: Sequence[RunFolder] = (), *, whole: bool = False, o
         try:
             yield _send(folder, store, client, whole)
         except UserError as error:
-            if error.where == store.shown:
+            if isinstance(error, Away) and not error.where.startswith("run "):
                 raise
             yield Synced(folder.name, info.status, problem=str(error))
 
@@ -74,20 +76,17 @@ def _send(folder: RunFolder, store: Store, client: Any, whole: bool) -> Synced:
     folder.claim()
     try:
         run_id = folder.info().run_id
+        if run_id is None and not enrolment.pending(folder):
+            send_left(folder, store, client)
+            return Synced(folder.name, folder.info().status, note="ended before MLflow knew of it")
         with store.asking():
             if run_id is not None:
                 _check(folder, store, client, run_id)
                 if whole:
                     (folder.path / "sent.json").unlink(missing_ok=True)
-            (values, others), seen = left(folder), last_sign(folder)
-            send_left(folder, client)
-            status = folder.info().status
-            if run_id is None:
-                return Synced(folder.name, status, note="ended before MLflow knew of it")
-            # Its end may have been lost between run.json and the outbox, or with an older copy of the database.
-            if client.get_run(run_id).info.status == "RUNNING":
-                client.set_terminated(run_id, status=status, end_time=int(1000 * seen))
-        return Synced(folder.name, status, values, others)
+            values, others = left(folder)
+            send_left(folder, store, client)
+        return Synced(folder.name, folder.info().status, values, others)
     finally:
         folder.release()
 

@@ -27,14 +27,15 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit import experiments
+from trainkit import enrolment
 from trainkit.errors import UserError, few
 from trainkit.journal import Journal, Replay
 from trainkit.outbox import Outbox
 from trainkit.provenance import origin, place
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.refusals import Away, reason
 from trainkit.sender import Sender, send_left
-from trainkit.store import RunFolder, Store
+from trainkit.store import ENROLMENT, RunFolder, Store
 from trainkit.system_metrics import Sampler
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 
 _WAKE_LINES = 500
 _FLOAT = frozenset([float])
-_FINISH_SECONDS = 30.0
+_FINISH_SECONDS, _STOP_SECONDS = 30.0, 10.0
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
 _DIGEST_CHARS = 12
 """MLflow takes 36, but shows name and digest together in a narrow column; the whole one is in the profile."""
@@ -58,18 +59,30 @@ _log = logging.getLogger("trainkit")
 class Tracker:
     """The record of one run; made by `start`, on the main process only. Other processes hold a `Silent`."""
 
-    def __init__(self, folder: RunFolder, store: Store, client: Any, run_id: str, *, waits: bool):
+    def __init__(self, folder: RunFolder, store: Store, client: Any, *, waits: bool):
         self.folder = folder
-        self.run_id: str | None = run_id
         self._journal = Journal(folder.journal)
-        self._outbox = Outbox(folder, run_id, self._journal)
+        self._outbox = Outbox(folder, store, self._journal)
         self._sender = Sender(store, client, self._outbox, waits=waits)
         self._sampler: Sampler | None = None
         self._finished = self._shows_images = False
+        self._whole = True
         self._names: Set[str] = set()
         """Of the last line, which were checked."""
         self._logged, self._wakes_at = 0, 1  # the first line releases a sender that waits for it
         self._pid = os.getpid()
+
+    @property
+    def run_id(self) -> str | None:
+        """Id of the run in MLflow; None while MLflow has yet to be told of it."""
+        return self._outbox.run_id
+
+    @property
+    def remains(self) -> str:
+        """Of a run that has ended what is left of it, and the command that sends it; empty where all was sent."""
+        if self._whole:
+            return ""
+        return f"{self._sender.where} has not got all of it; what is left goes by: trainkit sync {self.folder.name}"
 
     @classmethod
     def start(
@@ -90,54 +103,50 @@ class Tracker:
     ) -> Tracker:
         """Claim the folder, make the MLflow run (or continue it), and begin sending.
 
-        `params` may be nested; names that look secret are hidden. `parent` is the MLflow id of the run this one belongs
-        to. `note`, `primary_metric` and `higher_is_better` describe the experiment. `system_metrics_every` is in
-        seconds, 0 for never. With `resume` nothing is sent before `cut_back` or the first `log`. Raises UserError when
-        the folder is in use or the store does not answer.
+        `params` may be nested; names that look secret are hidden. `parent` is the name of the run that this one belongs
+        to, or its MLflow id. `note`, `primary_metric` and `higher_is_better` describe the experiment.
+        `system_metrics_every` is in seconds, 0 for never. With `resume` nothing is sent before `cut_back` or the first
+        `log`. Where the store is away the run begins all the same, which a line says: all of it is sent later. Raises
+        UserError when the folder is in use, and where the store refuses what will not pass by itself.
         """
         folder.claim()
+        client, before = None, enrolment.read(folder) if resume else None
         try:
-            client = store.client()
-            flat = flatten(params)
-            all_tags = {**origin(), **place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
-            all_tags.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
-            if parent:
-                all_tags["mlflow.parentRunId"] = parent
-            all_tags = {
-                key: HIDDEN if is_secret_name(key) else without_secrets(value)[:_TAG_CHARS]
-                for key, value in all_tags.items()
-            }
-            with store.asking():
-                experiment_id = experiments.prepared(client, store, experiment, note, primary_metric, higher_is_better)
-                nested = not experiments.ABOVE.isdisjoint(all_tags)
-                experiments.offer_view(client, experiment_id, primary_metric, higher_is_better, flat, nested)
-                known = _known_run(client, folder.info().run_id) if resume else None
-                if known is None:
-                    run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
-                    (folder.path / "sent.json").unlink(missing_ok=True)
-                else:
-                    run_id = known.info.run_id
-                folder.update(
-                    run_id=run_id, experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(),
-                    parent=parent or folder.info().parent,
-                )  # fmt: skip
-                if known is not None:
-                    client.update_run(run_id, status="RUNNING")
-                    old = known.data.params
-                    changed = {key: [old[key], value] for key, value in flat.items() if old.get(key, value) != value}
-                    flat = {key: value for key, value in flat.items() if key not in old}
-                    if changed:
-                        # A parameter cannot be changed in MLflow, and one changed value would lose the whole batch.
-                        all_tags["trainkit.changed_params"] = json.dumps(changed)[:_TAG_CHARS]
-                    all_tags["trainkit.resumed"] = str(int(known.data.tags.get("trainkit.resumed", 0)) + 1)
-                _send_params(client, run_id, flat, all_tags if known is not None else {})
+            told = {**origin(), **place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
+            told.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
+            enrolment.Enrolment(
+                experiment,
+                run_name,
+                flatten(params),
+                _clean(told),
+                note,
+                primary_metric,
+                higher_is_better,
+                parent or folder.info().parent,
+                (before.resumed if before else 0) + 1 if resume else 0,
+            ).write(folder)
+            folder.update(
+                experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(), unsent=False,
+                parent=parent or folder.info().parent,
+            )  # fmt: skip
+            try:
+                client = store.client()
+                with store.asking():
+                    enrolment.ensure(folder, store, client)
+            except Away as away:
+                client = None
+                said = "%s %s; the run begins all the same: it is kept in %s, and sent when the store answers"
+                _log.warning(said, store.shown, reason(away)[0], folder.path)
         except BaseException:
             with contextlib.suppress(OSError, UserError):
                 if not resume:
                     folder.update(status="FAILED")
+                    (folder.path / ENROLMENT).unlink(missing_ok=True)
+                elif before is not None:
+                    before.write(folder)
                 folder.release()
             raise
-        tracker = cls(folder, store, client, run_id, waits=resume)
+        tracker = cls(folder, store, client, waits=resume)
         if resume:
             tracker._outbox.forget_end()
         tracker._sender.start()
@@ -197,10 +206,11 @@ class Tracker:
         return self._journal.position
 
     def commit(self) -> int:
-        """Put the journal on the disk for good and return its position.
+        """Put the journal, and what waits to be sent, on the disk for good; returns the position of the former.
 
         Raises OSError when the disk refuses.
         """
+        self._outbox.commit()
         return self._journal.commit()
 
     def cut_back(self, position: int) -> Replay:
@@ -216,8 +226,11 @@ class Tracker:
 
     def tags(self, values: Mapping[str, Any]) -> None:
         """Set tags of the run."""
-        clean = {k: HIDDEN if is_secret_name(k) else without_secrets(_scalar_text(v)) for k, v in values.items()}
-        self._outbox.put({"kind": "tags", "tags": {key: value[:_TAG_CHARS] for key, value in clean.items()}})
+        self._outbox.put({"kind": "tags", "tags": _clean(values)})
+
+    def adopt(self, run: str, values: Mapping[str, Any] | None = None) -> None:
+        """Have MLflow show a run that has ended, by its name, beneath this one, and set tags of it."""
+        self._outbox.put({"kind": "beneath", "run": run, "tags": _clean(values or {})})
 
     def artifact_text(self, path: str, text: str) -> None:
         """Keep a text as a file of the run, at `path` among its artifacts. Secrets in it are hidden."""
@@ -241,7 +254,7 @@ class Tracker:
             raise ValueError(f"image key {key!r}: only letters, digits, spaces and _ - . /")
         # MLflow takes the latest of several pictures of a step by this time; here there is never a second.
         started = int(1000 * self.folder.info().started)
-        unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.run_id}/{key}/{_step(step)}")
+        unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.folder.name}/{started}/{key}/{_step(step)}")
         name = f"images/{key.replace('/', '~')}+step+{step}+timestamp+{started}+{unique}"
         png = io.BytesIO()
         fig.savefig(png, dpi=120, format="png")  # without a tight box, which would give each step another size
@@ -298,7 +311,10 @@ class Tracker:
         return self._sender.drain(timeout)
 
     def finish(self, status: Status, error: BaseException | str | None = None) -> None:
-        """End the run: send what is left, for at most 30 s, and set its status. Harmless when repeated."""
+        """End the run: send what is left, and set its status. Harmless when repeated.
+
+        Sending is given 30 s, 10 s where the run is told to stop: who told it waits. The rest stays on the disk.
+        """
         if status not in ("FINISHED", "FAILED", "KILLED"):
             raise ValueError(f"status {status!r} is not FINISHED, FAILED or KILLED")
         if self._finished:
@@ -312,7 +328,8 @@ class Tracker:
                 part(status, error)
             except (OSError, UserError) as failure:
                 _log.warning("run %s: its end could not be written: %s", self.folder.name, failure)
-        if not self.flush(_FINISH_SECONDS):
+        self._whole = self.flush(_STOP_SECONDS if status == "KILLED" else _FINISH_SECONDS)
+        if not self._whole:
             left = "run %s: not all reached %s; the rest is kept in %s and sent by: trainkit sync %s"
             _log.warning(left, self.folder.name, self._sender.where, self.folder.path, self.folder.name)
         self._sender.stop()
@@ -320,12 +337,15 @@ class Tracker:
             _log.warning("run %s: the disk did not take, and nothing has now: %s", self.folder.name, few(lost))
         try:
             self._journal.close()
-        except OSError as failure:
-            _log.warning("%s: %s", self.folder.journal, failure)
+            if self._whole:
+                self.folder.update(unsent=False)
+        except (OSError, UserError) as failure:
+            _log.warning("run %s: %s", self.folder.name, failure)
         self.folder.release()
 
     def _end(self, status: Status, error: BaseException | str | None) -> None:
-        self.folder.update(status=status, last_step=self._journal.last_step)
+        # In one write with the status: whoever finds the run knows that something may be left.
+        self.folder.update(status=status, last_step=self._journal.last_step, unsent=True)
         self._journal.commit()
 
     def _tell(self, status: Status, error: BaseException | str | None) -> None:
@@ -334,6 +354,7 @@ class Tracker:
             self._tell_error(error)
         finally:
             self._outbox.put({"kind": "end", "status": status, "time": time.time_ns() // 1_000_000})
+            self._outbox.commit()
 
     def _tell_error(self, error: BaseException | str | None) -> None:
         if error is not None:
@@ -358,6 +379,7 @@ class Silent:
     """A tracker that does nothing, for the processes that are not the main one."""
 
     run_id: str | None = None
+    remains = ""
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Do nothing; a tensor is not waited for."""
@@ -390,6 +412,9 @@ class Silent:
         return Replay()
 
     def tags(self, values: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def adopt(self, run: str, values: Mapping[str, Any] | None = None) -> None:
         """Do nothing."""
 
     def artifact_text(self, path: str, text: str) -> None:
@@ -434,7 +459,7 @@ def send_rest(folder: RunFolder, store: Store) -> None:
     try:
         client = store.client()
         with store.asking():
-            send_left(folder, client)
+            send_left(folder, store, client)
     finally:
         folder.release()
 
@@ -463,11 +488,16 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def _clean(values: Mapping[str, Any]) -> dict[str, str]:
+    """Tags as MLflow takes them, without secrets."""
+    said = {k: HIDDEN if is_secret_name(k) else without_secrets(_scalar_text(v)) for k, v in values.items()}
+    return {key: value[:_TAG_CHARS] for key, value in said.items()}
+
+
 def _scalar_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+    if isinstance(value, (str, os.PathLike)):
+        # What no database takes: bytes of a file's name that are no text, and zeros.
+        return os.fspath(value).encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
     # str() of an unknown object could hold its address in memory, which would differ on every resume.
     return json.dumps(value, default=lambda other: re.sub(r" at 0x[0-9a-f]+", "", str(other)))
 
@@ -497,36 +527,6 @@ def _step(step: Any) -> int:
     if number != step or number < 0:
         raise ValueError(f"step {step!r} is not a whole number from 0")
     return number
-
-
-def _known_run(client: Any, run_id: str | None) -> Any:
-    """The MLflow run to continue, or None when this store has not got it: then a new one gets the whole journal."""
-    from mlflow.exceptions import MlflowException
-
-    if run_id is None:
-        return None
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        _log.warning("MLflow run %s is not in this store; a new one is made and gets the whole journal", run_id)
-        return None
-    if run.info.lifecycle_stage != "active":
-        raise UserError(
-            f"MLflow run {run_id}", "was deleted", remedy="restore it in the MLflow page, or start a new run"
-        )
-    return run
-
-
-def _send_params(client: Any, run_id: str, params: dict[str, str], tags: dict[str, str]) -> None:
-    from mlflow.entities import Param, RunTag
-
-    pairs = list(params.items())
-    for start in range(0, len(pairs), 100):
-        client.log_batch(run_id, params=[Param(key, value) for key, value in pairs[start : start + 100]])
-    if tags:
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
 def _link(source: Path, out: Path) -> None:

@@ -702,7 +702,7 @@ def command(
     recipe = load(order)
     chosen = _refuse(order, recipe, only, repeats, steps, write)
     store = Store.locate()
-    store.prepare()
+    store.ready()
     begun = replace(order, resume="" if resume else None)
     with _told_to_stop(), _tracked(begun, recipe, store, say) as (tracker, folder):
         for left in folder.path.glob(f"{paced.PREFIX}*"):  # of one that was killed
@@ -713,7 +713,7 @@ def command(
         def save(result: Result | None) -> None:
             state.save(file)
             if result is not None:
-                _nested(order, recipe, result, folder, tracker.run_id, store)
+                _nested(order, recipe, result, folder, store)
 
         ladder = Ladder(order, recipe, state, repeats=repeats, steps=steps, within=folder.path, say=say, save=save)
         try:
@@ -808,12 +808,12 @@ def _experiment(recipe: Recipe) -> str:
     return f"{recipe.log.experiment or recipe.name}-ladder"
 
 
-def _nested(order: Order, recipe: Recipe, result: Result, folder: Any, parent: str, store: Store) -> None:
+def _nested(order: Order, recipe: Recipe, result: Result, folder: Any, store: Store) -> None:
     """Write one try down as a run beneath the ladder's."""
     from trainkit.tracking import Tracker
 
     digest = hashlib.sha256(json.dumps(asdict(result), sort_keys=True).encode()).hexdigest()
-    own = store.new_run(f"{recipe.name}-{result.rung}", recipe.seed, digest, parent=parent)
+    own = store.new_run(f"{recipe.name}-{result.rung}", recipe.seed, digest, parent=folder.name)
     tracker = Tracker.start(
         own,
         store,
@@ -827,7 +827,7 @@ def _nested(order: Order, recipe: Recipe, result: Result, folder: Any, parent: s
             "gives_up": result.gives_up,
         },
         tags={"trainkit.recipe": recipe.name, "trainkit.ladder": folder.name, "trainkit.verdict": result.verdict},
-        parent=parent,
+        parent=folder.name,
         system_metrics_every=0.0,
     )
     tracker.log(0, metrics(result))
