@@ -7,6 +7,7 @@ import importlib.machinery
 import json
 import logging
 import os
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -285,7 +286,9 @@ def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_pa
     (job / "job.json").write_text(json.dumps({"kind": "artifact", "folder": None, "file": name}))
     sent = []
     client = SimpleNamespace(log_artifact=lambda run, file, folder: sent.append(Path(file).read_text()))
-    box = outbox.Outbox(folder, "id", Journal(folder.journal))
+    about = store.RunInfo("run", "faces", "aa", 0, 0.0, "FINISHED", run_id="id")
+    (folder.path / "run.json").write_text(json.dumps(asdict(about)))
+    box = outbox.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     with caplog.at_level(logging.WARNING):
         box.send(client)
     assert sent == [] and "is not beside it; left out" in caplog.text and not job.exists()

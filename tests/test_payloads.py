@@ -591,8 +591,8 @@ DOORS: dict[str, set[str]] = {
 REASONS = {
     "JSON of the run or its store, which is values and no more; a mistake in it is found where it is read": {
         *(f"{file} json.loads" for file in (
-            "courier.py", "data/people_index.py", "experiments.py", "integrity.py", "launch.py",
-            "speed/ladder.py", "outbox.py", "predicting_tables.py", "registry.py", "speed/ceilings.py",
+            "courier.py", "data/people_index.py", "enrolment.py", "experiments.py", "integrity.py", "kept_rows.py",
+            "launch.py", "speed/ladder.py", "outbox.py", "predicting_tables.py", "registry.py", "speed/ceilings.py",
             "speed/claims.py", "speed/paced.py", "tabulated.py",
         )), "ui.py json.load",
     },
