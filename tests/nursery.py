@@ -84,6 +84,8 @@ def _fork(order: Mapping[str, Any], rank: int, answers: int) -> int:
     code = 1
     try:
         os.close(answers)
+        if order.get("session"):  # of its own, so that its group can be sent signals
+            os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, file in enumerate(order["files"], start=1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
@@ -104,7 +106,7 @@ def _train(order: Mapping[str, Any], rank: int) -> int:
     os.chdir(order["folder"])
     random.seed()
     np.random.seed()
-    sys.argv = [str(RUN), *order["words"]]
+    sys.argv = [str(RUN), *order["words"], *(order["each"][rank] if order.get("each") else ())]
     code = 0
     try:
         sabotage.install_from_environment()

@@ -278,7 +278,7 @@ def test_the_command_works_uninstalled_and_from_any_folder(tmp_path):
 def test_the_command_reads_its_words_in_any_order(monkeypatch):
     orders = []
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", lambda: lambda: False)
+    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
     monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping: orders.append(order) or 143)
     for words in (["x.yaml", "--resume"], ["x.yaml", "a=1", "--resume", "name", "b=2"], ["--plugin", "p", "x.yaml"]):
         assert CliRunner().invoke(training.run, words).exit_code == 143

@@ -327,7 +327,7 @@ def test_the_best_comes_first_then_what_was_pruned_and_what_failed():
 def test_the_commands_make_the_orders_they_say(monkeypatch):
     orders = []
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", lambda: lambda: False)
+    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
     monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping: orders.append(order) or 0)
     for command, words in (
         (cli.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
@@ -366,14 +366,14 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
 )
 def test_words_of_the_commands_that_do_not_go_together(command, words, message, monkeypatch):
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", lambda: lambda: False)
+    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
     done = CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 2 and message in done.output, done.output
 
 
 def test_check_of_a_sweep_prints_its_first_recipe_and_the_settings(monkeypatch):
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", lambda: lambda: False)
+    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
     words = ["sweep", str(TOY), "--plugin", "toy", "optim.lr=0.25,0.5", "--check"]
     done = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     first = config.dump(config.load(TOY, ["optim.lr=0.25"], ("toy",)))

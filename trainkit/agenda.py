@@ -29,6 +29,7 @@ class Agenda:
         self.gates = dict(gates)
         self._share, self._note = share, note
         self._recorded = dict(recorded or {})
+        self._before: dict[str, tuple[int, float]] = {}
         self._look()
 
     def _look(self) -> None:
@@ -37,6 +38,7 @@ class Agenda:
     def ask(self, step: int, elapsed: float, seconds_per_step: float) -> list[str]:
         """Names of the events that happen at `step`. Called on every rank at the same steps."""
         due = [name for name, gate in self.gates.items() if step >= gate.due]
+        self._before = {name: (self.gates[name].due, self.gates[name].last) for name in due}
         decided: dict[str, Decision] = {}
         if clocked := [name for name in due if self.gates[name].clocked]:
             for name in clocked:
@@ -57,6 +59,12 @@ class Agenda:
                 gate.last = elapsed
         self._look()
         return happening
+
+    def give_back(self, names: Iterable[str]) -> None:
+        """Events that `ask` named and that were not held after all: they are due again."""
+        for name in names:
+            self.gates[name].due, self.gates[name].last = self._before[name]
+        self._look()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the gates."""

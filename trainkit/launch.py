@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any
 
 from trainkit import config, lineage, provenance
 from trainkit.errors import UserError
+from trainkit.launcher import Stop, Stopped
 from trainkit.needs import Need, gather
 from trainkit.opening import about, begin, ending
 from trainkit.order import Order, children_of, load
@@ -23,53 +25,77 @@ META = "meta.json"
 """File of a run's folder that says what it was trained on, as far as its task knew: `task.Meta`."""
 
 
+STOPPED = 143
+"""Exit code of a run that was told to stop."""
+
+
 def launch(order: Order, stopping: Callable[[], bool]) -> int:
-    """Run an order to its end. Returns the exit code: 0 finished, 143 told to stop.
+    """Run an order to its end. Returns the exit code: 0 finished, `STOPPED` told to stop.
 
     Raises UserError for what the user can mend.
     """
-    children = children_of(order)
-    recipe = children[0].recipe if order.sweep else load(order)
-    from trainkit.machine import Machine
-    from trainkit.store import Store
+    stop = Stop.of(stopping)
+    try:
+        return _launch(order, stop)
+    except Stopped:
+        return STOPPED
+    except UserError:
+        raise
+    except Exception as error:
+        if not stop.told or int(os.environ.get("WORLD_SIZE", 1)) == 1:
+            raise
+        # Another process was told so too, and left while this one was waiting for it.
+        print(f"told to stop; {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+        return STOPPED
 
-    machine = Machine(recipe)
-    # Of the settings of a sweep the first stands for all.
-    machine.agree({"recipe": config.digest(recipe), **provenance.program()})
-    store = Store.locate()
-    machine.lead(store.ready)
+
+def _launch(order: Order, stop: Stop) -> int:
+    with stop.at_once():
+        children = children_of(order)
+        recipe = children[0].recipe if order.sweep else load(order)
+        from trainkit.machine import Machine
+        from trainkit.store import Store
+
+        machine = Machine(recipe)
+        # Of the settings of a sweep the first stands for all.
+        machine.agree({"recipe": config.digest(recipe), **provenance.program()})
+        store = Store.locate()
+        machine.lead(store.ready)
 
     def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
-        return _run(recipe, child, machine, store, needs, stopping)[1]
+        with stop.later():
+            outcome, folder = _run(recipe, child, machine, store, needs, stop)
+        if outcome.status == "KILLED":
+            raise Stopped
+        return folder
 
     def whole(
         child: Order, recipe: Recipe, parent: str | None = None, watch: Any = None
     ) -> tuple[str, RunFolder | None]:
         """Train a recipe and what it needs first: its status and its folder, where it came to have one."""
-        needs = gather(child, recipe, machine, store, train)
-        if machine.any(stopping())():
+        with stop.at_once():
+            needs = gather(child, recipe, machine, store, train)
+        if machine.any(stop())():
             return "KILLED", None
-        outcome, folder = _run(recipe, child, machine, store, needs, stopping, parent, watch)
+        outcome, folder = _run(recipe, child, machine, store, needs, stop, parent, watch)
         return outcome.status, folder
 
-    try:
-        if order.folds:
-            from trainkit import folds
+    if order.folds:
+        from trainkit import folds
 
-            status = folds.validate(order, children, machine, store, whole)
-        elif order.seeds is not None:
-            from trainkit import repeats
+        status = folds.validate(order, children, machine, store, whole)
+    elif order.seeds is not None:
+        from trainkit import repeats
 
-            status = repeats.repeat(order, children, machine, store, whole)
-        elif order.sweep is not None:
-            from trainkit import sweeps
+        status = repeats.repeat(order, children, machine, store, whole)
+    elif order.sweep is not None:
+        from trainkit import sweeps
 
-            status = sweeps.sweep(order, children, machine, store, whole)
-        else:
-            status, _ = whole(order, recipe)
-    finally:
-        machine.close()
-    return 0 if status == "FINISHED" else 143
+        status = sweeps.sweep(order, children, machine, store, whole)
+    else:
+        status, _ = whole(order, recipe)
+    machine.close()  # not after an error: others may be at something else, and never come
+    return 0 if status == "FINISHED" else STOPPED
 
 
 def _run(
@@ -78,7 +104,7 @@ def _run(
     machine: Any,
     store: Any,
     needs: Mapping[str, Need],
-    stopping: Callable[[], bool],
+    stop: Stop,
     parent: str | None = None,
     watch: Any = None,
 ) -> tuple[Any, RunFolder]:
@@ -91,10 +117,11 @@ def _run(
     from trainkit.speed import ceilings
     from trainkit.witness import Witness
 
-    machine.configure(recipe)
-    data = recipe.data.open(recipe.seed)
-    machine.agree({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
-    checked = integrity.ensure(recipe, data, machine, store)
+    with stop.at_once():
+        machine.configure(recipe)
+        data = recipe.data.open(recipe.seed)
+        machine.agree({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
+        checked = integrity.ensure(recipe, data, machine, store)
     recipe_hash = config.digest(recipe)
 
     def open_folder() -> tuple[str, bool]:
@@ -107,7 +134,7 @@ def _run(
 
     path, resuming = machine.lead(open_folder)
     folder = RunFolder(Path(path))
-    with _tracked(recipe, order, machine, store, folder, needs, resuming, data, parent) as (
+    with _tracked(recipe, order, machine, store, folder, needs, resuming, data, stop, parent) as (
         tracker,
         checkpoint_path,
         replayed,
@@ -119,7 +146,7 @@ def _run(
             folder,
             tracker,
             machine.main,
-            stopping,
+            stop,
             {name: need.file for name, need in needs.items()},
             replayed,
             checkpoint_path,
@@ -132,15 +159,17 @@ def _run(
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")
-        integrity.note(checked, data, tracker, witness.say)
-        witness.ceilings = ceilings.ensure(recipe, data, machine, store, witness.found, witness.say, stopping)
-        ceilings.note(witness, resuming)
         try:
-            outcome = loop.train(recipe, data, machine, witness)
+            with stop.at_once():  # until the loop has something to save
+                integrity.note(checked, data, tracker, witness.say)
+                witness.ceilings = ceilings.ensure(recipe, data, machine, store, witness.found, witness.say, stop)
+                ceilings.note(witness, resuming)
+                outcome = loop.train(recipe, data, machine, witness)
         finally:
             witness.close()
         if machine.main:
-            closing.write(witness, outcome)
+            with contextlib.nullcontext() if outcome.status == "KILLED" else stop.at_once():
+                closing.write(witness, outcome, hurried=stop.told)
             # Before the end is said: a finished run is used in place of another by its key.
             folder.update(data_digest=data.meta.digest, key=run_key(recipe_hash, data.meta.digest))
             tracker.finish(outcome.status)
@@ -165,6 +194,7 @@ def _tracked(
     needs: Mapping[str, Need],
     resuming: bool,
     data: Any,
+    stop: Stop,
     parent: str | None,
 ) -> Iterator[tuple[Any, Path | None, list[Any]]]:
     """The tracker of a run, the checkpoint to resume from, and the decisions to repeat."""
@@ -195,6 +225,7 @@ def _tracked(
             higher_is_better=best is None or best.mode == "max",
             system_metrics_every=recipe.log.system_every.seconds if recipe.log.system_every else 0.0,
         )
+        tracker.hurried = lambda: stop.told
         for need in needs.values():
             if need.new:  # made for this run: MLflow shows it beneath
                 tracker.adopt(need.run.name)
@@ -212,7 +243,7 @@ def _tracked(
             tracker.dataset(split.name, "test", split.digest, source, split.size)
         return path, decided
 
-    with ending(lambda: tracker):
+    with ending(lambda: tracker, lambda: stop.told and machine.world > 1):
         try:
             path, decided = machine.lead(start)
             yield tracker, Path(path) if path else None, decided

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from trainkit import plan as planning
 from trainkit.agenda import Agenda, recorded_decisions
 from trainkit.data import loading
 from trainkit.data.replacing import Damage
+from trainkit.launcher import Stop, Stopped
 from trainkit.machine import Machine, checksum
 from trainkit.plan import Plan
 from trainkit.recipe import Optim, Recipe
@@ -103,7 +105,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
 
     def score(module: nn.Module, name: str) -> Scores:
         """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
-        return portions.evaluated(name, module, lambda size: evaluate(task, module, splits[name], size, machine))
+        return portions.evaluated(
+            name, module, lambda size: evaluate(task, module, splits[name], size, machine, run.stop)
+        )
 
     costs = {
         name: portions.evaluated(name, bare, lambda size, split=split: _trial(task, bare, split, size, machine))
@@ -114,23 +118,31 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     observer.expects(state.step, costs)
     gather = observer.meeting(machine.gather)
 
-    def hold(names: Iterable[str]) -> None:
-        """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far."""
-        better = False
-        for name in names:
+    def hold(names: Iterable[str]) -> list[str]:
+        """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far.
+
+        Told to stop, it leaves off, and returns the names of those that are yet to be held.
+        """
+        better, names = False, list(names)
+        for number, name in enumerate(names):
             clock.to("eval")
             began = time.perf_counter()
-            scored = {name: score(bare, name)}
-            if average:
-                run.copied("eval")
-                average.swap(bare)
-                scored[f"{name}/ema"] = score(bare, name)
-                average.swap(bare)
+            try:
+                scored = {name: score(bare, name)}
+                if average:
+                    run.copied("eval")
+                    with average.swapped(bare):
+                        scored[f"{name}/ema"] = score(bare, name)
+            except Stopped:
+                return names[number:]
             clock.to("log")
             metrics = {f"{title}/{key}": v for title, scores in scored.items() for key, v in scores.metrics.items()}
             seconds, elapsed = machine.share((time.perf_counter() - began, state.elapsed + clock.elapsed()))
             agenda.gates[f"evaluate.{name}"].took(seconds, elapsed)
-            leads, entered = records.enter(state, recipe, name, metrics)
+            leads, entered = False, False
+            if state.entered.get(name) != state.step:  # else that was before the run was interrupted
+                leads, entered = records.enter(state, recipe, name, metrics)
+                state.entered[name] = state.step
             better = better or entered
             run.scored(state.step, name, scored, metrics, seconds, leads)
             held[name] = state.step
@@ -141,6 +153,32 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         if better:  # after the last of them: a run resumed from here does not hold them again
             saved.discard(state.step)
             save()
+        return []
+
+    def attend() -> bool:
+        """What is due at this step. False: told to stop meanwhile; what was left is due again when the run goes on."""
+        machine.synchronize()
+        elapsed = clock.elapsed()
+        due = agenda.ask(state.step, state.elapsed + elapsed, elapsed / max(1, state.step - first_step))
+        if "log" in due:
+            log()
+        left = hold(name.removeprefix("evaluate.") for name in due if name.startswith("evaluate."))
+        if left:
+            undone = {f"evaluate.{name}" for name in left} | {"checkpoint", "safeguard", "figures"}
+            agenda.give_back(undone.intersection(due))
+            return False
+        if "checkpoint" in due or "safeguard" in due:
+            save()
+        if "figures" in due:
+            clock.to("log")
+            run.draw(outcome.curves)
+        return True
+
+    def stop() -> None:
+        """Save, and end as one that was told to stop."""
+        saved.discard(state.step)  # what is due may have changed since
+        save(ends=True)
+        outcome.status = "KILLED"
 
     def settle() -> None:
         """Wait until the checkpoint that is being written, if one is, lies on the disk, or cannot be put there."""
@@ -238,7 +276,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 records.refuse_chance(name, first, scores)
                 if not scores.chance:
                     run.say(f"{name}: {first} is too small to tell it from guessing")
-        hold(name for name, e in recipe.evaluations.items() if e.at_start)
+        if hold(name for name, e in recipe.evaluations.items() if e.at_start):
+            raise Stopped
     clock.to("setup")
     outputs = tabulated.outputs(parts, data.train, machine, run, recipe.seed)
     split, checked = outputs.split, None
@@ -250,8 +289,14 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     settle()  # worker processes are not forked while a thread writes
     bare.train()
     stream, skips = batches(), recipe.train.nonfinite == "skip"
+    going = outputs.whole
+    if going and state.step >= agenda.next:  # it was stopped before that was done
+        run.stop.save_first()
+        if not attend():
+            stop()
+            going = False
     stop_asked = machine.any(run.stopping())
-    while outputs.whole and state.step < plan.steps:
+    while going and state.step < plan.steps:
         if recipe.stop_when and state.waited >= recipe.stop_when.patience:
             run.say(f"step {state.step}: {recipe.stop_when.metric} no longer improves; stopping early")
             run.tracker.event(state.step, "stopped_early", {"metric": recipe.stop_when.metric})
@@ -293,6 +338,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         clock.step()
         run.progress(state.step, plan.steps)
         observer.step(state.step)
+        if state.step == first_step + 1:
+            run.stop.save_first()
         if state.step == warm:
             run.expect(state)
 
@@ -313,22 +360,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 stream = batches()
                 continue
 
-        # ---- What is due at this step
-        if state.step >= agenda.next:
-            machine.synchronize()
-            elapsed = clock.elapsed()
-            due = agenda.ask(state.step, state.elapsed + elapsed, elapsed / max(1, state.step - first_step))
-            if "log" in due:
-                log()
-            hold(name.removeprefix("evaluate.") for name in due if name.startswith("evaluate."))
-            if "checkpoint" in due or "safeguard" in due:
-                save()
-            if "figures" in due:
-                clock.to("log")
-                run.draw(outcome.curves)
-        if asked:
-            save(ends=True)
-            outcome.status = "KILLED"
+        # ---- What is due at this step, unless it is the last for now
+        if asked or (state.step >= agenda.next and not attend()):
+            stop()
             break
         stop_asked = machine.any(run.stopping())
 
@@ -337,8 +371,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     list_damage()
     if outcome.status == "FINISHED":
         log()
-        hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step)
-        if recipe.checkpoints.at_end:
+        if hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step):
+            stop()
+        elif recipe.checkpoints.at_end:
             save(ends=True)
     settle()
     if outcome.status == "FINISHED":
@@ -351,35 +386,51 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
 
 
 @torch.no_grad()
-def evaluate(task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine) -> Scores:
+def evaluate(
+    task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine, stop: Stop | None = None
+) -> Scores:
     """Score a network on a split. Every rank takes part and every sample counts exactly once.
 
     Rows are gathered with the sample's index; padding is dropped, and an evaluation whose rows are not the split's
-    samples, each once, is a RuntimeError and no score.
+    samples, each once, is a RuntimeError and no score. Raises `Stopped`, on all ranks, when one is told to stop.
     """
 
-    def forwards() -> Rows:
-        kept: list[Rows] = []
-        for rows, real in loading.every_sample(split, batch_size, machine.world, machine.rank):
-            batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
-            index = torch.where(torch.as_tensor(real, device=machine.device), batch["index"], -1)
-            with machine.accelerator.autocast():
-                predicted = task.predict(net, batch)
-            kept.append({"index": index, **{key: value.float() for key, value in predicted.items()}})
-        return loading.stack(kept)
+    def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
+        batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
+        index = torch.where(torch.as_tensor(real, device=machine.device), batch["index"], -1)
+        with machine.accelerator.autocast():
+            predicted = task.predict(net, batch)
+        return {"index": index, **{key: value.float() for key, value in predicted.items()}}
 
-    was_training = net.training
+    def score() -> Scores:
+        with stop.at_once():
+            return task.score(rows, split)
+
+    stop, was_training = stop or Stop(), net.training
     net.eval()
-    own = shortage.agreed(*shortage.caught(forwards), machine)
-    net.train(was_training)
-    machine.reshard(net)
+    try:
+        kept, said, ends, asked = [], "", False, machine.any(stop.told)
+        for rows, real in loading.every_sample(split, batch_size, machine.world, machine.rank):
+            if not said:
+                one, said = shortage.caught(forward, rows, real)
+                kept.append(one)
+            if ends := asked():  # read a batch late, so that nobody waits for the answer; all leave at the same batch
+                break
+            asked = machine.any(stop.told or bool(said))
+        ends = ends or asked()
+        own = shortage.agreed(*((None, said) if said else shortage.caught(loading.stack, kept)), machine)
+        if ends:
+            raise Stopped
+    finally:
+        net.train(was_training)
+        machine.reshard(net)
     gathered = {key: machine.gather(value) for key, value in own.items()}
     index = gathered.pop("index")
     order = index.argsort()[int((index < 0).sum()) :]
     if not torch.equal(index[order].cpu(), torch.arange(split.size)):
         raise RuntimeError(f"{split.name}: {len(index[order].unique())} samples were scored, the set has {split.size}")
     rows = {key: value[order].cpu() for key, value in gathered.items()}
-    scores = machine.lead(lambda: task.score(rows, split))
+    scores = machine.lead(score)
     scores.samples = len(order)
     return scores
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from trainkit.errors import UserError
-from trainkit.launcher import asked_processes
+from trainkit.launcher import Stopped, asked_processes
 from trainkit.provenance import cpu_name
 from trainkit.recipe import Recipe
 from trainkit.task import Batch
@@ -238,7 +238,10 @@ class Machine:
         return box[0]
 
     def lead(self, act: Callable[[], T]) -> T:
-        """Do something on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError."""
+        """Do something on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
+
+        Where rank 0 is stopped at it (`Stopped`), so are all.
+        """
         if self.world == 1:
             return act()
         done, failure = None, None
@@ -247,14 +250,17 @@ class Machine:
                 done = act()
             except UserError as error:
                 failure = error
-            except Exception as error:
+            except BaseException as error:
                 # The others must not wait for a message that never comes.
-                self.share((None, f"process 0 failed: {type(error).__name__}: {error}"))
+                told = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
+                self.share((None, told))
                 raise
         done, failure = self.share((done, failure))
         if isinstance(failure, UserError):
             failure.told = not self.main
             raise failure
+        if failure == "":
+            raise Stopped
         if failure:
             raise RuntimeError(failure)
         return done

@@ -44,13 +44,19 @@ def about(order: Order) -> str:
 
 
 @contextlib.contextmanager
-def ending(tracker: Callable[[], Any]) -> Iterator[None]:
-    """However what is done within ends, the status of the run that is tracked says so."""
+def ending(tracker: Callable[[], Any], told: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """However what is done within ends, the status of the run that is tracked says so.
+
+    `told`: whether it was told to stop. What fails then, but for a UserError, fails because others were told so too.
+    """
     try:
         yield
     except KeyboardInterrupt:
         tracker().finish("KILLED")
         raise
     except BaseException as error:
+        if told() and not isinstance(error, UserError):
+            tracker().finish("KILLED")
+            raise
         tracker().finish("FAILED", str(error) if isinstance(error, UserError) else error)
         raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -236,6 +237,15 @@ class Average:
                 kept = t.detach().clone()
                 t.copy_(self.tensors[name])
                 self.tensors[name].copy_(kept)
+
+    @contextlib.contextmanager
+    def swapped(self, net: nn.Module) -> Iterator[None]:
+        """Within, `net` has the averaged weights."""
+        self.swap(net)
+        try:
+            yield
+        finally:
+            self.swap(net)
 
 
 def _local(t: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from pathlib import Path
 
 # Run as a file, Python puts this folder first on the path: `import trainkit` would fail, and every module in here would
@@ -14,15 +15,23 @@ if sys.path and Path(sys.path[0] or ".").resolve() == _here:
 # 255 samples/s so and at 275 when they spin; beside one other busy process at 98 instead of 37.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from trainkit import launcher  # noqa: E402
+
+launcher.die_with_parent()  # before anything that takes time is imported
+
 from trainkit.verbs.training import run  # noqa: E402
 
 if __name__ == "__main__":
     try:
         run()
+        code = 0
     except SystemExit as leaving:
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            # Threads of gloo outlive the process group and abort about 1 in 14 interpreters on their way out.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(leaving.code if isinstance(leaving.code, int) else 1)
-        raise
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    launcher.leave(code)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        # Threads of gloo outlive the process group and abort about 1 in 14 interpreters on their way out.
+        os._exit(code)
+    sys.exit(code)

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainkit import courier, enrolment
@@ -95,9 +95,9 @@ class Sender(threading.Thread):
                 _log.warning("%s takes metrics again; nothing was lost", self.where)
             self._failures = 0
 
-    def drain(self, timeout: float) -> bool:
-        """Wait until everything that is recorded now is sent."""
-        end = time.monotonic() + timeout
+    def drain(self, timeout: float, hurried: Callable[[], bool] = lambda: False, then: float = 0.0) -> bool:
+        """Wait until everything that is recorded now is sent; once it is `hurried`, at most `then` seconds more."""
+        end, hurries = time.monotonic() + timeout, False
         with contextlib.suppress(UserError):  # the run's folder is gone: what can be told is sent from memory
             self._outbox.put_down()
         position, waiting = self._outbox.journal.position, self._outbox.waiting()
@@ -108,6 +108,8 @@ class Sender(threading.Thread):
                 jobs = self._outbox.unsaid() or any(path.exists() for path in waiting)
                 if self._outbox.run_id and told and not jobs:
                     return True
+                if not hurries and hurried():
+                    end, hurries = min(end, time.monotonic() + then), True
                 if not self.is_alive() or time.monotonic() > end:
                     return False
                 self.wake.set()

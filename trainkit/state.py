@@ -52,12 +52,14 @@ class State:
     """Seconds in the phases of steps before this process began."""
     final: dict[str, float] = field(default_factory=dict)
     """The last score of every metric, by full name."""
+    entered: dict[str, int] = field(default_factory=dict)
+    """Evaluations, and the step whose scores of them were last entered in these records."""
     rooms: tuple[live.Room, live.Room] = field(default_factory=lambda: (live.Room(), live.Room()))
     """Memory for the tensors of a checkpoint, kept for the next."""
 
     _COUNTERS = (
         *("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final"),
-        *("micro_batch", "eval_batches"),
+        *("micro_batch", "eval_batches", "entered"),
     )
 
     def __post_init__(self) -> None:

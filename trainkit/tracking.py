@@ -48,7 +48,7 @@ METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
 
 _WAKE_LINES = 500
 _FLOAT = frozenset([float])
-_FINISH_SECONDS, _STOP_SECONDS = 30.0, 10.0
+_FINISH_SECONDS, _STOP_SECONDS = 30.0, 4.0
 _PARAM_CHARS, _TAG_CHARS = 6000, 8000
 _DIGEST_CHARS = 12
 """MLflow takes 36, but shows name and digest together in a narrow column; the whole one is in the profile."""
@@ -67,6 +67,8 @@ class Tracker:
         self._sampler: Sampler | None = None
         self._finished = self._shows_images = False
         self._whole = True
+        self.hurried: Callable[[], bool] = lambda: False
+        """Whether the machine goes away: then what the store does not take within seconds is left for later."""
         self._names: Set[str] = set()
         """Of the last line, which were checked."""
         self._logged, self._wakes_at = 0, 1  # the first line releases a sender that waits for it
@@ -308,12 +310,12 @@ class Tracker:
     def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
         """Wait until all that was recorded is in the store, at most `timeout` seconds; says whether it is."""
         self._sender.released.set()
-        return self._sender.drain(timeout)
+        return self._sender.drain(timeout, self.hurried, _STOP_SECONDS)
 
     def finish(self, status: Status, error: BaseException | str | None = None) -> None:
         """End the run: send what is left, and set its status. Harmless when repeated.
 
-        Sending is given 30 s, 10 s where the run is told to stop: who told it waits. The rest stays on the disk.
+        Sending is given 30 s, 4 s where the run is told to stop: who told it waits. The rest stays on the disk.
         """
         if status not in ("FINISHED", "FAILED", "KILLED"):
             raise ValueError(f"status {status!r} is not FINISHED, FAILED or KILLED")

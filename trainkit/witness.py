@@ -18,6 +18,7 @@ from torch import Tensor
 from trainkit import checkpoint, journal, nonfinite, records, targets
 from trainkit.checkpoint import CheckpointError
 from trainkit.committing import Commit
+from trainkit.launcher import Stop
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
 from trainkit.state import State
@@ -44,7 +45,8 @@ class Witness:
     """A `Tracker` on rank 0, `Silent` elsewhere."""
     main: bool
     stopping: Callable[[], bool]
-    """Whether this process is to stop: a signal has asked it to, or a checkpoint that had to be was not written."""
+    """Whether this process is to stop: a signal has asked it to, or a checkpoint that had to be was not written. Where
+    signals are heard, a `Stop`."""
     found: Mapping[str, Path] = field(default_factory=dict)
     """Weights that the task needs, by name."""
     replayed: list[Any] = field(default_factory=list)
@@ -83,6 +85,7 @@ class Witness:
         self._given_up = False
         self._commit: Commit | None = None
         self._failed = ""
+        self.stop = Stop.of(self.stopping)
         self._signalled, self.stopping = self.stopping, self._asked_to_stop
 
     def elapsed(self) -> float:

@@ -19,15 +19,19 @@ _WHOLE = 12
 """Scores of all classes together in a table of several runs; all are in MLflow."""
 
 
-def write(run: Witness, outcome: Outcome) -> None:
-    """Draw the figures of a run, keep the rows of its last evaluations, and log its models."""
+def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
+    """Draw the figures of a run, keep the rows of its last evaluations, and log its models.
+
+    `hurried`: draw none. A machine that goes away gives seconds, and the run that goes on draws them.
+    """
     from trainkit.report import figures, timeline
 
     tracker, spent = run.tracker, run.spent()  # drawing is not part of the training
-    run.draw(outcome.curves)
-    tracker.figure("figures/time.png", figures.time_shares(_shares(outcome)))
-    if outcome.steps is not None and len(outcome.steps):
-        tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.folder.journal))
+    if not hurried:
+        run.draw(outcome.curves)
+        tracker.figure("figures/time.png", figures.time_shares(_shares(outcome)))
+        if outcome.steps is not None and len(outcome.steps):
+            tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.folder.journal))
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     if outcome.status == "FINISHED":

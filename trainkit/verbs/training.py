@@ -11,6 +11,7 @@ import click
 from trainkit.command import Plain, plugins_option, recipe_file, words_argument
 
 if TYPE_CHECKING:
+    from trainkit.launcher import Stop
     from trainkit.order import Order, Sweep
 
 NEWEST = ""
@@ -110,7 +111,8 @@ def run(
         return _obey(order, check, stopping)
     from trainkit import evaluating
 
-    evaluating.evaluate(order, score)
+    with stopping.at_once():
+        evaluating.evaluate(order, score)
     return 0
 
 
@@ -173,10 +175,11 @@ def sweep(
     return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, sweep=choice), check, stopping)
 
 
-def _begin() -> Callable[[], bool]:
+def _begin() -> Stop:
     """What a process that trains sets up first; returns what says whether it has been told to stop."""
-    from trainkit import launcher
+    from trainkit import launcher, streams
 
+    streams.outlive_readers()
     note = launcher.die_with_parent()
     stopping = launcher.stop_flag()
     if note:
@@ -195,7 +198,7 @@ def _choice(random: int | None, tpe: int | None, draws: int, pruner: str | None)
     return Sweep(random, tpe, draws, pruner)
 
 
-def _obey(order: Order, check: bool, stopping: Callable[[], bool]) -> int:
+def _obey(order: Order, check: bool, stopping: Stop) -> int:
     if check:
         from trainkit import order as orders
 

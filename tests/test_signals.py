@@ -1,0 +1,219 @@
+"""Signals: a training that is told to stop saves and is gone, in whatever phase, and goes on to the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sabotage
+from jobs import Job, job
+from runs import ROOT, TOY, Ran, all_same, newest, own_store, run
+
+from trainkit.store import Store
+
+LIMIT = 25.0
+"""Seconds within which a training is gone on a machine that is as busy as it likes: `launcher.STOP_SECONDS`."""
+LONG = "sleep 60"
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A moment of a run: a function is called for the n-th time, which takes long where nothing is to be saved."""
+
+    at: str
+    call: int = 1
+    do: str = LONG
+    words: tuple[str, ...] = ()
+    step: int | None = None
+    """The update that is under way; None: there is no checkpoint yet."""
+    until: int = 0
+    """The last call that takes as long; 0: this one alone."""
+
+    def plan(self) -> list[sabotage.Fault]:
+        return [{"at": self.at, "call": self.call, "until": max(self.call, self.until), "do": self.do}]
+
+
+ORACLE = ("task.teacher=oracle",)
+PHASES = {
+    "evaluation": Phase("toy.ToyTask.predict", 13, "sleep 3", step=6, until=10**6),
+    "mid accumulation": Phase("toy.ToyTask.loss", 14, "sleep 1", step=6),
+    "data opening": Phase("toy.ToyData.open"),
+    "inside a save": Phase("trainkit.checkpoint._write_file", 9, "sleep 1", step=5),
+    "report": Phase("trainkit.report.closing.write", step=12),
+    "first step": Phase("toy.ToyTask.loss"),
+    "import": Phase("toy.ToyTask.needs"),
+    "data check": Phase("trainkit.integrity.ensure"),
+    "needs": Phase("trainkit.needs._made", words=("task.needs_recipe=FIRST",)),
+    "teacher": Phase("toy.ToyTask.loss", 5, "sleep 1", words=("task.needs_recipe=FIRST",)),
+    "ceilings": Phase("trainkit.speed.ceilings.measure", words=("log.ceilings=measure",)),
+    "building": Phase("toy.ToyTask.build"),
+    "trial": Phase("trainkit.loop._trial"),
+    "outputs": Phase("trainkit.tabulated.tabulate", words=ORACLE),
+    "stored outputs": Phase("trainkit.tabulated._compute", words=(*ORACLE, "task.stored=true")),
+    "scoring": Phase("toy.ToyTask.score", 3, step=6),
+    "last evaluation": Phase("toy.ToyTask.predict", 37, "sleep 3", step=12, until=10**6),
+    "sending": Phase("trainkit.outbox.Outbox._send_job", 4, step=12),
+    "shutdown": Phase("trainkit.machine.Machine.close", 1, "sleep 1", step=12),
+}
+"""The first few in the order in which default tests take them."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, database) -> Mapping[tuple[str, ...], Ran]:
+    """Uninterrupted runs, by their words."""
+    return _Whole(tmp_path_factory, database)
+
+
+class _Whole(dict):
+    def __init__(self, folders, database):
+        super().__init__()
+        self._folders, self._database = folders, database
+        self.first = folders.mktemp("recipes") / "first.yaml"
+        self.first.write_text(TOY.read_text().replace("name: toy\n", "name: first\n", 1))
+
+    def __missing__(self, words):
+        with own_store(self._folders.mktemp("whole"), self._database):
+            self[words] = run(*words)
+        return self[words]
+
+
+def assert_goes_on(folder: Path, whole: Ran, words: tuple[str, ...]) -> None:
+    """What was interrupted is continued, or begun where there was no run yet, to the bits of the uninterrupted run."""
+    with job(folder, *words, "--resume-or-start") as again:
+        assert again.end() == [0], again.said
+        ran = again.ran()
+    assert ran.folder.info().status == "FINISHED"
+    assert all_same(ran, whole) and ran.repeatable == whole.repeatable
+    assert ran.last.state["best"] == whole.last.state["best"]
+    statuses = {one.info().status for one in Store.locate().runs()}
+    assert statuses == {"FINISHED"}, "none is said to run, and none was left beside"
+
+
+def interrupted(one: Job, phase: Phase, number: int, everybody: bool) -> float:
+    """Send a signal within a phase, to the process or to its group: after how many seconds nothing was left."""
+    one.until(lambda: any(f["do"] == phase.do for f in sabotage.struck(one.notes)))
+    began = time.monotonic()
+    one.signal_all(number) if everybody else one.signal(number)
+    one.end()
+    one.gone()
+    return time.monotonic() - began
+
+
+def test_a_run_told_to_stop_in_any_phase_saves_and_goes_on_to_the_same_bits(promise, whole, tmp_path, database):
+    every = [(name, number, all_) for number in SIGNALS for all_ in (False, True) for name in PHASES]
+    random.Random(0).shuffle(every)
+    first = [(name, SIGNALS[k % 3], bool(k % 2)) for k, name in enumerate(list(PHASES)[:4])]
+    every = [*first, *(one for one in every if one not in first)]
+    longest = 0.0
+    for seed in promise.trials(
+        "S1", "told to stop in any phase: saved, gone, resumed to the same bits", few=4, many=114
+    ):
+        with promise.trial(seed):
+            name, number, everybody = every[seed % len(every)]
+            phase, home = PHASES[name], tmp_path / str(seed)
+            home.mkdir()
+            with own_store(home, database):
+                words = tuple(word.replace("FIRST", str(whole.first)) for word in phase.words)
+                with job(home, *words, plan=phase.plan()) as one:
+                    took = interrupted(one, phase, number, everybody)
+                    longest = max(longest, took)
+                    print(
+                        f"{name}, {number.name}, {'all' if everybody else 'one'}: gone after {took:.1f} s", flush=True
+                    )
+                    assert took < LIMIT and "still here" not in one.said, one.said
+                    finished = name in ("sending", "shutdown")
+                    assert one.end() == [0 if finished else 143], one.said
+                if phase.step is not None:
+                    cut = Ran(143, newest())
+                    assert cut.folder.info().status == ("FINISHED" if finished else "KILLED")
+                    assert cut.last.step >= phase.step, "at most the update under way is lost"
+                else:
+                    assert {one.info().status for one in Store.locate().runs()} <= {"KILLED"}
+                if not finished:
+                    assert_goes_on(home, whole[words], words)
+    print(f"gone after {longest:.1f} s at most")
+
+
+@pytest.fixture
+def store(tmp_path, database):
+    with own_store(tmp_path, database):
+        yield tmp_path
+
+
+def test_workers_live_through_what_everybody_is_told_and_not_past_their_parent(store, whole):
+    words = ("loader.workers=2", "evaluations={}", "best=null", "train.length=100 epochs")
+    with job(store, *words) as one:
+        one.until("step 10/")
+        one.signal_all(signal.SIGHUP)  # of a terminal that is gone: nobody stops
+        one.until("step 20/")
+        one.signal_all(signal.SIGTERM)
+        assert one.end() == [143], one.said
+        one.gone()
+        cut = one.ran()
+        assert cut.folder.info().status == "KILLED" and cut.last.step >= 20
+    with job(store, *words, "--resume") as one:
+        one.until("step 50/")
+        assert len(one.alive()) > 2
+        one.signal(signal.SIGKILL)
+        one.gone()
+
+
+def test_nobody_needs_to_read_what_is_said(store, whole):
+    """`| head`, and an output that was closed before it began; the run ends well."""
+    fifo = store / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with job(store, stdout=fifo) as one:
+        heard = b""
+        while b"step 2/" not in heard:
+            one.until(lambda: True)
+            with contextlib.suppress(BlockingIOError):
+                heard += os.read(reader, 1 << 16)
+            time.sleep(0.01)
+        os.close(reader)
+        assert one.end() == [0], one.said
+        ran = one.ran()
+    assert ran.folder.info().status == "FINISHED" and all_same(ran, whole[()])
+    code = (
+        "import os, sys\nfrom trainkit import streams\nstreams.outlive_readers()\nprint('unheard', flush=True)\n"
+        "sys.stderr.write('nor this')\nsys.exit(7 if os.open('x', os.O_CREAT) > 2 else 1)"
+    )
+    words = ["bash", "-c", '"$@" >&- 2>&-', "bash", sys.executable, "-c", code]
+    assert subprocess.run(words, cwd=store, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 7
+    full = [*words[:2], '"$@" > /dev/full', *words[3:]]
+    assert subprocess.run(full, cwd=store, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 7
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_too_slow_is_left_behind_and_a_checkpoint_is_there(store, whole):
+    """The second checkpoint takes a minute. 25 s after the signal the training leaves, with the first one whole."""
+    with job(store, plan=[{"at": "trainkit.checkpoint._write_file", "call": 9, "do": LONG}]) as one:
+        took = interrupted(one, Phase("", do=LONG), signal.SIGTERM, False)
+        assert 20 < took < 60 and one.end() == [143] and "still here" in one.said, one.said
+        cut = one.ran()
+        assert cut.steps == [3] and cut.last.step == 3
+    assert_goes_on(store, whole[()], ())
+
+
+def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(store, whole):
+    for pause, kept in ((0.0, True), (1.5, False)):
+        with job(store, plan=[{"at": "trainkit.checkpoint._write_file", "call": 9, "do": "sleep 5"}]) as one:
+            one.until(lambda: sabotage.struck(one.notes))
+            one.signal(signal.SIGTERM)
+            time.sleep(pause)
+            with contextlib.suppress(ProcessLookupError):
+                one.signal(signal.SIGTERM)
+            assert one.end() == [143], one.said
+            assert (len(one.ran().steps) > 1) == kept
+            assert one.ran().last.step >= 3
+        assert_goes_on(store, whole[()], ())
