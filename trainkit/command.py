@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import click
 
 from trainkit import floors
 from trainkit.errors import EXIT_CODE, UserError
+from trainkit.redact import hide_in_logs, without_secrets
 
 
 class Plain(click.Command):
@@ -36,12 +38,17 @@ class Plain(click.Command):
             code = EXIT_CODE if error.told else _say(str(error))
         except click.Abort:
             code = 130
+        except Exception as error:
+            # As Python would, but what is printed goes into logs that others read.
+            click.echo(without_secrets("".join(traceback.format_exception(error))), err=True, nl=False)
+            code = 1
         # A verb returns nothing, or its exit code.
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, if nothing that is installed is known to be unsafe."""
         floors.check()
+        hide_in_logs()
         return super().invoke(ctx)
 
 
@@ -51,7 +58,7 @@ class Commands(Plain, click.Group):
 
 def _say(message: str) -> int:
     rank = os.environ.get("RANK", "0")
-    click.echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {message}", err=True)
+    click.echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {without_secrets(message)}", err=True)
     return EXIT_CODE
 
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from trainkit.blocks import Named, Tables, explain, nearest, one_of, to_tree, validate
 from trainkit.errors import UserError
 from trainkit.recipe import TABLES, Recipe
+from trainkit.redact import holds_secret
 from trainkit.yamltext import (
     FORBIDDEN,
     MAX_DEPTH,
@@ -82,6 +83,7 @@ def parse(
     given: set[KeyPath] = set()
     for word in overrides:
         _override(word, source, given)
+    _refuse_secrets(source.tree, (), source)
     made = None
     try:
         made = validate(cls, source.tree, tables)
@@ -182,6 +184,16 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     source.broken = {p for p in source.broken if p[: len(path)] != path} | new.broken | unread
     source.problems += new.problems
     node[path[-1]] = new.tree
+
+
+def _refuse_secrets(tree: Tree, path: KeyPath, source: Source) -> None:
+    """Note the values that are secrets: the whole recipe goes into the store, into checkpoints and to MLflow."""
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            _refuse_secrets(value, (*path, key), source)
+    elif path and holds_secret(str(path[-1]), tree):
+        remedy = "take it out of the recipe, which is kept with every run, and have the environment name it"
+        source.problems.append(Problem(dotted(path), found="holds a secret", remedy=remedy, **source.at(path)))
 
 
 # ---- Plug-ins --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
+from typing import Any
 from urllib.parse import urlsplit
 
 HIDDEN = "[hidden]"
@@ -25,17 +28,30 @@ _WORDS = frozenset(
 )
 _ENDINGS = ("token", "secret", "password", "passwd", "apikey", "accesskey", "privatekey", "credential", "credentials")
 
+_VALUE = r"""\\?"[^"\n]*"|\\?'[^'\n]*'|[^\s,;&"'}\])]+"""
 _NAMED = re.compile(
-    # a name that ends like a secret, an equals sign or colon, and what follows
-    r"""(?ix) ( \b[\w.-]*? (?: token | secret | passw(?:or)?d | passphrase | (?:api|access|private|secret)[_-]?key
-    | credentials? | cookie | authorization ) ["']? \s* [:=] \s* ) (?: (?: bearer | basic ) \s+ )? (?! \[hidden\] )
-    ( "[^"\n]*" | '[^'\n]*' | [^\s,;&"'}\])]+ )"""
+    # A name that ends like a secret, an equals sign or colon, and what follows. The name is bounded: else a text of
+    # points would be gone through from each of them.
+    rf"""(?ix) ( \b[\w.-]{{0,40}}? (?: token | secret | passw(?:or)?d | passphrase | [_-]pwd
+    | (?:api|access|private|secret|account)[_-]?key | credentials? | authorization ) \\?["']? \s* [:=] \s*+ )
+    (?: (?: bearer | basic | token ) \s+ )? (?! \[hidden\] ) ( {_VALUE} )"""
 )
-_USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@?#'\"]*(?:@[^\s/@?#'\"]*)*@(?=[^\s@])")
+_COOKIE = re.compile(
+    # To the end of the line: several stand in one header.
+    r"""(?ix) ( \b(?:set-)?cookie \\?["']? \s* [:=] \s*+ ) (?! \[hidden\] ) ( "[^"\n]*" | '[^'\n]*' | [^\n]+ )"""
+)
+_WORD = re.compile(
+    # The word of a command line after such an option, of a .netrc after the login; parts of a signed address.
+    r"""(?ix) ( --[\w-]{0,40}? (?: token | secret | password | passphrase | key | credentials? ) \s+
+    | \b login \s+ \S+ \s+ password \s+ | [?&] (?: x-amz-signature | x-goog-signature | sig | signature | key ) = )
+    (?! \[hidden\] ) ( [^\s,;&"'}\])]+ )"""
+)
+_USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/@?#'\"]*(?:@[^\s/@?#'\"]*)*@(?=[^\s@])")
 _SHAPES = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
-    r"|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|pypi-|npm_|dapi)[\w-]{16,}"
+    r"|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|pypi-|npm_|dapi|AIza|ya29\.|dop_v1_)[\w-]{16,}"
+    r"|\b[srp]k_(?:live|test)_\w{12,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
     r"|(?i:\bbearer\s+[\w.~+/-]{12,}=*)",
     re.DOTALL,
@@ -53,7 +69,39 @@ def without_secrets(text: str) -> str:
     """The text without user-info in addresses, values of secret names, and what has the shape of a credential."""
     text = _SHAPES.sub(HIDDEN, text)
     text = _USER_INFO.sub(r"\1", text)
-    return _NAMED.sub(lambda found: found[1] + HIDDEN, text)
+    for pattern in (_COOKIE, _NAMED, _WORD):
+        text = pattern.sub(lambda found: found[1] + HIDDEN, text)
+    return text
+
+
+def holds_secret(key: str, value: object) -> bool:
+    """Whether a setting is a secret, by its name (`hub_token`, `apiKey`; not `key`, which may be a column's) or looks.
+
+    Empty text and [hidden] are none.
+    """
+    if not isinstance(value, str) or not value.strip() or value == HIDDEN:
+        return False
+    squashed = re.sub("[^a-z]", "", key.lower())
+    looks = _SHAPES.search(value) or re.search(r"://[^\s/@]*:[^\s/@]*@", value)
+    return squashed.endswith(_ENDINGS) or bool(looks)
+
+
+def hide_in_logs() -> None:
+    """From now on let nothing that is logged in this process, by whatever library, show a secret."""
+    make = logging.getLogRecordFactory()
+    if getattr(make, "hides_secrets", False):
+        return
+
+    def hiding(*args: Any, **more: Any) -> logging.LogRecord:
+        record = make(*args, **more)
+        with contextlib.suppress(TypeError, ValueError):  # words that do not fit their places: logging says so itself
+            record.msg, record.args = without_secrets(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
+        return record
+
+    hiding.hides_secrets = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(hiding)
 
 
 def without_user_info(address: str) -> str:

@@ -21,6 +21,7 @@ from trainkit.committing import Commit
 from trainkit.launcher import Stop
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
+from trainkit.redact import without_secrets
 from trainkit.state import State
 from trainkit.store import RunFolder
 from trainkit.task import Scores
@@ -102,6 +103,7 @@ class Witness:
         """Print lines, above the progress bar where there is one."""
         if not self.main:
             return
+        text = without_secrets(text)
         if self._bar is not None:
             self._bar.write(text)
         else:
