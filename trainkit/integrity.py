@@ -26,6 +26,7 @@ from trainkit.data import duplicates
 from trainkit.data.duplicates import Held, Looks
 from trainkit.errors import UserError, few, number_of
 from trainkit.order import Order, load
+from trainkit.places import make_private
 from trainkit.store import Store, write_aside
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def of(data: Opened, cache: Path | None = None, whole: bool = False) -> Report |
     # A damaged set may be mended, and has the same digest then.
     if cache is not None and all(one.check != "damaged" for one in findings):
         with contextlib.suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)
+            make_private(cache)
             write_aside(cache / f"{report.mark}.json", report.json())
     return report
 

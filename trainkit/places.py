@@ -1,4 +1,4 @@
-"""Where the paths of a recipe begin."""
+"""Where the paths of a recipe begin, and folders that are not for everybody."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ def data_root() -> Path:
 def locate(path: str) -> Path:
     """A path of a recipe as a place on this machine."""
     return data_root() / Path(path).expanduser()
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone can enter, whatever the umask; what is there keeps its mode.
+
+    So a group that shares a store gives it the mode that it wants, once. Raises OSError.
+    """
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)

@@ -7,6 +7,7 @@ registered models alike. Here those that lay in the old folder come to lie in th
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sqlite3
 import time
@@ -164,6 +165,7 @@ def _copied(database: Path) -> Path:
         finally:
             source.close()
             target.close()
+        shutil.copymode(database, aside)
         os.replace(aside, copy)
     except (sqlite3.Error, OSError) as error:
         aside.unlink(missing_ok=True)

@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 from trainkit.errors import UserError
+from trainkit.places import make_private
 from trainkit.redact import without_secrets
 from trainkit.refusals import Away, is_refusal, passes, reason
 
@@ -228,9 +229,11 @@ class Store:
         of another program, or of a newer or older MLflow.
         """
         try:
-            (self.home / "runs").mkdir(parents=True, exist_ok=True)
+            make_private(self.home)
+            make_private(self.home / "runs")
             if self.database:
-                self.database.parent.mkdir(parents=True, exist_ok=True)
+                make_private(self.database.parent)
+                make_private(self.artifacts)  # type: ignore[arg-type]
         except OSError as error:
             raise UserError(str(self.home), f"cannot be made: {error.strerror}", remedy=_ELSEWHERE) from None
         for folder in {self.home / "runs", self.database.parent if self.database else self.home}:
@@ -338,7 +341,8 @@ class Store:
         """Make and claim a new run's folder, named by recipe, seed, time and hash: `adadistill-s0-1121-0103-a1b2`."""
         runs = self.home / "runs"
         try:
-            runs.mkdir(parents=True, exist_ok=True)
+            make_private(self.home)
+            make_private(runs)
         except OSError as error:
             raise UserError(str(runs), f"cannot be made: {error.strerror}", remedy=_ELSEWHERE) from None
         word = re.sub(r"[^a-z0-9_]+", "-", recipe_name.lower()).strip("-")[:40] or "run"
@@ -619,6 +623,8 @@ def _make_database(database: Path) -> None:
                     logger.setLevel(level)
             made.engine.dispose()
             SqlAlchemyStore._engine_map.pop(uri, None)
+            # SQLite gives its journals the mode of their database.
+            aside.chmod(0o600)
             os.replace(aside, database)
     except Timeout:
         raise UserError(str(lock), "held by another process for 120 s", remedy="stop it, or delete the file") from None

@@ -41,6 +41,7 @@ from trainkit import seeding
 from trainkit.data import loading
 from trainkit.errors import UserError
 from trainkit.machine import Machine, checksum
+from trainkit.places import make_private
 from trainkit.store import write_aside
 from trainkit.task import Batch, Parts, Split
 from trainkit.witness import Witness
@@ -403,7 +404,7 @@ def _lengths(values: np.ndarray) -> np.ndarray:
 
 def _locked(lock: filelock.FileLock) -> bool:
     try:
-        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        make_private(Path(lock.lock_file).parent)
         lock.acquire(timeout=_WAIT)
     except filelock.Timeout:
         return False

@@ -94,7 +94,12 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
-    with open(log, "wb") as out:
+    try:
+        # Addresses and paths stand in it. A link that lies there instead of it is not followed.
+        number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        raise UserError(str(log), f"cannot be written ({error.strerror or error})", remedy="remove it") from None
+    with open(number, "wb") as out:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

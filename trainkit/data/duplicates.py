@@ -37,6 +37,7 @@ import numpy as np
 from trainkit import seeding
 from trainkit.data import threads
 from trainkit.errors import UserError, few
+from trainkit.places import make_private
 
 if TYPE_CHECKING:
     from trainkit.data.packed import Packed
@@ -279,7 +280,7 @@ def _keep(file: Path, looks: Looks) -> None:
     """What cannot be kept is computed again: no mistake."""
     aside = file.with_name(f".{uuid.uuid4().hex[:8]}.npz")
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(file.parent)
         try:
             np.savez(aside, rows=looks.rows, cells=looks.cells)
             os.replace(aside, file)

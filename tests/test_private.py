@@ -1,0 +1,107 @@
+"""What a store holds is for its owner, whatever the umask; and what a group has made for itself stays as it is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from runs import ROOT, run
+
+from trainkit import places, relocating, store, ui
+from trainkit.errors import UserError
+from trainkit.store import Store
+
+
+@pytest.fixture
+def for_all():
+    """A umask that gives everything to everybody."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def open_to_others(home: Path) -> list[str]:
+    """Files and folders below `home` that somebody else could read or change: no folder on their way is closed."""
+    found = []
+    for folder, folders, files in os.walk(home):
+        inside = [name for name in folders if mode(Path(folder, name)) & 0o077]
+        found += [str(Path(folder, name).relative_to(home)) for name in files if mode(Path(folder, name)) & 0o077]
+        folders[:] = inside
+        found += [str(Path(folder, name).relative_to(home)) for name in inside]
+    return sorted(found)
+
+
+def test_a_new_store_is_its_owners_alone(database):
+    """That of the session, which `Store.prepare` made."""
+    assert mode(database) == 0o600
+    assert mode(database.parent / "runs") == mode(database.parent / "artifacts") == 0o700
+
+
+def test_a_run_leaves_nothing_that_others_could_read(for_all, tmp_path, monkeypatch, database):
+    home = tmp_path / "new" / "mlruns"
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    places.make_private(home)
+    shutil.copy(database, home / "mlflow.db")
+    ran = run("task.teacher=oracle", "train.length=1 epoch", "task.stored=true", "integrity.policy=warn")
+    assert ran.code == 0 and mode(home) == 0o700
+    # As where the folder was there before, open to all: that of a checkout.
+    home.chmod(0o755)
+    assert len(list(home.rglob("*"))) > 20 and open_to_others(home) == []
+
+
+def test_a_folder_that_is_there_keeps_the_mode_that_a_group_gave_it(for_all, tmp_path, monkeypatch, database):
+    home = tmp_path / "shared"
+    for folder in (home, home / "runs", home / "artifacts"):
+        folder.mkdir(mode=0o770)
+    shutil.copy(database, home / "mlflow.db")
+    (home / "mlflow.db").chmod(0o660)
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    Store.locate().prepare()
+    assert {mode(folder) for folder in (home, home / "runs", home / "artifacts")} == {0o770}
+    assert mode(home / "mlflow.db") == 0o660
+
+
+def test_without_closing_the_folders_others_could_read_the_run(for_all, tmp_path, monkeypatch, database):
+    monkeypatch.setattr(store, "make_private", lambda folder: folder.mkdir(parents=True, exist_ok=True))
+    home = tmp_path / "mlruns"
+    home.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    Store.locate().prepare()
+    Store.locate().new_run("x", 0, "ab")
+    assert "runs" in open_to_others(home) and any(name.endswith("run.json") for name in open_to_others(home))
+
+
+def test_the_copy_of_a_database_is_as_private_as_it(for_all, store):
+    database = store / "mlflow.db"
+    database.chmod(0o600)
+    assert mode(relocating._copied(database)) == 0o600
+
+
+def test_the_log_of_the_page_is_private_and_written_through_no_link(for_all, tmp_path):
+    log = tmp_path / "ui.log"
+    ui._begun(["true"], dict(os.environ), log, tmp_path).wait()
+    assert mode(log) == 0o600
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    log.unlink()
+    log.symlink_to(mine)
+    with pytest.raises(UserError, match=r"ui\.log: cannot be written"):
+        ui._begun(["true"], dict(os.environ), log, tmp_path)
+    assert mine.read_text() == "mine"
+
+
+def test_no_file_has_a_name_in_a_folder_for_everybody():
+    """Those come from `tempfile`, which nobody can foresee."""
+    for file in sorted((ROOT / "trainkit").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not node.value.startswith(("/tmp", "/var/tmp", "/dev/shm")), f"{file}:{node.lineno}"
