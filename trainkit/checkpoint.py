@@ -477,6 +477,20 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     return None, refused
 
 
+def valid_before(folder: Path, step: int, latest: int) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of `step` or earlier that verifies, else the first of a later one up to `latest`."""
+    paths = _checkpoints(Path(folder))
+    earlier = [path for path in paths if _step_of(path) <= step]
+    later = [path for path in paths if step < _step_of(path) <= latest]
+    refused: list[str] = []
+    for path in [*reversed(earlier), *later]:
+        problems = verify(path)
+        if not problems:
+            return path, refused
+        refused.append(problems[0])
+    return None, refused
+
+
 def prune(folder: Path, keep_last: int, keep_best: Iterable[int] = ()) -> list[Path]:
     """Delete all but the newest `keep_last` complete checkpoints and those of the steps `keep_best`.
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint, nonfinite, optim, records, seeding, shortage, tabulated
+from trainkit import checkpoint, nonfinite, optim, records, rollback, seeding, shortage, spikes, tabulated
 from trainkit import plan as planning
 from trainkit.agenda import Agenda, recorded_decisions
 from trainkit.data import loading
@@ -101,6 +101,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         run.elsewhere(state.step, elsewhere(loaded, machine.describe()))
         del loaded
     portions = shortage.Portions(recipe, data, parts, machine, state, run)
+    detector = spikes.Detector(recipe.train.spikes, state, machine, run)
     plan = portions.plan(plan)
 
     def score(module: nn.Module, name: str) -> Scores:
@@ -218,7 +219,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
                 plan.steps,
                 {
                     **tally.read(),
-                    **({"train/left_out": len(state.left_out)} if state.left_out else {}),
+                    **({"train/left_out": many} if (many := state.many_left_out()) else {}),
                     "train/lr": inner.param_groups[0]["lr"],
                     "train/epoch": state.step / plan.steps_per_epoch,
                 },
@@ -307,7 +308,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             outputs.check(epoch)
             checked = epoch
         at = At(state.step, epoch, state.step / plan.steps, gather, machine.accelerator.autocast)
-        leave_out = state.step in state.left_out
+        leave_out = state.leaves_out(state.step)
         before = nonfinite.snapshot(bare, parts) if skips or portions.halving else []
         if leave_out:
             clock.to("data")
@@ -343,22 +344,22 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         if state.step == warm:
             run.expect(state)
 
-        # ---- Whether the update before this one was finite; where something is built on this one, it too
+        # ---- Whether the update before this one was as it should be; where something is built on this one, it too
         asked = stop_asked()
-        if not skips:
-            bad = watch.look() if leave_out else watch.turn(finite, state.step - 1)
-            if bad is None and (asked or state.step >= min(plan.steps, agenda.next)):
-                bad = watch.look()
-            nonfinite.stop_if(bad, recipe)
-            if bad is not None:
-                settle()
-                watch.clear()
-                nonfinite.roll_back(state, bad, run, machine)
-                held.clear()
-                saved = {state.step}
-                stop_asked = machine.any(run.stopping())
-                stream = batches()
-                continue
+        bad = watch.look() if leave_out or skips else watch.turn(finite, state.step - 1)
+        jump = None if leave_out else detector.turn(losses, state.step - 1)
+        if asked or state.step >= min(plan.steps, agenda.next):
+            bad, jump = bad if bad is not None else watch.look(), jump or detector.look()
+        if (trouble := nonfinite.trouble(bad, recipe) or jump) is not None:
+            settle()
+            watch.clear()
+            detector.clear()
+            rollback.roll_back(state, trouble, run, machine)
+            held.clear()
+            saved = {state.step}
+            stop_asked = machine.any(run.stopping())
+            stream = batches()
+            continue
 
         # ---- What is due at this step, unless it is the last for now
         if asked or (state.step >= agenda.next and not attend()):

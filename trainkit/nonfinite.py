@@ -4,59 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint
 from trainkit.errors import UserError
+from trainkit.late import Late
 from trainkit.machine import Machine
 from trainkit.recipe import Recipe
+from trainkit.rollback import Trouble
 from trainkit.task import Loss, Parts
 
 if TYPE_CHECKING:
     from trainkit.state import State
     from trainkit.witness import Witness
 
-MOST_ROLLBACKS = 5
-"""A run that goes back more often does not get better by going back."""
-
 
 class Watch:
     """Whether an update was finite, read one step late so that nobody waits for the device."""
 
     def __init__(self) -> None:
-        self._flag: Tensor | bool | None = None
-        self._arrived: torch.cuda.Event | None = None
-        self._step = 0
+        self._late = Late()
 
     def turn(self, finite: Tensor | bool, step: int) -> int | None:
         """Hand in the flag of `step`; returns the step before it if that one was not finite."""
-        bad = self.look()
-        self._step = step
-        if isinstance(finite, bool):
-            self._flag = finite
-            return bad
-        cuda = finite.device.type == "cuda"
-        self._flag = torch.empty((), dtype=torch.bool, pin_memory=cuda).copy_(finite, non_blocking=True)
-        if cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        return bad
+        return _bad(self._late.turn(finite, step))
 
     def look(self) -> int | None:
         """The step of the flag handed in last, if that update was not finite. Waits for the flag alone."""
-        if self._flag is None:
-            return None
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return None if bool(self._flag) else self._step
+        return _bad(self._late.look())
 
     def clear(self) -> None:
         """Forget the flag."""
-        self._flag = self._arrived = None
+        self._late.clear()
+
+
+def _bad(told: tuple[int, bool | float] | None) -> int | None:
+    return None if told is None or told[1] else told[0]
 
 
 def finite(norm: Tensor, losses: list[Loss], machine: Machine) -> Tensor | bool:
@@ -117,28 +102,19 @@ def leave_out(state: State, net: nn.Module, parts: Parts, before: list[Tensor], 
         raise UserError(f"step {state.step}", f"{most} updates in a row were not finite", remedy="lower optim.lr")
 
 
-def stop_if(bad: int | None, recipe: Recipe) -> None:
-    """End the run at an update that was not finite, where the recipe says so."""
-    if bad is not None and recipe.train.nonfinite == "stop":
+def trouble(bad: int | None, recipe: Recipe) -> Trouble | None:
+    """What an update that was not finite asks for: the end of the run, as a UserError, or to go back."""
+    if bad is None:
+        return None
+    why = "the loss or a gradient is not finite"
+    if recipe.train.nonfinite == "stop":
         raise UserError(
             f"step {bad}",
-            "the loss or a gradient is not finite",
+            why,
             remedy="lower optim.lr or look at the data; no checkpoint holds this state. "
             "train.nonfinite: skip or rollback goes on without such updates",
         )
-
-
-def roll_back(state: State, bad: int, run: Witness, machine: Machine) -> None:
-    """Return to the newest checkpoint and leave the update of step `bad` out from there on."""
-    left_out, rollbacks, elapsed = [*state.left_out, bad], state.rollbacks + 1, state.elapsed
-    path = machine.lead(lambda: str(run.newest_checkpoint() or ""))
-    if not path or rollbacks > MOST_ROLLBACKS:
-        why = "there is no checkpoint to go back to" if not path else f"this is rollback {rollbacks}"
-        raise UserError(f"step {bad}", f"the loss or a gradient is not finite, and {why}", remedy="lower optim.lr")
-    state.load(checkpoint.read(Path(path)), machine.rank, run.elastic)
-    state.left_out, state.rollbacks, state.elapsed = left_out, rollbacks, elapsed
-    run.say(f"step {bad}: not finite; back to step {state.step}, leaving that update out")
-    run.tracker.event(bad, "rollback", {"to": state.step})
+    return Trouble(bad, why, range(bad, bad + 1))
 
 
 def named(tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:

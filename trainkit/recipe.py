@@ -127,6 +127,26 @@ class Optim:
 
 
 @dataclass(kw_only=True)
+class Spikes:
+    """Losses that jump up (PaLM, Chowdhery et al. 2022, arXiv 2204.02311)."""
+
+    policy: Literal["warn", "rollback"] = "warn"
+    """What one does: it is said, with an event; or the run goes back to a checkpoint from before, and leaves the
+    updates around it out."""
+    window: int = 128
+    """Updates whose losses are compared with."""
+    deviations: float = 8.0
+    """How many robust deviations above their median, of logarithms, is a spike."""
+    leave_out: int = 200
+    """Updates that are left out, half of them before the spike."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "deviations", "leave_out")
+        if self.window < 16:
+            raise ValueError(f"window is {self.window}; of fewer than 16 losses nobody knows how much they scatter")
+
+
+@dataclass(kw_only=True)
 class Train:
     """How long, in which portions and in which arithmetic."""
 
@@ -148,6 +168,8 @@ class Train:
     on_oom: Literal["stop", "halve"] = field(default="stop", metadata=_NOT_IN_HASH)
     """What follows when memory runs out: the end of the run, or the same update or evaluation once more in portions of
     half the size, and so from there on. Batch norm then sees fewer samples at once, so it is not done unasked."""
+    spikes: Spikes | None = field(default=None, metadata=_NOT_IN_HASH)
+    """Whether losses that jump up are looked for; None: nobody looks."""
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "micro_batch")

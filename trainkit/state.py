@@ -42,7 +42,13 @@ class State:
     waited: int = 0
     """Evaluations since that value improved."""
     left_out: list[int] = field(default_factory=list)
-    """Steps whose update was left out because it was not finite."""
+    """Steps whose update was left out, when it was computed, because it was not finite."""
+    passed: list[list[int]] = field(default_factory=list)
+    """First step, and the one after the last, of updates that a run that went back does not make again."""
+    losses: list[float] = field(default_factory=list)
+    """Those of the last updates, where spikes are looked for."""
+    spiking: bool = False
+    """Whether the last of them was one."""
     rollbacks: int = 0
     micro_batch: int | None = None
     """Samples of a micro-batch since memory ran out; None: as planned."""
@@ -59,7 +65,7 @@ class State:
 
     _COUNTERS = (
         *("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final"),
-        *("micro_batch", "eval_batches", "entered"),
+        *("micro_batch", "eval_batches", "entered", "passed", "losses", "spiking"),
     )
 
     def __post_init__(self) -> None:
@@ -68,6 +74,15 @@ class State:
         found = nonfinite.named(tensors)
         self.born = frozenset([*found, *(f"ema/{name.removeprefix('model/')}" for name in found)])
         """Tensors that are not finite as they are built: constants of the network, such as a mask."""
+
+    def leaves_out(self, step: int) -> bool:
+        """Whether an update is not made."""
+        return any(first <= step < last for first, last in self.passed)
+
+    def many_left_out(self) -> int:
+        """How many updates were not made so far."""
+        passed = sum(self.leaves_out(step) for step in range(self.step)) if self.passed else 0
+        return len(self.left_out) + passed
 
     def freeze(self, keep: bool) -> tuple[live.Copies, dict[str, Any]]:
         """Tensors by file, and the rest as plain data.

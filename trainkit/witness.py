@@ -307,6 +307,12 @@ class Witness:
         refused(self.tracker, problems, self.say)
         return path
 
+    def checkpoint_before(self, step: int, latest: int) -> Path | None:
+        """The newest checkpoint of `step` or earlier that verifies, else the first of a later one up to `latest`."""
+        path, problems = checkpoint.valid_before(self.folder.checkpoints, step, latest)
+        refused(self.tracker, problems, self.say)
+        return path
+
     def close(self) -> None:
         """Wait for a checkpoint that is being written, and take the progress bar down.
 

@@ -31,6 +31,8 @@ class PoisonedTask(ToyTask):
     """What is raised then: cpu, gpu, python."""
     late: bool = False
     """Whether it is raised in the backward pass."""
+    jump: float = 1.0
+    """What the loss, and its gradient, is multiplied by in the steps `steps`."""
     remembers: bool = True
     hoard: int = 0
     """MB that the forward pass of a sample really takes."""
@@ -52,6 +54,8 @@ class PoisonedTask(ToyTask):
             batch = {**batch, "image": batch["image"].index_fill(0, torch.tensor([0]), bad)}
         hoard = torch.zeros(len(batch["label"]), self.hoard << 18)  # noqa: F841 - held until the loss is there
         out = super().loss(net, parts, batch, at)
+        if at.step in self.steps:
+            out.sum = out.sum * self.jump
         if poison == "loss":
             out.sum = out.sum + bad
         if poison == "weight":
