@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint, nonfinite, optim, records, rollback, seeding, shortage, spikes, tabulated
+from trainkit import checkpoint, nonfinite, optim, records, replay, rollback, seeding, shortage, spikes, tabulated
 from trainkit import plan as planning
 from trainkit.agenda import Agenda, recorded_decisions
 from trainkit.data import loading
@@ -102,6 +102,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         del loaded
     portions = shortage.Portions(recipe, data, parts, machine, state, run)
     detector = spikes.Detector(recipe.train.spikes, state, machine, run)
+    twice = replay.Replay(recipe, plan, machine, run)
     plan = portions.plan(plan)
 
     def score(module: nn.Module, name: str) -> Scores:
@@ -308,8 +309,10 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             outputs.check(epoch)
             checked = epoch
         at = At(state.step, epoch, state.step / plan.steps, gather, machine.accelerator.autocast)
-        leave_out = state.leaves_out(state.step)
-        before = nonfinite.snapshot(bare, parts) if skips or portions.halving else []
+        leave_out, replayed = state.leaves_out(state.step), twice.due(state)
+        before = nonfinite.snapshot(bare, parts) if skips or portions.halving or replayed else []
+        if replayed:
+            twice.begin(state, params)
         if leave_out:
             clock.to("data")
             for _ in range(plan.accumulation):
@@ -321,6 +324,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             settle()  # as before the first batch
             stream = batches()
             continue
+        if replayed:
+            twice.check(state, params, parts, before, losses, lambda again, at=at: gradients(again, at), split, plan)
         if not leave_out:
             norm = _finish_gradients(machine, params, plan, losses, recipe.optim, portions.apart)
             finite = nonfinite.finite(norm, losses, machine)

@@ -147,6 +147,16 @@ class Spikes:
 
 
 @dataclass(kw_only=True)
+class Replay:
+    """Updates that are computed twice, to find out whether the machine computes the same from the same."""
+
+    every: TrainingSpan
+    """Every so many updates one is: `1k steps` costs a thousandth of forward and backward."""
+    policy: Literal["stop", "warn"] = "stop"
+    """What a difference does: it ends the run, or is said, with an event and a tag."""
+
+
+@dataclass(kw_only=True)
 class Train:
     """How long, in which portions and in which arithmetic."""
 
@@ -170,6 +180,8 @@ class Train:
     half the size, and so from there on. Batch norm then sees fewer samples at once, so it is not done unasked."""
     spikes: Spikes | None = field(default=None, metadata=_NOT_IN_HASH)
     """Whether losses that jump up are looked for; None: nobody looks."""
+    replay: Replay | None = field(default=None, metadata=_NOT_IN_HASH)
+    """Whether updates are computed twice now and then; None: none is. A GPU needs `device.deterministic`."""
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "micro_batch")

@@ -33,6 +33,9 @@ class PoisonedTask(ToyTask):
     """Whether it is raised in the backward pass."""
     jump: float = 1.0
     """What the loss, and its gradient, is multiplied by in the steps `steps`."""
+    flip: str | None = None
+    """Where a bit is flipped, once, in the first computation of the steps `steps`: weight, gradient, image."""
+    bit: int = 0
     remembers: bool = True
     hoard: int = 0
     """MB that the forward pass of a sample really takes."""
@@ -52,6 +55,15 @@ class PoisonedTask(ToyTask):
         bad = float(self.value)
         if poison == "image":
             batch = {**batch, "image": batch["image"].index_fill(0, torch.tensor([0]), bad)}
+        if self.flip and at.step in self.steps and at.step not in self.__dict__.setdefault("flipped", set()):
+            self.flipped.add(at.step)
+            weight = getattr(net, "module", net).head.weight
+            if self.flip == "weight":
+                flip(weight.data, self.bit)
+            if self.flip == "image":
+                batch = {**batch, "image": flip(batch["image"].clone(), self.bit)}
+            if self.flip == "gradient":
+                hook = weight.register_hook(lambda grad: (hook.remove(), flip(grad.clone(), self.bit))[1])
         hoard = torch.zeros(len(batch["label"]), self.hoard << 18)  # noqa: F841 - held until the loss is there
         out = super().loss(net, parts, batch, at)
         if at.step in self.steps:
@@ -103,3 +115,9 @@ def _raise(kind):
     if kind == "python":
         raise MemoryError
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried ...")
+
+
+def flip(t, bit):
+    """Flip a bit of the 7th number of a tensor, in place."""
+    t.view(torch.int32)[(*[0] * (t.dim() - 1), 6)] ^= 1 << bit if bit < 31 else -(1 << 31)
+    return t

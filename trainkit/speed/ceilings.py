@@ -288,7 +288,8 @@ class _Alone:
 
     def _train(self, pace: _Pace, frozen: _Frozen, **changes: Any) -> None:
         """Train on one batch until `pace` says that it is enough."""
-        train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), on_oom="stop", spikes=None, **changes)
+        plain = {"on_oom": "stop", "spikes": None, "replay": None}
+        train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), **plain, **changes)
         if train.nonfinite == "rollback":  # it would look for checkpoints; it costs what `stop` does
             train = replace(train, nonfinite="stop")
         recipe = replace(
