@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -228,9 +228,11 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             )
             tally.clear()
 
-    def batches() -> Iterator[Batch]:
-        """All that are still to be trained on, each on its way to the device."""
-        read = loading.training(split, plan, state.step, recipe.loader, device.type == "cuda", lost, damage)
+    def batches(once: bool = False) -> Iterator[Batch]:
+        """All that are still to be trained on, each on its way to the device; or those of the update at hand alone."""
+        cut = replace(plan, steps=state.step + 1) if once else plan
+        loader = replace(recipe.loader, workers=0) if once else recipe.loader
+        read = loading.training(split, cut, state.step, loader, device.type == "cuda", lost, damage)
         return loading.copied(read, machine.place, device)
 
     def list_damage() -> None:
@@ -325,7 +327,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             stream = batches()
             continue
         if replayed:
-            twice.check(state, params, parts, before, losses, lambda again, at=at: gradients(again, at), split, plan)
+            twice.check(state, params, parts, before, losses, lambda at=at: gradients(batches(once=True), at))
         if not leave_out:
             norm = _finish_gradients(machine, params, plan, losses, recipe.optim, portions.apart)
             finite = nonfinite.finite(norm, losses, machine)

@@ -9,21 +9,19 @@ the average) must be at the end what it was at the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainkit import nonfinite, optim
-from trainkit.data import loading
 from trainkit.errors import UserError
 from trainkit.machine import Machine
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.state import State
-from trainkit.task import Batch, Loss, Parts, Split
+from trainkit.task import Loss, Parts
 from trainkit.witness import Witness
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,7 +41,6 @@ class Replay:
 
     def __init__(self, recipe: Recipe, plan: Plan, machine: Machine, run: Witness):
         self._settings, self._machine, self._run = recipe.train.replay, machine, run
-        self._loader = replace(recipe.loader, workers=0)
         self._every = 0
         if self._settings is None:
             return
@@ -71,9 +68,7 @@ class Replay:
         parts: Parts,
         before: list[Tensor],
         losses: list[Loss],
-        again: Callable[[Iterator[Batch]], list[Loss]],
-        split: Split,
-        plan: Plan,
+        again: Callable[[], list[Loss]],
     ) -> None:
         """Compute the update once more by `again`, and compare.
 
@@ -83,8 +78,7 @@ class Replay:
         first = prints(_moved(state, params, parts, losses))
         nonfinite.put_back(state.net, parts, before)
         optim.forget(params)
-        stream = loading.training(split, replace(plan, steps=state.step + 1), state.step, self._loader, pin=False)
-        second = prints(_moved(state, params, parts, again(stream)))
+        second = prints(_moved(state, params, parts, again()))
         still = prints(_still(state, params))
         differ = [name for name in first if first[name] != second.get(name)]
         differ += [name for name in still if still[name] != self._still.get(name)]
