@@ -265,6 +265,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
 
     # ---- What is frozen: scored before the first step, and computed once where nothing about it changes
     held: dict[str, int] = {}
+    damage: Damage | None = None  # a checkpoint may be due before anything was trained on
     saved = set() if run.checkpoint is None else {state.step}
     began, first_step = clock.training, state.step
     saves = bool(recipe.best) or agenda.gates["checkpoint"].due < plan.steps
