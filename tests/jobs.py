@@ -66,6 +66,10 @@ class Job:
             assert time.monotonic() < end, f"no {what}:\n{self.said}"
             time.sleep(0.02)
 
+    def until_struck(self) -> None:
+        """Wait for the first fault of the plan."""
+        self.until(lambda: sabotage.struck(self.notes))
+
     def signal(self, number: int, rank: int = 0) -> None:
         """To one process."""
         os.kill(self.pids[rank], number)

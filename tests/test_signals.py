@@ -208,7 +208,7 @@ def test_a_disk_that_is_too_slow_is_left_behind_and_a_checkpoint_is_there(store,
 def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(store, whole):
     for pause, kept in ((0.0, True), (1.5, False)):
         with job(store, plan=[{"at": "trainkit.checkpoint._write_file", "call": 9, "do": "sleep 5"}]) as one:
-            one.until(lambda: sabotage.struck(one.notes))
+            one.until_struck()
             one.signal(signal.SIGTERM)
             time.sleep(pause)
             with contextlib.suppress(ProcessLookupError):

@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainkit import config, lineage, provenance
+from trainkit import config, faults, lineage, provenance
 from trainkit.errors import UserError
 from trainkit.launcher import Stop, Stopped
 from trainkit.needs import Need, gather
@@ -53,6 +52,7 @@ def _launch(order: Order, stop: Stop) -> int:
     with stop.at_once():
         children = children_of(order)
         recipe = children[0].recipe if order.sweep else load(order)
+        stop.seconds = recipe.limits.stop.seconds
         from trainkit.machine import Machine
         from trainkit.store import Store
 
@@ -206,8 +206,7 @@ def _tracked(
 
     def start() -> tuple[str | None, list[Any]]:
         nonlocal tracker
-        for rank in range(machine.world):
-            _note(folder, rank).unlink(missing_ok=True)
+        faults.clear(folder, machine.world)
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
         best = recipe.best
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
@@ -247,34 +246,14 @@ def _tracked(
         try:
             path, decided = machine.lead(start)
             yield tracker, Path(path) if path else None, decided
-        except UserError as error:
-            if not error.told:
-                told = [error.where, error.found, error.expected, error.remedy]
-                write_aside(_note(folder, machine.rank), json.dumps(told))
-            raise
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            if (cause := _cause(folder, machine)) is not None:
-                raise cause from None
+        except BaseException as error:
+            if not stop.told and not getattr(error, "told", False):
+                faults.note(folder, machine.rank, error)
+            if faults.lost(error) and not stop.told and (cause := faults.first(folder, machine)) is not None:
+                raise cause from error
             raise
-
-
-def _note(folder: RunFolder, rank: int) -> Path:
-    return folder.path / f"error-process-{rank}.json"
-
-
-def _cause(folder: RunFolder, machine: Any) -> UserError | None:
-    """The mistake that another process left word of: here it shows as a broken connection only."""
-    others = [rank for rank in range(machine.world) if rank != machine.rank]
-    for _ in range(20 if others else 0):
-        for rank in others:
-            if (note := _note(folder, rank)).exists():
-                cause = UserError(*json.loads(note.read_text()))
-                cause.told = True
-                return cause
-        time.sleep(0.1)
-    return None
 
 
 def _newest(folder: Any) -> tuple[str | None, int, list[str]]:

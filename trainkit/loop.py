@@ -348,7 +348,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         run.progress(state.step, plan.steps)
         observer.step(state.step)
         if state.step == first_step + 1:
-            run.stop.save_first()
+            run.begun(lambda: (machine.asked, *clock.moved), machine.rank)
         if state.step == warm:
             run.expect(state)
 

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import hashlib
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -26,7 +27,6 @@ from trainkit.recipe import Recipe
 from trainkit.task import Batch
 
 T = TypeVar("T")
-_PATIENCE = datetime.timedelta(minutes=10)
 
 
 class Machine:
@@ -42,6 +42,7 @@ class Machine:
         precision = recipe.train.precision
         if precision == "auto":
             precision = _launcher_precision() or _device_precision()
+        patience = datetime.timedelta(seconds=recipe.limits.collective.seconds)
         on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
         if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
             on_cpu = True
@@ -51,7 +52,7 @@ class Machine:
             # Buffers are averaged after each update (`average_buffers`), by one rule for every kind of parallelism.
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
             # The default of 30 minutes is far too long to notice that a process has died.
-            InitProcessGroupKwargs(timeout=_PATIENCE),
+            InitProcessGroupKwargs(timeout=patience),
         ]
         try:
             self.accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu, kwargs_handlers=handlers)
@@ -73,7 +74,10 @@ class Machine:
         self._scale = scaler.state_dict() if scaler is not None else None
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         beside = self.world > 1 and self.device.type != "cpu"
-        self._control = dist.new_group(backend="gloo", timeout=_PATIENCE) if beside else None
+        self._control = dist.new_group(backend="gloo", timeout=patience) if beside else None
+        self.asked = 0
+        """How often `any` was asked: at every update, and at every batch of an evaluation."""
+        self._peers = self.each((socket.gethostname(), os.getpid()))
         self.configure(recipe)
 
     def configure(self, recipe: Recipe) -> None:
@@ -292,6 +296,7 @@ class Machine:
 
         The question travels while the caller works on, and the answer is read a step later.
         """
+        self.asked += 1
         if self.world == 1:
             return lambda: flag
         box = torch.tensor([int(flag)])
@@ -343,6 +348,16 @@ class Machine:
         sums = self.each(checksum(tensors))
         if len(set(sums)) > 1:
             raise RuntimeError(f"{what} differs between processes (checksums {sums}); nothing was saved")
+
+    def gone(self, rank: int) -> bool:
+        """Whether the process of another rank is no more; False for one on another machine."""
+        import psutil
+
+        host, pid = self._peers[rank]
+        try:
+            return host == self._peers[self.rank][0] and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
 
     def close(self) -> None:
         """Leave the process group."""

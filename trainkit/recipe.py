@@ -240,6 +240,26 @@ class Loader:
 
 
 @dataclass(kw_only=True)
+class Limits:
+    """How long something may take before a process is ended for it."""
+
+    hang: AnySpan | None = field(default_factory=lambda: Span(30, "minutes"))
+    """Longest time in which a training does not move on, by a phase of an update or a batch of an evaluation: then it
+    writes down what all its threads are at, and ends. Not before the first update has been made. null: no limit."""
+    collective: AnySpan = field(default_factory=lambda: Span(10, "minutes"))
+    """Longest time for which a process waits for the others, of several; for the score of an evaluation too, which one
+    of them computes."""
+    stop: AnySpan = field(default_factory=lambda: Span(25, "seconds"))
+    """Time from the first signal to stop, after which a training leaves although it has not saved. torch's launcher
+    kills after 30 s."""
+
+    def __post_init__(self) -> None:
+        for name in ("hang", "collective", "stop"):
+            if (span := getattr(self, name)) is not None and not span.timed:
+                raise ValueError(f"{name} is '{span}'; a time is needed, such as 10 min")
+
+
+@dataclass(kw_only=True)
 class Evaluation:
     """One named evaluation: on which split, and when."""
 
@@ -426,6 +446,7 @@ class Recipe:
     downloads: list[Download] = field(default_factory=list, metadata=_NOT_IN_HASH)
     promote: Promote | None = field(default=None, metadata=_NOT_IN_HASH)
     loader: Loader = field(default_factory=Loader, metadata=_NOT_IN_HASH)
+    limits: Limits = field(default_factory=Limits, metadata=_NOT_IN_HASH)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainkit import courier, enrolment
+from trainkit import courier, enrolment, faults
 from trainkit.errors import UserError
 from trainkit.journal import Journal
 from trainkit.outbox import Outbox
+from trainkit.redact import without_secrets
 from trainkit.refusals import is_refusal, reason, unreachable
 from trainkit.store import RunFolder, Store
 
@@ -145,10 +146,11 @@ def _saying() -> Iterator[None]:
 
 
 def send_left(folder: RunFolder, store: Store, client: Any) -> None:
-    """Send what a claimed run that is over has left; one that never said its end was killed."""
+    """Send what a claimed run that is over has left; one that never said its end was killed, or `faults` says more."""
     info = folder.info()
     if info.run_id is None and not enrolment.pending(folder):
-        folder.update(status="KILLED" if info.status == "RUNNING" else info.status)
+        ended = "FAILED" if faults.left(folder) else "KILLED"
+        folder.update(status=ended if info.status == "RUNNING" else info.status)
         return
     seen = last_sign(folder)
     journal = Journal(folder.journal)
@@ -156,8 +158,12 @@ def send_left(folder: RunFolder, store: Store, client: Any) -> None:
         outbox = Outbox(folder, store, journal)
         if info.status == "RUNNING":
             # Its process is gone without a word, or this could not have been claimed.
-            folder.update(status="KILLED", last_step=journal.last_step, unsent=True)
-            outbox.put({"kind": "end", "status": "KILLED", "time": int(1000 * seen)})
+            why = faults.left(folder)
+            status = "FAILED" if why else "KILLED"
+            folder.update(status=status, last_step=journal.last_step, unsent=True)
+            if why:
+                outbox.put({"kind": "tags", "tags": {"trainkit.error": without_secrets(why)[:5000]}})
+            outbox.put({"kind": "end", "status": status, "time": int(1000 * seen)})
         outbox.send(client)
         # Its end may have been lost between run.json and the outbox, or with an older copy of the database.
         if client.get_run(outbox.run_id).info.status == "RUNNING":

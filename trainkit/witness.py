@@ -25,6 +25,7 @@ from trainkit.redact import without_secrets
 from trainkit.state import State
 from trainkit.store import RunFolder
 from trainkit.task import Scores
+from trainkit.watchdog import Watchdog
 
 CHECKPOINT_FAILED = "trainkit.checkpoint_failed"
 """Tag of a run that went on without a checkpoint: at which step, why, and from which on there are some again."""
@@ -87,6 +88,7 @@ class Witness:
         self._commit: Commit | None = None
         self._failed = ""
         self.stop = Stop.of(self.stopping)
+        self._watchdog: Watchdog | None = None
         self._signalled, self.stopping = self.stopping, self._asked_to_stop
 
     def elapsed(self) -> float:
@@ -210,6 +212,22 @@ class Witness:
             columns = {key: [one[key] for one in self._replaced.values()] for key in ("row", "instead", "said")}
             self.tracker.table("tables/damaged.csv", columns)
 
+    def begun(self, moved: Callable[[], Any], rank: int) -> None:
+        """The first update has been made: from here on there is something to save, and it is watched that it goes on.
+
+        `moved` changes as long as it does.
+        """
+        self.stop.save_first()
+        if (limit := self.recipe.limits.hang) is not None:
+            self._watchdog = Watchdog(limit.seconds, moved, self.folder, rank)
+            self._watchdog.start()
+
+    def over(self) -> None:
+        """The training is over."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+
     def expect(self, state: State) -> None:
         """A first update has been made, and checkpoints are to come: their memory is got beside the next updates."""
         if self.main:
@@ -318,6 +336,7 @@ class Witness:
 
         Where the training ended with an error, that is what ended it: one of the checkpoint is said and not raised.
         """
+        self.over()
         try:
             self.settle()
         except Exception as error:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainkit import seeding
+from trainkit import provenance, seeding
 from trainkit.errors import UserError
 from trainkit.task import Loss, Meta, Opened, Parts, Scores, Source
 
@@ -25,6 +25,10 @@ TABLES = {
     "data": {"toy": "toy:ToyData", "folded": "toy:FoldedData", "failing": "failing:FailingData"},
 }
 CLASSES, SIDE = 4, 8
+
+if "TOY_OTHER_PROGRAM" in os.environ and os.environ.get("RANK", "0") != "0":  # as on a machine with another torch
+    program = provenance.program
+    provenance.program = lambda: {**program(), "torch": "0.4"}
 
 
 class Net(nn.Module):

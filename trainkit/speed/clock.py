@@ -106,6 +106,11 @@ class Clock:
             self.timeline.step()
 
     @property
+    def moved(self) -> tuple[int, int]:
+        """Changes with every phase and step, and may be read by any thread."""
+        return self.steps, len(self._notes)
+
+    @property
     def phase(self) -> str:
         """The running phase."""
         self._sum()

@@ -1,0 +1,172 @@
+"""Several processes, of which one is killed, raises, leaves or hangs: all end, and say which was the first."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from jobs import job
+from runs import all_same, own_store, run
+
+from trainkit import faults
+from trainkit.store import RunFolder, Store
+
+WORDS = ("limits.collective=20 s", "limits.hang=60 s")
+TRAINED = ("train.length=3 epochs",)
+ENDINGS = {
+    "killed": ("kill", "process 1 is gone without a word"),
+    "raises": ("RuntimeError out of luck", "process 1 failed first: RuntimeError: out of luck"),
+    "leaves": ("exit 0", "process 1 is gone without a word"),
+}
+HANGS = {
+    "sleeps": {"at": "toy.ToyTask.loss", "do": "sleep 600"},
+    "stopped": {"at": "toy.ToyTask.loss", "do": "stop"},
+    "skips": {"at": "trainkit.machine.Machine.average_buffers", "do": "skip"},
+    "holds the interpreter": {"at": "toy.ToyTask.loss", "do": "spin 600"},
+}
+
+
+@pytest.fixture
+def store(tmp_path, database):
+    with own_store(tmp_path, database):
+        yield tmp_path
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, database):
+    """An uninterrupted run on two processes."""
+    home = tmp_path_factory.mktemp("two")
+    with own_store(home, database), job(home, processes=2) as one:
+        assert one.end() == [0, 0], one.said
+        return one.ran()
+
+
+def test_one_of_two_that_dies_ends_both_and_is_named(promise, two, tmp_path, database):
+    every = [(name, rank) for name in ENDINGS for rank in (1, 0)]
+    for seed in promise.trials("P1", "one of two processes dies: both are gone, the first is named", few=2, many=12):
+        with promise.trial(seed):
+            name, rank = every[seed % len(every)]
+            do, said = ENDINGS[name]
+            home = tmp_path / str(seed)
+            home.mkdir()
+            plan = [{"at": "toy.ToyTask.loss", "call": 5 + seed // len(every), "do": do, "rank": rank}]
+            with own_store(home, database):
+                with job(home, processes=2, plan=plan) as one:
+                    one.until_struck()
+                    began = time.monotonic()
+                    codes = one.end()
+                    one.gone()
+                    print(f"{name}, process {rank}: all gone after {time.monotonic() - began:.1f} s", flush=True)
+                    # The nursery kills what has not ended 15 s after the first, as a launcher does: nothing had to be.
+                    assert codes[1 - rank] == 1, one.said
+                    assert said.replace("process 1", f"process {rank}") in one.said, one.said
+                    if rank:
+                        assert one.ran().folder.info().status == "FAILED"
+                words = ("--resume-or-start",)
+                with job(home, *words, processes=2) as again:
+                    assert again.end() == [0, 0], again.said
+                    ran = again.ran()
+                assert all_same(ran, two) and ran.repeatable == two.repeatable
+                assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_of_two_that_hangs_ends_both_and_all_say_what_they_were_at(promise, tmp_path, database):
+    words = ("limits.collective=10 s", "limits.hang=15 s", "limits.stop=12 s")
+    for name in promise.trials("P2", "one of two processes hangs: found in time, nothing is left", of=list(HANGS)):
+        with promise.trial(name):
+            home = tmp_path / name.replace(" ", "-")
+            home.mkdir()
+            with own_store(home, database):
+                plan = [{**HANGS[name], "call": 5, "rank": 1}]
+                with job(home, *words, processes=2, plan=plan) as one:
+                    if name != "skips":  # which leaves no note
+                        one.until_struck()
+                    began = time.monotonic()
+                    codes = one.end()
+                    one.gone()
+                    took = time.monotonic() - began
+                    print(f"{name}: all gone after {took:.1f} s, codes {codes}", flush=True)
+                    assert all(codes) and took < 10 + 35 + 30, one.said  # the last: a busy machine
+                    assert "Timeout" in one.said or "most recent call first" in one.said or "Traceback" in one.said
+                    info = one.ran().folder.info()
+                    assert info.status == "FAILED", one.said
+                    if name == "holds the interpreter":
+                        assert "Timeout" in faults.stacks(one.ran().folder, 1).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("do", ["sleep 600", "spin 600"])
+def test_a_single_process_that_hangs_is_ended_and_the_next_start_says_so(store, do):
+    """Also where somebody holds the interpreter, so that no Python runs."""
+    with job(store, "limits.hang=6 s", plan=[{"at": "toy.ToyTask.loss", "call": 9, "do": do}]) as one:
+        assert one.end() == [1], one.said
+        hung = one.ran().folder
+    assert hung.info().status == "RUNNING", "nobody was left to say it"
+    assert "toy.py" in faults.stacks(hung, 0).read_text()
+    run("seed=5")
+    assert hung.info().status == "FAILED"
+    client = Store.locate().client().get_run(hung.info().run_id)
+    assert client.info.status == "FAILED" and "process 0" in client.data.tags["trainkit.error"]
+
+
+@pytest.mark.slow
+def test_without_the_watchdog_it_hangs(store):
+    """The negative control."""
+    with job(store, "limits.hang=null", plan=[{"at": "toy.ToyTask.loss", "call": 9, "do": "sleep 40"}]) as one:
+        one.until_struck()
+        time.sleep(20)
+        assert one.alive()
+
+
+def test_a_training_that_is_stopped_for_a_while_is_not_one_that_hangs(store):
+    """SIGSTOP for three times the limit; the same bits."""
+    words = ("limits.hang=2 s", "train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
+    with job(store, *words) as one:
+        one.until("step 20/")
+        one.signal(signal.SIGTSTP)
+        time.sleep(5)
+        one.signal(signal.SIGCONT)
+        assert one.end() == [0], one.said
+        stopped = one.ran()
+    assert not list(stopped.folder.path.glob("stacks*"))
+    assert all_same(stopped, run(*words))
+
+
+def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):
+    folder = RunFolder(tmp_path)
+    machine = SimpleNamespace(world=3, rank=0, gone=lambda rank: rank == 2)
+    assert faults.left(folder) == ""
+    assert "process 2 is gone without a word" in str(faults.first(folder, machine))
+    faults.note(folder, 2, RuntimeError("[gloo] Connection closed by peer"))
+    faults.note(folder, 1, ValueError("token=abc is no number"))
+    assert "process 1 failed first: ValueError" in str(faults.first(folder, machine))
+    assert faults.left(folder).startswith("process 1: ValueError")
+    faults.clear(folder, 3)
+    faults.stacks(folder, 1).write_text("Timeout (0:00:10)!\n")
+    assert faults.left(folder).startswith("process 1 hung")
+    faults.stacks(folder, 1).write_text("")
+    assert faults.left(folder) == "", "of one that was killed, no time had run out"
+    (tmp_path / "error-process-0.json").write_text("{")
+    assert faults.left(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("each", "environment", "named"),
+    [
+        (["seed=1"], {}, "recipe"),
+        (["optim.lr=0.25"], {}, "recipe"),
+        ([], {"TOY_DIFFERS": "1"}, "data"),
+        ([], {"TOY_OTHER_PROGRAM": "1"}, "torch"),
+    ],
+)
+def test_processes_that_disagree_do_not_begin(store, each, environment, named):
+    with job(store, processes=2, each=([], each), **environment) as one:
+        codes = one.end()
+        assert all(code == 2 for code in codes), one.said
+        one.gone()
+        assert f"process 1 differs from process 0 in: {named}" in one.said and "Traceback" not in one.said
+    assert not Store.locate().runs()
