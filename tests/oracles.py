@@ -25,6 +25,9 @@ from trainkit.store import RunFolder
 CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 """What a checkpoint's state says of the clock, of bytes and of places."""
 
+OF_STEPS = ("figures/timeline.png",)
+"""Artifacts that show the steps of the last process; one that was resumed behind its last step has none."""
+
 Row = tuple[str, int, str, int]
 """Name, step, value in full, milliseconds."""
 
@@ -57,7 +60,8 @@ def account(folder: RunFolder) -> dict[str, Any]:
     artifacts = _artifacts(folder)
     for file in sorted(artifacts.rglob("*")):
         name = file.relative_to(artifacts).as_posix()
-        if file.is_file():
+        hidden = file.name.startswith(".artifact.uploading.")  # a copy cut short, which MLflow hides
+        if file.is_file() and not hidden and name not in OF_STEPS:
             repeats = name.startswith(("rows/", "tables/", "recipe/"))
             found[f"artifact {name}"] = hashlib.sha256(file.read_bytes()).hexdigest() if repeats else "is there"
     found["models"] = sorted(_models(folder))

@@ -169,7 +169,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
             undone = {f"evaluate.{name}" for name in left} | {"checkpoint", "safeguard", "figures"}
             agenda.give_back(undone.intersection(due))
             return False
-        if "checkpoint" in due or "safeguard" in due:
+        if "checkpoint" in due or ("safeguard" in due and state.step < plan.steps):
             save()
         if "figures" in due:
             clock.to("log")

@@ -50,6 +50,8 @@ class Outbox:
         self._unsynced: list[Path] = []
         self.courier: Courier | None = None
         """What hands metrics over, where there is one."""
+        for path in self._path.glob(".*"):  # what a process was putting down, or had sent, when it was killed
+            shutil.rmtree(path, ignore_errors=True)
         waiting = self.waiting()
         self._number = int(waiting[-1].name) if waiting else 0
         self._in_memory: list[tuple[dict[str, Any], str | None, Callable[[Path], Any] | None]] = []
@@ -135,7 +137,7 @@ class Outbox:
         for path in self.waiting():
             job = self._job(path)
             if job is not None and job["kind"] == "end":
-                shutil.rmtree(path)
+                _drop(path)
 
     def acknowledge(self, position: int) -> None:
         """Note that everything before `position` is in the store."""
@@ -261,7 +263,7 @@ class Outbox:
             _log.warning(named, self.folder.name, path, job["file"])
         else:
             self._hand_over(client, job, file)
-        shutil.rmtree(path)
+        _drop(path)
 
     def _hand_over(self, client: Any, job: dict[str, Any], file: Path | None) -> None:
         from mlflow.exceptions import MlflowException
@@ -370,6 +372,13 @@ class Outbox:
         if error.error_code != "INVALID_PARAMETER_VALUE" or "API request to endpoint" in str(error):
             return False
         return client.get_run(self.run_id).info.lifecycle_stage == "active"
+
+
+def _drop(job: Path) -> None:
+    """Remove a job, its name first: half of one would be taken for a damaged one."""
+    aside = job.with_name(f".{job.name}")
+    job.rename(aside)
+    shutil.rmtree(aside)
 
 
 def sent(folder: RunFolder) -> int:
