@@ -3,14 +3,18 @@
 The mutator is our own and seeded, because ten thousand cases have to fit into seconds; hypothesis looks at raw bytes.
 """
 
-import os
 import random
 import re
+import resource
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,35 +165,115 @@ def outcome(text: bytes) -> str:
     return "valid"
 
 
-def fuzz(count: int, seed: int) -> Counter:
-    """Outcomes of `count` mutants, spread evenly over the shipped recipes."""
-    texts = [path.read_text() for path in RECIPES]
-    outcomes: Counter = Counter()
-    for i in range(count):
-        text = mutant(texts[i % len(texts)], random.Random(f"{seed} {i}"))
-        try:
-            outcomes[outcome(text)] += 1
-            outcomes[RECIPES[i % len(texts)].name] += 1
-        except Exception as error:
-            raise AssertionError(f"mutant {i} of seed {seed}, of {RECIPES[i % len(texts)].name}: {text!r}") from error
-    return outcomes
+TEXTS = [path.read_text() for path in RECIPES]
+SECONDS, BYTES = 0.1, 100e6
+"""What one recipe may take: seconds of processor time, and of memory beside what the first ones took."""
 
 
-def check(count: int, seed: int) -> None:
+def taken(text: bytes) -> tuple[str, float]:
+    """An outcome and the seconds that it took, of what took long the least of three times."""
+    seconds = []
+    while True:
+        began = time.process_time()
+        found = outcome(text)
+        seconds.append(time.process_time() - began)
+        if min(seconds) < SECONDS or len(seconds) == 3:
+            return found, min(seconds)
+
+
+def test_damaged_recipes_end_in_a_config_error_or_a_recipe(promise):
     assert len(RECIPES) >= 2, "the shipped recipes were not found"
-    seen = fuzz(count, seed)
-    assert seen["refused"] + seen["valid"] == count
-    assert all(seen[path.name] >= count // len(RECIPES) for path in RECIPES)
-    assert seen["refused"] > count // 10 and seen["valid"] > count // 100, seen
+    seen: Counter = Counter()
+    for text in TEXTS:
+        outcome(text.encode())  # what is imported is not what a recipe takes
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for seed in promise.trials(
+        "F1", "a damaged recipe is refused by its places or comes back whole", few=2_000, many=100_000
+    ):
+        with promise.trial(seed):
+            text = mutant(TEXTS[seed % len(TEXTS)], random.Random(f"0 {seed}"))
+            found, seconds = taken(text)
+            assert seconds < SECONDS, f"{seconds:.2f} s for {text[:2000]!r}"
+            seen[found] += 1
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    assert grown < BYTES, f"{grown / 1e6:.0f} MB more than before"
+    count = seen.total()
+    assert count < 1000 or (seen["refused"] > count // 10 and seen["valid"] > count // 100), seen
 
 
-def test_2000_damaged_recipes_end_in_a_config_error_or_a_recipe():
-    check(2_000, seed=0)
+def tree(rng: random.Random, depth: int = 0):
+    """Plain values as YAML may hold them, keys of recipes among others."""
+    kind = rng.randrange(9 if depth < 5 else 7)
+    if kind < 7:
+        odd = "".join(rng.choices("aé\U0001f600 :#'\"{}[]\n\t\\", k=rng.randrange(9)))
+        whole, number = rng.randrange(-(2**63), 2**63), rng.uniform(-1e9, 1e9)
+        small = 10.0 ** rng.uniform(-300, 300)
+        return rng.choice([None, True, whole, number, small, odd, rng.choice(VALUES), rng.choice(KEYS)])
+    many = rng.randrange(6)
+    if kind == 7:
+        return [tree(rng, depth + 1) for _ in range(many)]
+    return {rng.choice(KEYS): tree(rng, depth + 1) for _ in range(many)}
 
 
-@pytest.mark.slow
-def test_10000_damaged_recipes_end_in_a_config_error_or_a_recipe():
-    check(10_000, seed=int(os.environ.get("TRAINKIT_FUZZ_SEED", "1")))
+KEYS = sorted({key for text in TEXTS for key in KEY.findall(text)})
+VALUES = sorted({value for text in TEXTS for value in VALUE.findall(text)})
+
+
+def test_any_tree_of_values_ends_in_a_config_error_or_a_recipe(promise):
+    """Whole recipes of nonsense, and shipped ones with nonsense in one place, written by a library and read by us."""
+    for seed in promise.trials("F1", "a tree of any values is refused by its places", few=300, many=20_000):
+        with promise.trial(seed):
+            rng = random.Random(f"tree {seed}")
+            made = tree(rng)
+            if seed % 3:
+                whole = yaml.safe_load(TEXTS[seed % len(TEXTS)])
+                block = whole
+                while isinstance(inner := block[rng.choice(list(block))], dict) and inner and rng.random() < 0.7:
+                    block = inner
+                block[rng.choice(list(block))], made = made, whole
+            found, seconds = taken(yaml.safe_dump(made, allow_unicode=True).encode())
+            assert seconds < SECONDS
+            assert found == "refused" or seed % 3
+
+
+AUDIT = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import random
+import test_config_fuzz as fuzz
+for text in fuzz.TEXTS:
+    fuzz.outcome(text.encode())
+for text in fuzz.NAMES.values():
+    fuzz.outcome(text)
+done, watching = [], True
+EVENTS = ("open", "import", "os", "subprocess", "socket", "shutil", "ctypes", "urllib")
+def watch(event, arguments):
+    if watching and event.split(".")[0] in EVENTS:
+        done.append((event, str(arguments)[:200]))
+sys.addaudithook(watch)
+for seed in range(int(sys.argv[1])):
+    fuzz.outcome(fuzz.mutant(fuzz.TEXTS[seed % len(fuzz.TEXTS)], random.Random(f"0 {seed}")))
+for text in fuzz.NAMES.values():
+    fuzz.outcome(text)
+watching = False
+print(*sorted(set(done)), sep="\\n")
+"""
+NAMES = {
+    word: TEXTS[0].replace("task:", f"{key}: {word}\ntask:", 1).encode()
+    for key in ("task", "plugin", "_target_", "data", "import")
+    for word in ("os:system", "os.system", "antigravity", "this:x", "{name: 'antigravity:x'}", "{_target_: os.system}")
+}
+"""Recipes that name modules of Python: importing one of these would open a browser, or print."""
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.slow)])
+def test_reading_a_recipe_opens_no_file_imports_nothing_and_starts_nothing(count):
+    """As Python's own audit has it, once what shipped recipes need is imported."""
+    here = Path(__file__).parent
+    words = [sys.executable, "-c", AUDIT, str(count), str(here), str(here.parent)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
 
 
 @settings(max_examples=200, deadline=None)
