@@ -71,7 +71,12 @@ words_argument = click.argument("overrides", nargs=-1)
 def recipe_file(word: str) -> Path:
     """The recipe's file: as given, else one that comes with trainkit: `adadistill` or `recipes/adadistill.yaml`."""
     path = Path(word)
-    if path.is_file() or path.parent not in (Path("."), Path("recipes")):
+    try:
+        there = path.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        found = f"cannot be read ({error.strerror})"
+        raise UserError(f"{word[:60]}...", found, "a path, or the name of a shipped recipe") from None
+    if there or path.parent not in (Path("."), Path("recipes")):
         return path
     shipped = shipped_recipes() / (path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml")
     return shipped if shipped.is_file() else path
