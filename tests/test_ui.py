@@ -1,11 +1,16 @@
 import contextlib
 import json
+import os
 import socket
 import urllib.error
+import urllib.parse
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
+from test_payloads import lay_modules, ran
 
 from trainkit import sender, tracking, ui
 from trainkit.errors import UserError
@@ -27,8 +32,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def get(url, data=None, **headers):
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+def get(url, data=None, method=None, **headers):
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers}, method=method)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
         return answer.read()
 
@@ -59,6 +64,78 @@ def test_the_page_shows_a_run_with_its_metrics_and_files(store, tmp_path):
     assert server.returncode is not None
     with pytest.raises(urllib.error.URLError):
         get(f"{at}/health")
+
+
+def listening(session: int) -> dict[int, set[str]]:
+    """Ports on which processes of a session listen, and at which addresses, as the kernel has it."""
+    sockets: dict[str, tuple[str, int]] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A":
+                address, _, port = local.partition(":")
+                sockets[inode] = (address, int(port, 16))
+    found: dict[int, set[str]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == session:
+                for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                    inode = os.readlink(link).removeprefix("socket:[").removesuffix("]")
+                    if inode in sockets:
+                        found.setdefault(sockets[inode][1], set()).add(sockets[inode][0])
+    return found
+
+
+@pytest.mark.slow
+def test_the_page_is_for_this_machine_alone_and_does_nothing_but_show(store, tmp_path, monkeypatch):
+    """By the real server: where it listens, to whom it answers, what it refuses, and what it is not led to import."""
+    for name, value in {
+        "DISABLE_SECURITY_MIDDLEWARE": "true", "ALLOWED_HOSTS": "*", "CORS_ALLOWED_ORIGINS": "*",
+        "ENABLE_JOB_EXECUTION": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"MLFLOW_SERVER_{name}", value)  # of another server
+    lay_modules(store.home, tmp_path)
+    folder = store.new_run("faces", 0, "aaaa")
+    tracker = Tracker.start(
+        folder, store, experiment="faces", run_name=folder.name, params={"lr": 0.1}, system_metrics_every=0
+    )
+    tracker.artifact_text("recipe.yaml", "lr: 0.1\n")
+    tracker.finish("FINISHED")
+    port = free_port()
+    at = f"http://127.0.0.1:{port}"
+    search = f"{at}/api/2.0/mlflow/experiments/search"
+
+    def refused(url: str, data: bytes | None = None, method: str | None = None, **headers: str) -> int:
+        with pytest.raises(urllib.error.HTTPError) as answer:
+            get(url, data, method, **headers)
+        return answer.value.code
+
+    with running(store, port) as server:
+        assert listening(server.pid) == {port: {"0100007F"}}, "127.0.0.1 as the kernel writes it, and nothing else"
+        for host in ("evil.com", f"evil.com:{port}", "127.0.0.1.evil.com", f"{socket.gethostname()}.evil.com"):
+            assert refused(search, b'{"max_results": 1}', Host=host) == 403, host
+            assert refused(f"{at}/", Host=host) == 403, host
+        for origin in ("https://evil.com", "http://127.0.0.1.evil.com", "null"):
+            assert refused(f"{at}/api/2.0/mlflow/experiments/create", b'{"name": "evil"}', Origin=origin) == 403, origin
+        assert get(search, b'{"max_results": 9}', Host=f"localhost:{port}"), "by its own names it answers"
+        # Files of the machine: what the store says of none, and what a proxy of artifacts would take and give.
+        proxy = f"{at}/api/2.0/mlflow-artifacts/artifacts"
+        assert refused(f"{proxy}/recipe.yaml") >= 400
+        assert refused(f"{proxy}/evil.txt", b"evil", "PUT") >= 400
+        for path in ("../../../run.json", "/etc/passwd", "..%2f..%2frun.json", "file:///etc/passwd"):
+            quoted = urllib.parse.quote(path, safe="%")
+            assert refused(f"{at}/get-artifact?path={quoted}&run_uuid={tracker.run_id}") in (400, 404), path
+        # Work: MLflow would run evaluations and more in processes of its own.
+        for route in ("jobs", "jobs/search", "scorers/list", "gateway/endpoints"):
+            for api in ("/api/3.0", "/ajax-api/3.0", "/api/2.0/mlflow", "/ajax-api/3.0/mlflow"):
+                with contextlib.suppress(urllib.error.HTTPError):
+                    assert b"job_id" not in get(f"{at}{api}/{route}")
+        words = [" ".join(process.cmdline()) for process in psutil.Process(server.pid).children(recursive=True)]
+        assert not [word for word in words if "huey" in word or "job" in word], words
+    assert listening(server.pid) == {}
+    assert ran(tmp_path) == [], "modules that lie in the store are not imported"
+    log = (store.home / "ui.log").read_bytes()
+    assert b"mlflow" in log.lower() or log == b""
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -70,27 +71,28 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
     settle_mlflow()
     words = [sys.executable, "-P", "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     environment = {
-        **os.environ,
+        # Without what is set for another server: it could open this one to every name and origin.
+        **{name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_SERVER_")},
         # Its job runners are ten processes of 2.4 GB together, for features that nothing here uses.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # Nor do its workers import what lies in the store, which is where they start.
-        "PYTHONSAFEPATH": "1",
         # A tracking address in the environment would not reach the server, but would confuse its workers.
         "MLFLOW_TRACKING_URI": "",
     }
+    words += ["--no-serve-artifacts", "--default-artifact-root", store.artifacts.as_uri()]  # type: ignore[union-attr]
     if store.database:
-        words += ["--backend-store-uri", store.uri, "--no-serve-artifacts"]
-        words += ["--default-artifact-root", store.artifacts.as_uri()]  # type: ignore[union-attr]
+        words += ["--backend-store-uri", store.uri]
     else:
         # Not among the words of the command, where every user of the machine could read its password.
         environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
-    server = _begun(words, environment, _log_of(store), store.home)
-    try:
-        _wait_until_ready(server, port, _log_of(store))
-        yield server
-    finally:
-        _end(server)
+    # In an empty folder: uvicorn imports what lies where it starts, and somebody else may have laid it into the store.
+    with tempfile.TemporaryDirectory(prefix="trainkit-ui-") as aside:
+        server = _begun(words, environment, _log_of(store), Path(aside))
+        try:
+            _wait_until_ready(server, port, _log_of(store))
+            yield server
+        finally:
+            _end(server)
 
 
 def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
