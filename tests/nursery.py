@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import sabotage
+import small_disk
 from painting import leave_unpainted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +104,7 @@ def _train(order: Mapping[str, Any], rank: int) -> int:
     if order["processes"] > 1:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    small_disk.enter_from_environment()
     os.chdir(order["folder"])
     random.seed()
     np.random.seed()

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint, live
+from trainkit import checkpoint, live, store
 from trainkit.checkpoint import CheckpointError
 from trainkit.errors import UserError
 
@@ -225,7 +225,7 @@ def test_killed_at_any_system_call_a_whole_checkpoint_is_left_and_cleaned_up(scr
                     call(args[0], args[1][: len(args[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            checkpoint.os = Faulty(die)
+            checkpoint.os = store.os = Faulty(die)
             try:
                 scenario(folder)
             finally:
@@ -266,6 +266,7 @@ def test_an_error_of_any_system_call_costs_no_older_checkpoint(scratch, monkeypa
         faulty = Faulty(fail)
         with monkeypatch.context() as patched:
             patched.setattr(checkpoint, "os", faulty)
+            patched.setattr(store, "os", faulty)
             try:
                 scenario(folder)
             except CheckpointError as error:
@@ -330,7 +331,9 @@ def test_everything_is_synced_before_it_is_named_and_the_name_after(tmp_path, mo
         events.append((name, subject))
         return result
 
-    monkeypatch.setattr(checkpoint, "os", Faulty(record, frozenset({"open", "write", "fsync", "rename", "mkdir"})))
+    faulty = Faulty(record, frozenset({"open", "write", "fsync", "rename", "mkdir"}))
+    monkeypatch.setattr(checkpoint, "os", faulty)
+    monkeypatch.setattr(store, "os", faulty)
     save(tmp_path / "run", 3)
     renamed = events.index(("rename", "step-000000003"))
     files = {file for name, file in events if name == "write"}
@@ -899,7 +902,7 @@ import sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch import nn
-from trainkit import checkpoint, live
+from trainkit import checkpoint, live, store
 rank, world, folder, task = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3))

@@ -38,6 +38,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainkit.errors import UserError
+from trainkit.store import sync_folder
 
 FORMAT = 1
 """Version of the layout above. Raised whenever an older reader would misunderstand a newer folder."""
@@ -105,7 +106,7 @@ def write(
     try:
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         if shutil.disk_usage(folder).free < needed:
             raise CheckpointError(str(folder), _room(folder, step, needed), remedy=_FREE)
         os.mkdir(aside)
@@ -114,11 +115,11 @@ def write(
         files = {name: _write_file(aside / name, pieces) for name, pieces in contents.items()}
         contents[MANIFEST] = [memoryview(_manifest(files))]
         _write_file(aside / MANIFEST, contents[MANIFEST])
-        _sync_folder(aside)
+        sync_folder(aside)
         superseded = _make_room(target)
         os.rename(aside, target)
         aside = target  # from here on, a failure withdraws the committed folder
-        _sync_folder(folder)
+        sync_folder(folder)
         _read_back(target, contents)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -209,16 +210,6 @@ def _read_back(path: Path, contents: Mapping[str, Iterable[memoryview]]) -> None
                     raise OSError(errno.EIO, f"{name} was read back differently from what was written")
             if file.read(1):
                 raise OSError(errno.EIO, f"{name} was read back longer than it was written")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make names in a folder durable (a rename is not, before this). Windows cannot open folders, and need not."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _serialised(members: Mapping[str, Tensor]) -> list[memoryview]:

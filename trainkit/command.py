@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from trainkit import floors
-from trainkit.errors import EXIT_CODE, UserError
+from trainkit.errors import EXIT_CODE, UserError, of_disk
 from trainkit.redact import hide_in_logs, without_secrets
 
 
@@ -39,9 +39,12 @@ class Plain(click.Command):
         except click.Abort:
             code = 130
         except Exception as error:
-            # As Python would, but what is printed goes into logs that others read.
-            click.echo(without_secrets("".join(traceback.format_exception(error))), err=True, nl=False)
-            code = 1
+            if isinstance(error, OSError) and (said := of_disk(error)) is not None:
+                code = _say(str(said))
+            else:
+                # As Python would, but what is printed goes into logs that others read.
+                click.echo(without_secrets("".join(traceback.format_exception(error))), err=True, nl=False)
+                code = 1
         # A verb returns nothing, or its exit code.
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shutil
 from collections.abc import Iterable
 
 EXIT_CODE = 2
@@ -30,6 +34,30 @@ class UserError(Exception):
     def __reduce__(self):
         """So that one raised in a worker process arrives whole."""
         return UserError, (self.where, self.found, self.expected, self.remedy)
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED = _FULL | {errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def of_disk(error: OSError, where: str | os.PathLike[str] = "") -> UserError | None:
+    """What a disk that is full, failing or read-only raised, as a sentence; None for any other error.
+
+    `where` is a place on that disk, for errors that name no file: those of writing to one that is open.
+    """
+    if error.errno not in _REFUSED or not (path := os.fspath(error.filename or where)):
+        return None
+    found = error.strerror or str(error)
+    if error.errno not in _FULL:
+        return UserError(
+            str(path), found, remedy="mend the disk or the rights on it; what was written before is intact"
+        )
+    folder = os.path.abspath(os.fsdecode(path))
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    with contextlib.suppress(OSError):  # the sentence stands without
+        found += f", {shutil.disk_usage(folder).free / 1e6:.1f} MB free"
+    return UserError(str(path), found, remedy="free some space; what was written before is intact")
 
 
 def few(names: Iterable[str], most: int = 5) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.errors import UserError
+from trainkit.store import sync_folder
 
 MEASURED = ("speed/", "time/", "time_to/", "cost/", "device/", "system/", "final/speed/", "final/time/")
 """Prefixes of names that never repeat; when such a step is computed again the first measurement stands."""
@@ -95,7 +96,10 @@ class Journal:
         self._lock = threading.RLock()
         self._held = bytearray()
         # Unbuffered, so that what a full disk took and what it refused is known to the byte.
-        self._file = open(self.path, "r+b" if self.path.exists() else "x+b", buffering=0)  # noqa: SIM115
+        new = not self.path.exists()
+        self._file = open(self.path, "x+b" if new else "r+b", buffering=0)  # noqa: SIM115
+        if new:
+            sync_folder(self.path.parent)
         self._written = _whole_lines(self._file)
         self._file.truncate(self._written)
         self._flushed_at = time.monotonic()
@@ -448,6 +452,7 @@ def _write_replay(path: Path, replay: Replay) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(out, path)
+    sync_folder(path.parent)  # before the journal is cut: what was behind would be nowhere
 
 
 def _read_replay(path: Path) -> Replay:

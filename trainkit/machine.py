@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from trainkit.errors import UserError
+from trainkit.errors import UserError, of_disk
 from trainkit.launcher import Stopped, asked_processes
 from trainkit.provenance import cpu_name
 from trainkit.recipe import Recipe
@@ -256,9 +256,11 @@ class Machine:
                 failure = error
             except BaseException as error:
                 # The others must not wait for a message that never comes.
+                failure = of_disk(error) if isinstance(error, OSError) else None
                 told = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
-                self.share((None, told))
-                raise
+                if failure is None:
+                    self.share((None, told))
+                    raise
         done, failure = self.share((done, failure))
         if isinstance(failure, UserError):
             failure.told = not self.main

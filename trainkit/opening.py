@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainkit import copying
-from trainkit.errors import UserError
+from trainkit.errors import UserError, of_disk
 from trainkit.order import Order
-from trainkit.store import RunFolder
+from trainkit.store import RunFolder, write_aside
 
 
 def begin(
@@ -25,7 +25,7 @@ def begin(
         folder = store.find(order.resume) if order.resume else store.newest_unfinished(name, recipe_hash)
     if folder is None and (begins or order.resume is None):
         folder = store.new_run(name, seed, recipe_hash)
-        folder.recipe.write_text(text, encoding="utf-8")
+        write_aside(folder.recipe, text)
         return folder, False
     if folder is None:
         other = store.newest_unfinished(name)
@@ -48,6 +48,7 @@ def ending(tracker: Callable[[], Any], told: Callable[[], bool] = lambda: False)
     """However what is done within ends, the status of the run that is tracked says so.
 
     `told`: whether it was told to stop. What fails then, but for a UserError, fails because others were told so too.
+    What a full or failing disk raises becomes a UserError.
     """
     try:
         yield
@@ -55,8 +56,12 @@ def ending(tracker: Callable[[], Any], told: Callable[[], bool] = lambda: False)
         tracker().finish("KILLED")
         raise
     except BaseException as error:
-        if told() and not isinstance(error, UserError):
+        disk = getattr(getattr(tracker(), "folder", None), "path", "")
+        said = of_disk(error, disk) if isinstance(error, OSError) else error if isinstance(error, UserError) else None
+        if told() and said is None:
             tracker().finish("KILLED")
             raise
-        tracker().finish("FAILED", str(error) if isinstance(error, UserError) else error)
+        tracker().finish("FAILED", str(said) if said is not None else error)
+        if said is not None and said is not error:
+            raise said from error
         raise

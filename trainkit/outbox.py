@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from trainkit.courier import Courier
 
 _BATCH = 1000
+_LARGE = 64 << 20
 _MOST_IN_MEMORY = 100
 """Files that wait in memory for a disk that takes them."""
 _TRIES = 3
@@ -114,7 +116,8 @@ class Outbox:
             (aside / "file").mkdir()
             if file is not None and write is not None:
                 write(aside / "file" / file)
-            (aside / "job.json").write_text(json.dumps({**job, "file": file}), encoding="utf-8")
+            kept = {**job, "file": file, "crc": _crc(aside / "file" / file) if file is not None else None}
+            (aside / "job.json").write_text(json.dumps(kept), encoding="utf-8")
             aside.rename(self._path / number)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -245,8 +248,10 @@ class Outbox:
         try:
             job = json.loads((path / "job.json").read_bytes())
             if isinstance(job, dict) and job.keys() >= {"kind", "file"}:
-                return job
-        except (OSError, ValueError):
+                file = path / "file" / job["file"] if job["file"] else None
+                if file is None or job.get("crc") is None or job["crc"] == _crc(file):
+                    return job
+        except (OSError, ValueError, TypeError):
             pass
         aside = path.with_name(f"damaged-{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
@@ -379,6 +384,12 @@ def _drop(job: Path) -> None:
     aside = job.with_name(f".{job.name}")
     job.rename(aside)
     shutil.rmtree(aside)
+
+
+def _crc(file: Path) -> int | None:
+    """CRC-32 of a file; None of a large one, which is a link to weights that are on the disk for good."""
+    plain = file.is_file() and file.stat().st_size <= _LARGE
+    return zlib.crc32(file.read_bytes()) if plain else None
 
 
 def sent(folder: RunFolder) -> int:

@@ -21,6 +21,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import socket
 import sqlite3
 import tempfile
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
-from trainkit.errors import UserError
+from trainkit.errors import UserError, of_disk
 from trainkit.places import make_private
 from trainkit.redact import without_secrets
 from trainkit.refusals import Away, is_refusal, passes, reason
@@ -265,6 +266,8 @@ class Store:
         settle_mlflow()
         from mlflow.tracking import MlflowClient
 
+        # A traceback of everything that it raises as well, whoever catches it and says so: a full disk, a lock.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         with self.asking():
             client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             client.search_experiments(max_results=1)
@@ -358,7 +361,6 @@ class Store:
                 tail = secrets.token_hex(2)
             except OSError as error:
                 raise UserError(str(runs), f"cannot be written: {error.strerror}", remedy=_ELSEWHERE) from None
-        folder.checkpoints.mkdir()
         info = RunInfo(
             folder.name,
             recipe_name,
@@ -369,8 +371,16 @@ class Store:
             pid=os.getpid(),
             host=socket.gethostname(),
         )
-        folder.claim()
-        write_aside(folder.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
+        try:
+            folder.checkpoints.mkdir()
+            folder.claim()
+            write_aside(folder.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
+            sync_folder(runs)
+            sync_folder(self.home)
+        except OSError as error:
+            folder.release()
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise of_disk(error, folder.path) or error from None
         return folder
 
     def runs(self) -> list[RunFolder]:
@@ -548,13 +558,30 @@ def run_key(recipe_hash: str, data_digest: str) -> str:
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Write a text file so that a reader, and a crash, sees all of it or the old one."""
+    """Write a text file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
     out = path.with_name(f".{path.name}.new")
-    with open(out, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(out, path)
+    try:
+        with open(out, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(out, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            out.unlink(missing_ok=True)  # on a full disk every byte counts
+        error.filename = str(path)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable (a rename is not, before this). Windows cannot open folders, and need not."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def settle_mlflow() -> None:

@@ -5,6 +5,7 @@ The loop calls a witness on every rank; on ranks other than 0 it keeps silent.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from torch import Tensor
 from trainkit import checkpoint, journal, nonfinite, records, targets
 from trainkit.checkpoint import CheckpointError
 from trainkit.committing import Commit
+from trainkit.errors import of_disk
 from trainkit.launcher import Stop
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
@@ -191,7 +193,8 @@ class Witness:
         if self.main:
             from trainkit.report.drawing import draw
 
-            self.tracker.commit()
+            with contextlib.suppress(OSError):  # the figures are then of what the disk has taken
+                self.tracker.commit()
             best = self.recipe.best.metric if self.recipe.best else None
             draw(self.tracker, journal.read(self.folder.journal), best, curves)
 
@@ -271,17 +274,17 @@ class Witness:
         self.folder.refuse_deleted()
         try:
             self.tracker.commit()
-        except OSError as error:
-            remedy = "no checkpoint is written before it; older ones are intact"
-            raise CheckpointError(
-                str(self.folder.journal), f"cannot be written: {error.strerror}", "", remedy
-            ) from error
+        except OSError as error:  # no checkpoint is written before the journal that it points into
+            said = of_disk(error, self.folder.journal)
+            found, remedy = (said.found, said.remedy) if said else (str(error), "")
+            raise CheckpointError(str(self.folder.journal), found, remedy=remedy) from error
         checkpoint.write(self.folder.checkpoints, step, tensors, state, self.recipe_text)
         # After a resume from an older checkpoint, or a rollback, later ones belong to a future that was given up.
         checkpoint.drop_after(self.folder.checkpoints, step)
         keep = self.recipe.checkpoints
         checkpoint.prune(self.folder.checkpoints, keep.keep_last, best[: keep.keep_best])
-        self.folder.update(last_step=step)
+        with contextlib.suppress(OSError):  # for people; the checkpoint says it itself
+            self.folder.update(last_step=step)
 
     def copied(self, then: str) -> None:
         """Wait until a checkpoint that is being written needs nothing any more of what an update changes.
