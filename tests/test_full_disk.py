@@ -70,12 +70,12 @@ def test_on_a_disk_with_little_room_a_run_ends_in_a_sentence_or_goes_on_and_is_r
     text = "little room on the disk: no traceback, all readable; room again, and the same bits and the whole history"
     for seed in promise.trials("D1", text, few=3, many=100):
         with promise.trial(seed):
+            disk.empty()
             shutil.rmtree(disk.seen / "store")
             (disk.seen / "store").mkdir()
             shutil.copy(database, disk.seen / "store" / "mlflow.db")
             room = random.Random(seed).choice([0, 5_000, 40_000, 100_000, 200_000, 400_000, 800_000])
             room += random.Random(seed).randrange(60_000)
-            disk.empty()
             disk.fill(leave=room)
             first = spawn(1, *RUN, **disk.environment)
             print(f"{room:,} bytes: exit code {first.returncode}\n{first.stdout}{first.stderr}")
