@@ -48,6 +48,7 @@ def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent |
     """The toy recipe, trained without a store: its witness."""
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
+    folder.mkdir(exist_ok=True)
     given = {word.partition("=")[0]: word for word in (*QUIET, *words)}
     recipe = load(Order(TOY, list(given.values()), ("toy",)))
     witness = Witness(recipe, "", "", Folder(folder), tracker or Silent(), True, lambda: False, checkpoint=at)
