@@ -3,12 +3,14 @@
 # make soak   every promise of docs/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/performance.md cites
 # make screenshots   pictures of the MLflow page of the store, into docs/images (needs Chromium)
+# make lock   constraints.lock anew: constraints.txt with the SHA-256 of its wheels, as the package index has them
+# make audit  known holes of what is pinned, by pip-audit;  make sbom  the same as a bill of materials, build/sbom.json
 PYTHON ?= $(firstword $(shell command -v python3 python3.11))
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all soak bench bench-full screenshots clean
+.PHONY: run test test-all soak bench bench-full screenshots lock audit sbom clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -31,6 +33,25 @@ bench-full: $(VENV)/.bench
 screenshots: $(READY)
 	$(BIN)/python tests/screenshots.py
 
+lock:
+	$(PYTHON) tests/lock.py
+
+# Strict: what the service does not know, or cannot be asked, fails too. Nothing of what is audited is installed.
+AUDIT := $(VENV)-audit/bin/pip-audit --strict --progress-spinner off --requirement constraints.lock \
+	--require-hashes --disable-pip
+
+audit: $(VENV)-audit/.ready
+	$(AUDIT)
+
+sbom: $(VENV)-audit/.ready
+	mkdir -p build
+	$(AUDIT) --format cyclonedx-json --output build/sbom.json
+
+$(VENV)-audit/.ready:
+	test -x $(VENV)-audit/bin/python || $(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check "pip-audit>=2.10,<3"
+	touch $@
+
 $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,bench]" -c constraints.txt
 	touch $@
@@ -41,4 +62,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-audit

@@ -111,13 +111,20 @@ def test_an_older_python_comes_as_far_as_saying_so():
     """What the commands import before they ask is read by Python 3.9, and takes nothing of the standard library that
     came later."""
     files = [
-        ROOT / "trainkit" / name for name in ("__init__.py", "cli.py", "run.py", "command.py", "floors.py", "errors.py")
+        ROOT / "trainkit" / name
+        for name in ("__init__.py", "cli.py", "run.py", "command.py", "floors.py", "errors.py", "redact.py")
     ]
     for file in [*files, *(ROOT / "trainkit" / "verbs").glob("*.py")]:
         tree = ast.parse(file.read_text(), feature_version=(3, 9))
         at_once = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
         names = {alias.name for node in at_once for alias in node.names}
         assert not names & {"Self", "StrEnum", "tomllib", "override", "batched"}, file
+        texts = [
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        assert not [text for text in texts if re.search(r"[\w)\]][*+?]\+", text)], (
+            f"{file}: possessive repeats are of 3.11"
+        )
 
 
 # Every verb
@@ -181,6 +188,11 @@ def test_the_page_on_security_has_the_same_table():
     page = (ROOT / "SECURITY.md").read_text()
     rows = {row[0]: row[1:] for row in re.findall(r"^\| `([a-z]+)` \| ([0-9.]+) \| (.+) \|$", page, re.MULTILINE)}
     assert rows == {floor.package: (floor.version, floor.why) for floor in floors.FLOORS}
+
+
+def test_the_tests_that_the_page_names_are_there():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    assert len(named) > 10 and not [name for name in named if not (ROOT / "tests" / f"{name}.py").is_file()]
 
 
 def test_the_word_is_in_the_table_of_messages():

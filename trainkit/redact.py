@@ -33,12 +33,12 @@ _NAMED = re.compile(
     # A name that ends like a secret, an equals sign or colon, and what follows. The name is bounded: else a text of
     # points would be gone through from each of them.
     rf"""(?ix) ( \b[\w.-]{{0,40}}? (?: token | secret | passw(?:or)?d | passphrase | [_-]pwd
-    | (?:api|access|private|secret|account)[_-]?key | credentials? | authorization ) \\?["']? \s* [:=] \s*+ )
+    | (?:api|access|private|secret|account)[_-]?key | credentials? | authorization ) \\?["']? \s* [:=] \s* (?!\s) )
     (?: (?: bearer | basic | token ) \s+ )? (?! \[hidden\] ) ( {_VALUE} )"""
 )
 _COOKIE = re.compile(
     # To the end of the line: several stand in one header.
-    r"""(?ix) ( \b(?:set-)?cookie \\?["']? \s* [:=] \s*+ ) (?! \[hidden\] ) ( "[^"\n]*" | '[^'\n]*' | [^\n]+ )"""
+    r"""(?ix) ( \b(?:set-)?cookie \\?["']? \s* [:=] \s* (?!\s) ) (?! \[hidden\] ) ( "[^"\n]*" | '[^'\n]*' | [^\n]+ )"""
 )
 _WORD = re.compile(
     # The word of a command line after such an option, of a .netrc after the login; parts of a signed address.
