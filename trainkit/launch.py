@@ -198,6 +198,7 @@ def _tracked(
     parent: str | None,
 ) -> Iterator[tuple[Any, Path | None, list[Any]]]:
     """The tracker of a run, the checkpoint to resume from, and the decisions to repeat."""
+    from trainkit import died
     from trainkit.plan import evaluated
     from trainkit.tracking import Silent, Tracker
     from trainkit.witness import refused
@@ -208,6 +209,7 @@ def _tracked(
         nonlocal tracker
         faults.clear(folder, machine.world)
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
+        ended = died.word(folder) if resuming else ""
         best = recipe.best
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
         tracker = Tracker.start(
@@ -230,6 +232,10 @@ def _tracked(
                 tracker.adopt(need.run.name)
         decided = tracker.cut_back(position).decided if resuming else []
         refused(tracker, problems, lambda text: print(text, flush=True))
+        if ended:
+            print(ended, flush=True)
+            tracker.event(0, "died", {"said": ended})
+            tracker.tags({"trainkit.died": ended})
         tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))

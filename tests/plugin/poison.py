@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,8 @@ class PoisonedTask(ToyTask):
     flip: str | None = None
     """Where a bit is flipped, once, in the first computation of the steps `steps`: weight, gradient, image."""
     bit: int = 0
+    killed: bool = False
+    """Whether the process is killed in the steps `steps`, as the kernel does when memory runs out."""
     remembers: bool = True
     hoard: int = 0
     """MB that the forward pass of a sample really takes."""
@@ -55,6 +58,8 @@ class PoisonedTask(ToyTask):
         bad = float(self.value)
         if poison == "image":
             batch = {**batch, "image": batch["image"].index_fill(0, torch.tensor([0]), bad)}
+        if self.killed and at.step in self.steps:
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.flip and at.step in self.steps and at.step not in self.__dict__.setdefault("flipped", set()):
             self.flipped.add(at.step)
             weight = getattr(net, "module", net).head.weight
