@@ -1,9 +1,9 @@
 """Losses of small trainings of every kind of recipe, as they were: a change that moves a bit of them shows here.
 
 tests/golden/losses/ holds them by processor and version of torch, as hexadecimal numbers: there they are equal to the
-bit. Elsewhere the first three are to 1e-5 and all to a tenth: rounding grows where the hardest are chosen, to 2.5 % in 20
-updates of `segment` with AVX2 in place of AVX-512 (`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`), and stays below
-1e-5 in four of the six. `pytest --update-golden` writes those of this machine. After torchtitan's `loss_compare.py`.
+bit. Elsewhere the first three are to 1e-5 and all to a tenth: rounding grows where the hardest are chosen, to 2.5 % in
+20 updates of `segment` with AVX2 in place of AVX-512 (`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`), and stays
+below 1e-5 in four of the six. `pytest --update-golden` writes those of this machine. After torchtitan's.
 """
 
 from __future__ import annotations

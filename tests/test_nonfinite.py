@@ -46,6 +46,7 @@ def poisoned(folder, *words, at=None, stop=None):
     given = {word.partition("=")[0]: word for word in ("task.name=poisoned", *QUIET, *words)}
     recipe = load(Order(TOY, list(given.values()), PLUGINS))
     asked = itertools.count()
+    folder.mkdir(parents=True, exist_ok=True)
     stopping = (lambda: False) if stop is None else (lambda: next(asked) >= stop)
     run = Witness(recipe, "", "", Folder(folder), Noted(), True, stopping, checkpoint=at)
     try:
