@@ -77,22 +77,26 @@ KINDS = [(kind, value) for kind in ("image", "weight", "loss", "gradient") for v
 SPOILT = "task={{name: poisoned, poison: {}, value: {}, steps: {}}}"
 
 
-@pytest.mark.parametrize(("kind", "value"), KINDS)
-def test_whatever_is_not_finite_ends_the_run_in_the_cycle_of_its_update(tmp_path, kind, value):
-    with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
-        poisoned(tmp_path, SPOILT.format(kind, value, [6]))
-    assert held(tmp_path)[-1].step == 6 and finite(tmp_path), "six updates were finite, and one checkpoint each"
+def test_whatever_is_not_finite_ends_the_run_in_the_cycle_of_its_update(promise, tmp_path):
+    for kind, value in promise.trials("N1", "what is not finite ends the run in the cycle of its update", of=KINDS):
+        with promise.trial((kind, value)):
+            folder = tmp_path / f"{kind}-{value}"
+            with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
+                poisoned(folder, SPOILT.format(kind, value, [6]))
+            assert held(folder)[-1].step == 6 and finite(folder), "six updates were finite, and one checkpoint each"
 
 
-@pytest.mark.parametrize(("kind", "value"), KINDS)
-def test_an_update_that_is_skipped_leaves_no_trace(tmp_path, kind, value):
+def test_an_update_that_is_skipped_leaves_no_trace(promise, tmp_path):
     """Weights, optimizer, average, statistics of batch norm and memory are those of before; the next step goes on."""
-    run = poisoned(tmp_path, SPOILT.format(kind, value, [6]), "train.nonfinite=skip", "train.length=9 steps")
-    by_step = {loaded.step: loaded for loaded in held(tmp_path)}
-    assert sorted(by_step) == list(range(1, 10)) and finite(tmp_path)
-    assert same(bits(by_step[6]), bits(by_step[7])) and not same(bits(by_step[7]), bits(by_step[8]))
-    assert [(step, name) for step, name, _ in run.tracker.events if name == "left_out"] == [(6, "left_out")]
-    assert by_step[9].state["left_out"] == [6] and run.tracker.metrics["train/left_out"] == [(9, 1)]
+    for kind, value in promise.trials("N1", "an update that is not finite is skipped without a trace", of=KINDS):
+        with promise.trial((kind, value)):
+            folder = tmp_path / f"{kind}-{value}"
+            run = poisoned(folder, SPOILT.format(kind, value, [6]), "train.nonfinite=skip", "train.length=9 steps")
+            by_step = {loaded.step: loaded for loaded in held(folder)}
+            assert sorted(by_step) == list(range(1, 10)) and finite(folder)
+            assert same(bits(by_step[6]), bits(by_step[7])) and not same(bits(by_step[7]), bits(by_step[8]))
+            assert [(step, name) for step, name, _ in run.tracker.events if name == "left_out"] == [(6, "left_out")]
+            assert by_step[9].state["left_out"] == [6] and run.tracker.metrics["train/left_out"] == [(9, 1)]
 
 
 def test_without_the_restoring_a_skipped_update_leaves_its_trace(tmp_path, monkeypatch):

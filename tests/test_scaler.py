@@ -56,12 +56,14 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale(tmp_path, scaled
     assert told[13] == told[12] / 2 and len(set(told)) >= 3
 
 
-@pytest.mark.parametrize("step", [4, 6, 7, 14])
-def test_a_resumed_run_scales_as_an_uninterrupted_one(tmp_path, scaled, step):
-    poisoned(tmp_path / "whole", *LONG, OVERFLOW)
-    poisoned(tmp_path / "rest", *LONG, OVERFLOW, at=tmp_path / "whole" / "checkpoints" / f"step-{step:09d}")
-    assert same(bits(held(tmp_path / "whole")[-1]), bits(held(tmp_path / "rest")[-1]))
-    assert scales(tmp_path / "rest") == scales(tmp_path / "whole")[step:]
+def test_a_resumed_run_scales_as_an_uninterrupted_one(promise, tmp_path, scaled):
+    whole = tmp_path / "whole"
+    poisoned(whole, *LONG, OVERFLOW)
+    for step in promise.trials("N2", "a scaled loss, resumed: the same bits and the same scales", of=[4, 6, 7, 14]):
+        with promise.trial(step):
+            rest = tmp_path / str(step)
+            poisoned(rest, *LONG, OVERFLOW, at=whole / "checkpoints" / f"step-{step:09d}")
+            assert same(bits(held(whole)[-1]), bits(held(rest)[-1])) and scales(rest) == scales(whole)[step:]
 
 
 def test_with_the_scale_not_loaded_it_does_not(tmp_path, scaled, monkeypatch):

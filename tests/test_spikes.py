@@ -101,17 +101,21 @@ def test_going_back_leaves_the_updates_around_it_out(tmp_path):
     assert same(bits(held(tmp_path / "b")[-1]), bits(last))
 
 
-@pytest.mark.parametrize("at", [42, 46, 47, 48, 52])
-def test_going_back_is_resumable_to_the_same_bits(tmp_path, at):
+def test_going_back_is_resumable_to_the_same_bits(promise, tmp_path):
     """Told to stop before the spike, at it, as it is noticed, among what is left out, and behind."""
     words = [*LONG, JUMP.format(46), BACK]
     poisoned(tmp_path / "whole", *words)
-    poisoned(tmp_path / "cut", *words, stop=at)
-    newest = checkpoint.newest_valid(tmp_path / "cut" / "checkpoints")[0]
-    poisoned(tmp_path / "cut", *words, at=newest)
-    whole, cut = held(tmp_path / "whole")[-1], held(tmp_path / "cut")[-1]
-    assert same(bits(whole), bits(cut)) and whole.state["losses"] == cut.state["losses"]
-    assert cut.state["rollbacks"] == 1 and cut.state["passed"] == whole.state["passed"]
+    whole = held(tmp_path / "whole")[-1]
+    for at in promise.trials(
+        "N3", "a rollback from a spike, interrupted, comes to the same bits", of=[42, 46, 47, 48, 52]
+    ):
+        with promise.trial(at):
+            folder = tmp_path / str(at)
+            poisoned(folder, *words, stop=at)
+            poisoned(folder, *words, at=checkpoint.newest_valid(folder / "checkpoints")[0])
+            cut = held(folder)[-1]
+            assert same(bits(whole), bits(cut)) and whole.state["losses"] == cut.state["losses"]
+            assert cut.state["rollbacks"] == 1 and cut.state["passed"] == whole.state["passed"]
 
 
 def test_without_a_checkpoint_from_before_the_run_ends(tmp_path):
