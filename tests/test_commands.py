@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from runs import PLUGIN, ROOT, TOY
 
 from trainkit import cli, launcher
+from trainkit.errors import UserError
 from trainkit.verbs import training
 
 CODES = {0, 1, 2, 130, 143}
@@ -124,6 +125,27 @@ def test_any_words_for_the_command_behind_the_launcher(promise, idle):
             _, words, environment = drawn(random.Random(f"run {seed}"))
             done = CliRunner().invoke(training.run, words, env=environment)
             assert done.exit_code in CODES and "Traceback" not in done.output, f"{environment} {words}\n{done.output}"
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"])
+@pytest.mark.parametrize("word", ["", "two", "-1", "1e3", "1.0", " 1", "0x2", "9" * 30, "\u0662"])
+def test_what_a_launcher_should_have_set_is_a_number(idle, name, word):
+    done = CliRunner().invoke(training.run, [str(TOY), "--plugin", "toy"], env={name: word})
+    assert done.exit_code == 2 and done.output.startswith(("error: ", "[process")) and f"{name}: " in done.output
+
+
+def test_numbers_of_a_launcher_fit_each_other(monkeypatch):
+    for size, rank in (("0", "0"), ("2", "2"), ("1", "5")):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(UserError, match="more processes than the number of this one"):
+            launcher.check_variables()
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    launcher.check_variables()
+    monkeypatch.delenv("RANK")
+    launcher.check_variables()
+    monkeypatch.delenv("WORLD_SIZE")
+    launcher.check_variables()
 
 
 def test_the_codes_are_those_of_the_page():

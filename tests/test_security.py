@@ -25,6 +25,11 @@ CALLS = {
     "subprocess.getoutput", "subprocess.getstatusoutput", "tempfile.mktemp", "shutil.unpack_archive",
     "yaml.load", "yaml.load_all", "yaml.full_load", "yaml.full_load_all", "yaml.unsafe_load", "yaml.unsafe_load_all",
     "torch.save", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter", "runpy.run_path",
+    "runpy.run_module",
+    "torch.export.load", "torch.utils.cpp_extension.load", "torch.classes.load_library", "torch.ops.load_library",
+    "os.execv", "os.execve", "os.execvp", "os.execl", "os.spawnv", "os.spawnl", "os.posix_spawn", "pty.spawn",
+    "mlflow.pyfunc.load_model", "mlflow.pytorch.load_model", "mlflow.pytorch.log_model", "datasets.load_dataset",
+    "datasets.load_from_disk", "onnx.load", "code.interact", "code.InteractiveInterpreter", "input",
 }  # fmt: skip
 METHODS = {"extractall", "read_pickle", "to_pickle", "set_safe_globals", "add_safe_globals"}
 LOADERS = {"yaml.Loader", "yaml.CLoader", "yaml.FullLoader", "yaml.UnsafeLoader", "yaml.CUnsafeLoader"}
@@ -63,6 +68,9 @@ def findings(source: str, name: str) -> list[str]:
             elif isinstance(node, ast.Attribute) and node.attr in METHODS:
                 found.append((node.lineno, f".{node.attr}"))
         elif isinstance(node, ast.Call):
+            text = node.args and isinstance(node.args[0], ast.Constant | ast.JoinedStr)
+            if dotted(node.func).startswith("subprocess.") and text:
+                found.append((node.lineno, "words of a process that are no list"))
             for keyword in node.keywords:
                 allowed = ONLY.get(keyword.arg or "")
                 value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
@@ -70,6 +78,14 @@ def findings(source: str, name: str) -> list[str]:
                     found.append((node.lineno, f"{keyword.arg}={ast.unparse(keyword.value)}"))
             if dotted(node.func) == "torch.load" and "weights_only" not in {k.arg for k in node.keywords}:
                 found.append((node.lineno, "torch.load without weights_only"))
+        elif isinstance(node, ast.List) and node.elts and dotted(node.elts[0]) == "sys.executable":
+            # Without it the current folder, which may be a data set, is searched for every import.
+            if not (len(node.elts) > 1 and isinstance(node.elts[1], ast.Constant) and node.elts[1].value == "-P"):
+                found.append((node.lineno, "Python started without -P"))
+        elif isinstance(node, ast.Assert):
+            found.append((node.lineno, "assert, which `python -O` leaves out"))
+        elif isinstance(node, ast.ExceptHandler) and node.type is None:
+            found.append((node.lineno, "a bare except"))
     return [f"{line}: {what}" for line, what in sorted(set(found))]
 
 
@@ -94,6 +110,11 @@ def test_no_file_runs_what_it_reads(file):
         "compile(t, '', 'exec')", "import os; os.system(t)", "run(t, shell=True)", "run(t, shell=0)",
         "archive.extractall()", "import shutil; shutil.unpack_archive(t)", "f(trust_remote_code=True)",
         "import tempfile; tempfile.mktemp()", "from tempfile import mktemp as m; m()", "pd.read_pickle(t)",
+        "import subprocess, sys; subprocess.run([sys.executable, '-m', 'x'])", "assert x",
+        "import subprocess as s; s.run('ls')", "import sys; words = [sys.executable, '-m', 'x', *more]",
+        "import subprocess, sys; subprocess.Popen([sys.executable])", "import os; os.execv(p, w)",
+        "import onnx; onnx.load(f)",
+        "try:\n    f()\nexcept:\n    pass", "import mlflow; mlflow.pyfunc.load_model(u)", "input()",
         "import torch; torch.save(x, f)", "import builtins; builtins.eval(t)", "def f():\n    import pickle",
     ],
 )  # fmt: skip
@@ -104,6 +125,8 @@ def test_the_gate_sees_what_it_is_for(line):
 @pytest.mark.parametrize(
     "line",
     [
+        "import subprocess, sys; subprocess.run([sys.executable, '-P', '-m', 'x'])",
+        "import subprocess; subprocess.run(['git', 'x'])", "import subprocess; subprocess.run(words)",
         "net.eval()", "torch.compile(net)", "import re; re.compile('x')", "import pickletools", "run([x], shell=False)",
         "np.load(f, allow_pickle=False)", "import yaml; yaml.safe_load(t)", "yaml.parse(t, Loader=yaml.SafeLoader)",
         "import safetensors.torch; safetensors.torch.load(b)", "cursor.execute(q)", "tempfile.mkdtemp()",

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainkit.errors import UserError
+
 ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 """Signals that ask a training to stop."""
 STOP_SECONDS = 25.0
@@ -35,6 +37,20 @@ def die_with_parent() -> str | None:
         return "not on Linux: if the launcher is killed, this process has to be stopped by hand"
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     return None
+
+
+def check_variables() -> None:
+    """Raise UserError for variables of a launcher that are no numbers, or do not fit each other."""
+    found = {}
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+        word = os.environ.get(name)
+        if word is not None and not (word.isascii() and word.isdigit() and len(word) < 7):
+            raise UserError(name, f"{word!r:.80}", "a whole number, as launchers set it", f"unset {name}")
+        found[name] = int(word) if word is not None else None
+    for size, rank in (("WORLD_SIZE", "RANK"), ("LOCAL_WORLD_SIZE", "LOCAL_RANK")):
+        if found[size] is not None and found[size] <= (found[rank] or 0):
+            said = f"{found[size]}, with {rank} {found[rank] or 0}"
+            raise UserError(size, said, "more processes than the number of this one", "unset both, or set both")
 
 
 def asked_processes() -> int:

@@ -180,6 +180,7 @@ def _begin() -> Stop:
     from trainkit import launcher, streams
 
     streams.outlive_readers()
+    launcher.check_variables()
     note = launcher.die_with_parent()
     stopping = launcher.stop_flag()
     if note:
