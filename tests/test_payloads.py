@@ -565,7 +565,7 @@ DOORS: dict[str, set[str]] = {
     "MXNet records": {"data/recordio.py mmap.mmap", "data/recordio.py numpy.frombuffer"},
     "tables.parquet": {"data/tables.py pyarrow.parquet.ParquetFile"},
     "saved by datasets": {"data/tables.py pyarrow.memory_map", "data/tables.py pyarrow.ipc.open_stream",
-                          "data/tables.py json.loads"},
+                          "data/tables.py pyarrow.ipc.MessageReader.open_stream", "data/tables.py json.loads"},
     "people_sources.find": {"data/people_sources.py csv.reader", "data/people_sources.py pyarrow.parquet.ParquetFile"},
     "people by JSON": {"data/people_layouts.py json.loads"},
     "templates": {"data/templates.py pyarrow.csv.read_csv"},

@@ -91,6 +91,7 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     identity = {
         "recipe": run.recipe_hash,
         "data": data.meta.digest,
+        "evaluated": {name: split.digest for name, split in splits.items()},
         "frozen": checksum(t for m in parts.frozen.values() for t in m.state_dict().values()),
         "processes": machine.world,
     }

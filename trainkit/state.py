@@ -13,7 +13,7 @@ from torch import nn
 
 from trainkit import __version__, checkpoint, live, nonfinite
 from trainkit.agenda import Agenda
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.optim import Average
 from trainkit.tally import Tally
 
@@ -145,6 +145,10 @@ class State:
             if then.get(key) != self.identity.get(key):
                 found = f"{key} {_short(then.get(key))}"
                 raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
+        scored, before = self.identity.get("evaluated", {}), then.get("evaluated", {})
+        if other := [name for name, digest in before.items() if scored.get(name, digest) != digest]:
+            found, remedy = f"scored on another set as {few(other)}", "the data has changed since; start a new run"
+            raise UserError(where, found, "the sets that are scored now", remedy)
         wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.average}
         if gone := [name for name, part in wanted.items() if part is not None and name not in loaded.tensors]:
             raise UserError(where, f"holds no {' and no '.join(gone)}", remedy="it was written with other settings")

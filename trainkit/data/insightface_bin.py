@@ -79,12 +79,15 @@ def read_bin(file: Path) -> tuple[Source, Pairs]:
     same = _answers(content[1], str(file))
     if len(pictures) != 2 * len(same) or not same:
         raise UserError(str(file), f"{len(pictures)} pictures and {len(same)} answers", "two pictures for each answer")
-    # A picture is in many pairs: told apart by content, it is decoded and embedded once.
+    # A picture is in many pairs: told apart by content, it is decoded and embedded once. A pickle may also name one
+    # picture again and again in two bytes each: it is looked at once.
     place: dict[bytes, int] = {}
+    seen: dict[int, bytes] = {}
     kept: list[int] = []
     rows = np.empty(len(pictures), np.int64)
     for row, picture in enumerate(pictures):
-        key = hashlib.blake2b(picture, digest_size=16).digest()
+        key = seen.get(id(picture)) or hashlib.blake2b(picture, digest_size=16).digest()
+        seen[id(picture)] = key
         if key not in place:
             place[key] = len(kept)
             kept.append(row)
@@ -130,6 +133,8 @@ def _named(name: str, where: str) -> _Name:
 def _run(data: bytes, where: str) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    # No text of an honest file is turned into bytes twice, and none has more letters than the file has bytes.
+    letters = len(data)
 
     def since_mark() -> list[Any]:
         position = len(stack) - 1
@@ -201,7 +206,11 @@ def _run(data: bytes, where: str) -> Any:
             stack.append(_named(f"{module} {attribute}", where))
         elif name == "REDUCE":
             arguments, called = pop(), pop()
-            stack.append(_call(called, arguments))
+            made = _call(called, arguments)
+            letters -= len(made) if isinstance(made, bytes) else 0
+            if letters < 0:
+                raise UserError(where, "one text made into bytes again and again", "pictures and answers only")
+            stack.append(made)
         elif name == "BUILD":
             state = pop()
             _set(stack[-1], state)

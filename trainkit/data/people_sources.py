@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainkit.data import modalities, people_layouts, sources
+from trainkit.data import modalities, people_layouts, sources, tables
 from trainkit.data.modalities import RGB, TEXT
 from trainkit.data.people_records import DISTRACTOR, EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.errors import UserError, few
@@ -187,24 +187,20 @@ def _parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as table:
-            header = _header(file, table.schema_arrow.names)
-            wanted = [table.schema_arrow.names[header.index(name)] for name in COLUMNS if name in header]
-            read = table.read(columns=wanted)
-            read.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(str(file), f"cannot be read ({text})", "a whole parquet file") from None
-    for name, column in zip(wanted, read.columns, strict=True):
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    with tables.naming(str(file)), pq.ParquetFile(file) as table:
+        schema = table.schema_arrow
+        header = _header(file, schema.names)
+        wanted = [schema.names[header.index(name)] for name in COLUMNS if name in header]
+    for name in wanted:
+        own = schema.field(name).type
+        kind = own.value_type if pa.types.is_dictionary(own) else own
         texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
         if not (texts or pa.types.is_integer(kind) or pa.types.is_null(kind)):
-            raise UserError(str(file), f"column {name} of type {column.type}"[:200], "text or whole numbers")
+            raise UserError(str(file), f"column {name} of type {own}"[:200], "text or whole numbers")
 
     def rows() -> Iterator[tuple[str, _Line]]:
         at, row = [COLUMNS.index(name.strip().lower()) for name in wanted], -1
-        for batch in read.to_batches(max_chunksize=4096):
+        for batch in tables.parquet_batches(file, wanted, 4096):
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 row += 1
                 line = [""] * len(COLUMNS)

@@ -32,6 +32,10 @@ NUMBER_COLUMN = "class_id"
 
 DEFAULT_SPLIT = "train"
 _ROWS = 256
+BATCH_BYTES = 64 << 20
+"""Bytes of rows that are read together, about; a single row may take more."""
+RATIO = 100
+"""Of the unpacked bytes of a column to those of its file, where they are more than BATCH_BYTES."""
 
 Batches = Callable[["Sequence[str]"], "Iterator[pyarrow.RecordBatch]"]
 """The batches of a table, with at least the columns named."""
@@ -111,7 +115,7 @@ def _parquet(path: Path, split: str | None, at_once: int = _ROWS) -> tuple[Table
     files = parquet_files(path, split)
     rows, schema = 0, None
     for file in files:
-        with _naming(str(file)), pq.ParquetFile(file) as table:
+        with naming(str(file)), pq.ParquetFile(file) as table:
             rows += table.metadata.num_rows
             if schema is not None and not table.schema_arrow.equals(schema):
                 raise UserError(str(file), "other columns", f"those of {files[0].name}")
@@ -119,16 +123,43 @@ def _parquet(path: Path, split: str | None, at_once: int = _ROWS) -> tuple[Table
 
     def batches(columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         for file in files:
-            # Where the writer left checksums of its pages, a flipped bit is found; unasked, pyarrow does not look.
-            with _naming(str(file)), pq.ParquetFile(file, page_checksum_verification=True) as table:
-                for batch in table.iter_batches(at_once, columns=list(columns)):
-                    batch.validate(full=True)
-                    yield batch
+            yield from parquet_batches(file, columns, at_once)
 
     if schema is None:
         raise UserError(str(path), "no parquet files", "at least one")
     named = split is not None and path.is_dir() and all(_is_of(file, split) for file in files)
     return Table("parquet", path, files, rows, schema, batches, _class_names(schema)), split, named
+
+
+def parquet_batches(file: Path, columns: Sequence[str], at_once: int) -> Iterator[pyarrow.RecordBatch]:
+    """Some columns of a parquet file, checked, `at_once` rows together or fewer where they are large."""
+    import pyarrow.parquet as pq
+
+    # Where the writer left checksums of its pages, a flipped bit is found; unasked, pyarrow does not look.
+    with naming(str(file)), pq.ParquetFile(file, page_checksum_verification=True) as table:
+        for batch in table.iter_batches(_bounded(table, file, columns, at_once), columns=list(columns)):
+            batch.validate(full=True)
+            yield batch
+
+
+def _bounded(table: pyarrow.parquet.ParquetFile, file: Path, columns: Sequence[str], at_once: int) -> int:
+    """How many rows of a parquet file, `at_once` at most, are read together so that they take about BATCH_BYTES.
+
+    In a column with a dictionary thousands of rows may be one large value, which is made once for each of them: then a
+    row is taken to be as large as all of its part of the file. Raises UserError for what unpacks to too much.
+    """
+    groups, largest = table.metadata, 0
+    for group in map(groups.row_group, range(groups.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema.split(".")[0] not in columns:
+                continue
+            unpacked = part.total_uncompressed_size
+            if unpacked > max(BATCH_BYTES, RATIO * file.stat().st_size):
+                found = f"{part.path_in_schema}: {unpacked} bytes unpacked, of a file of {file.stat().st_size}"
+                raise UserError(str(file), found, f"at most {RATIO} times the file")
+            if part.has_dictionary_page or any("DICTIONARY" in kind for kind in part.encodings):
+                largest = max(largest, unpacked)
+    return max(1, min(at_once, BATCH_BYTES // max(1, largest)))
 
 
 def saved_files(path: Path) -> tuple[list[Path], list[str] | None]:
@@ -152,7 +183,8 @@ def stream_batches(files: list[Path]) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow as pa
 
     for file in files:
-        with _naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+        _refuse_compressed(file)
+        with naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
             for batch in stream:
                 batch.validate(full=True)
                 yield batch
@@ -282,7 +314,8 @@ def _stream_size(files: list[Path]) -> tuple[int, pyarrow.Schema]:
 
     size, schema = 0, None
     for file in files:
-        with _naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+        _refuse_compressed(file)
+        with naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
             if schema is not None and not stream.schema.equals(schema):
                 raise UserError(str(file), "other columns", f"those of {files[0].name}")
             schema = stream.schema
@@ -333,7 +366,44 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-class _naming:
+def _refuse_compressed(file: Path) -> None:
+    """Raise UserError for an Arrow stream with compressed buffers: `datasets` writes none, and 20 KB unpack to 600 MB.
+
+    What is compressed is said in the metadata of each message (format/Message.fbs of Apache Arrow), which are read
+    alone: buffers stay where they are.
+    """
+    import pyarrow as pa
+
+    with naming(str(file)), pa.memory_map(str(file)) as source:
+        for message in pa.ipc.MessageReader.open_stream(source):
+            if message.type in ("record batch", "dictionary") and _compressed(message):
+                raise UserError(str(file), "compressed buffers", "an Arrow stream as `datasets` writes it")
+
+
+def _compressed(message: pyarrow.ipc.Message) -> bool:
+    """Whether the flatbuffer of a message has the field `compression` of a record batch."""
+    data = message.metadata.to_pybytes()
+
+    def number(place: int, size: int = 4) -> int:
+        if not 0 <= place <= len(data) - size:
+            raise ValueError("a message that points outside itself")
+        return int.from_bytes(data[place : place + size], "little", signed=size == 4)
+
+    def entry(table: int, k: int) -> int:
+        """Where entry `k` of a table is, 0 where it has none."""
+        listed = table - number(table)
+        offset = number(listed + 4 + 2 * k, 2) if 4 + 2 * k < number(listed, 2) else 0
+        return table + offset if offset else 0
+
+    header = entry(number(0), 2)
+    table = header + number(header)
+    if message.type == "dictionary":
+        field = entry(table, 1)
+        table = field + number(field)
+    return entry(table, 3) != 0
+
+
+class naming:
     """Turns pyarrow's exceptions into UserErrors that name the file."""
 
     def __init__(self, where: str):
