@@ -14,7 +14,7 @@ import pytest
 
 VARIABLE = "TEST_NAMESPACE"
 """In the environment of a fork of the nursery: id of the process whose namespace it enters."""
-_MOUNT = 'mount -t tmpfs -o "size=$1" none "$2" && echo mounted && exec cat'
+_MOUNT = 'mount -t tmpfs -o "size=$1,$3" none "$2" && echo mounted && exec cat'
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Disk:
 
 
 @contextmanager
-def mounted(place: Path, megabytes: float) -> Iterator[Disk]:
+def mounted(place: Path, megabytes: float, how: str = "rw") -> Iterator[Disk]:
     """Such a disk at a folder, as long as it lasts; the test is skipped where no namespace can be made."""
     place.mkdir(parents=True, exist_ok=True)
-    words = ["unshare", "-Urm", "sh", "-c", _MOUNT, "sh", str(int(megabytes * 2**20)), str(place)]
+    words = ["unshare", "-Urm", "sh", "-c", _MOUNT, "sh", str(int(megabytes * 2**20)), str(place), how]
     try:
         holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except FileNotFoundError:

@@ -229,6 +229,9 @@ class Store:
         Raises UserError, within seconds, for a place that cannot be written and for a database that is damaged, locked,
         of another program, or of a newer or older MLflow.
         """
+        if self.database and (odd := sorted(set("%?#") & set(str(self.database)))):
+            found = f"has {' and '.join(odd)} in its name, which the address of a database cannot hold"
+            raise UserError(str(self.database.parent), found, remedy=_ELSEWHERE)
         try:
             make_private(self.home)
             make_private(self.home / "runs")

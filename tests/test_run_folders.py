@@ -1,0 +1,181 @@
+"""Where runs are kept: odd paths, a folder that goes away, two jobs on one run, a disk that refuses for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sabotage
+from runs import TOY, Ran, all_same, environment, newest, run, spawn, start
+from small_disk import mounted
+
+from trainkit import checkpoint, store
+from trainkit.errors import UserError
+from trainkit.store import RunFolder, Store
+
+WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, figures: 4 steps, system_every: null}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, database) -> Iterator[Ran]:
+    """The toy recipe, run to its end with nothing in its way."""
+    home = tmp_path_factory.mktemp("whole")
+    shutil.copy(database, home / "mlflow.db")
+    with environment(TRAINKIT_STORE=home):
+        yield run(*WORDS)
+
+
+def kept(ran: Ran):
+    """The run as MLflow has it."""
+    return Store.locate().client().get_run(ran.folder.info().run_id)
+
+
+def after(steps: int, act):
+    """Asked whether to stop: never, and something is done the n-th time."""
+    asked = iter(range(10**9))
+
+    def stopping() -> bool:
+        if next(asked) == steps:
+            act()
+        return False
+
+    return stopping
+
+
+# ------------------------------------------------------------------------------------------------ disks (K2, D1)
+
+FAULTS = {
+    "figures, tables and tags": ("trainkit.outbox.Outbox._lay", "OSError 28", 4, 30, None),
+    "a checkpoint": ("trainkit.checkpoint._write_file", "OSError 28", 7, 7, "checkpoint_failed"),
+    "a checkpoint over the quota": ("trainkit.checkpoint._write_file", "OSError 122", 8, 8, "checkpoint_failed"),
+    "a checkpoint, by PyTorch": ("trainkit.checkpoint._serialised", "RuntimeError memory", 5, 5, "checkpoint_failed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.slow] if "over" in what or "by" in what else []) for what in FAULTS]
+)
+def test_a_disk_that_refuses_for_a_while_costs_nothing(store, whole, what):
+    at, do, first, last, event = FAULTS[what]
+    with sabotage.installed([{"at": at, "do": do, "call": first, "until": last}]):
+        ran = run(*WORDS)
+    assert ran.code == 0 and all_same(ran, whole) and ran.repeatable == whole.repeatable
+    in_store = kept(ran)
+    assert in_store.info.status == "FINISHED" == ran.folder.info().status
+    assert ("trainkit.checkpoint_failed" in in_store.data.tags) == bool(event)
+    if event:
+        assert len(ran.events(event)) == 1 and len(ran.steps) == len(whole.steps) - 1
+    client = Store.locate().client()
+
+    def files(run_id: str, folder: str | None = None) -> set[str]:
+        found = client.list_artifacts(run_id, folder)
+        return {f.path for f in found} | {g for f in found if f.is_dir for g in files(run_id, f.path)}
+
+    names = {name for name in files(in_store.info.run_id) if "images" not in name}
+    assert {"figures", "rows", "tables", "recipe"} & {name.partition("/")[0] for name in names}
+    assert not [*(ran.folder.path / "outbox").iterdir()], "all has been sent"
+
+
+def test_a_run_whose_folder_is_deleted_has_failed_and_says_why(store):
+    gone = []
+
+    def delete() -> None:
+        gone.append(newest().path)
+        gone.append(newest().info().run_id)
+        os.rename(gone[0], gone[0].with_name("away"))  # at once, whatever is being written there
+        shutil.rmtree(gone[0].with_name("away"), ignore_errors=True)
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match="the run's folder was deleted or moved while it ran"):
+        run(*WORDS, "train.length=400 steps", stopping=after(5, delete))
+    assert not gone[0].exists(), "nothing is made in its place"
+    in_store = Store.locate().client().get_run(gone[1])
+    assert in_store.info.status == "FAILED" and "was deleted" in in_store.data.tags["trainkit.error"]
+    assert time.monotonic() - began < 60
+
+
+# ---------------------------------------------------------------------------------------------------- places (D2)
+
+ODD = ["a folder of ours", "größe-数据-🙂", "it's; [x] & y=1", "x" * 250]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n != ODD[1] else []) for n in ODD])
+def test_a_store_may_have_any_name(tmp_path, database, monkeypatch, whole, name):
+    home = tmp_path / name
+    home.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    ran = run(*WORDS)
+    assert ran.code == 0 and all_same(ran, whole) and kept(ran).info.status == "FINISHED"
+    assert ran.folder.path.is_relative_to(home) and sorted(os.listdir(tmp_path)) == [name]
+
+
+@pytest.mark.parametrize("name", ["100%25", "what?", "#1"])
+def test_a_name_that_no_database_can_have_is_refused_at_once(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path / name))
+    with pytest.raises(UserError, match=r"in its name, which the address of a database cannot hold"):
+        Store.locate().prepare()
+    assert not os.listdir(tmp_path)
+
+
+def test_a_store_named_from_the_folder_of_the_start_stays_where_it_is(tmp_path, database, monkeypatch, whole):
+    home, other = tmp_path / "here" / "store", tmp_path / "elsewhere"
+    home.mkdir(parents=True)
+    other.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setenv("TRAINKIT_STORE", "store")
+    with contextlib.suppress(IndexError):  # the test itself looks for the run from there
+        run(*WORDS, stopping=after(4, lambda: os.chdir(other)))
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    ran = Ran(0, newest())
+    assert ran.folder.info().status == "FINISHED" and all_same(ran, whole) and not os.listdir(other)
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_done(tmp_path):
+    with mounted(tmp_path / "disk", 1, "ro") as disk:
+        home = {"TRAINKIT_STORE": str(disk.place / "store")}
+        refused = spawn(1, str(TOY), "--plugin", "toy", **disk.environment, **home)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr and "step " not in refused.stdout
+    assert f"{disk.place}/store: cannot be made: Read-only file system" in refused.stderr
+
+
+def test_a_store_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, caplog):
+    mounts = f"server:/x {tmp_path} nfs4 rw 0 0\ntmpfs / tmpfs rw 0 0\n"
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, *a: mounts if str(self) == "/proc/mounts" else real(self, *a))
+    with caplog.at_level(logging.WARNING):
+        store._warn_of_network(tmp_path)
+    assert "is on a network file system (nfs4), where SQLite is not safe" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------- two jobs, one run (K6)
+
+
+def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole):
+    command = (str(TOY), "--plugin", "toy", *WORDS)
+    slow = [{"at": "trainkit.witness.Witness.progress", "call": 4, "do": "sleep 60"}]
+    with start(1, *command, plan=slow) as first:
+        end = time.monotonic() + 120
+        while not [*Store.locate().home.glob("runs/*/checkpoints/step-000000003")]:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        folder = newest()
+        with pytest.raises(UserError, match=f"run {folder.name}: in use by process {first.pids[0]}"):
+            began = time.monotonic()
+            RunFolder(folder.path).claim()
+        assert time.monotonic() - began < 2
+        second = spawn(1, *command, "--resume", folder.name)
+        assert second.returncode == 2 and f"in use by process {first.pids[0]}" in second.stderr
+        first.kill()  # its lock goes with it
+        first.wait()
+    before = {path.name: checkpoint.verify(path) for path in folder.checkpoints.iterdir()}
+    assert before == {"step-000000003": []}, "what the first had written is as it was"
+    ran = run(*WORDS, resume=folder.name)
+    assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
