@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -123,3 +125,56 @@ def job(folder: Path, *words: str, **options) -> Iterator[Job]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         one.end(PATIENCE)
+
+
+class Launched(Job):
+    """The same beneath a real launcher: `accelerate launch` of one process, or `torchrun` of two."""
+
+    def __init__(self, folder: Path, launcher: str, *words: str, plan: Sequence[sabotage.Fault] = ()):
+        mark = uuid.uuid4().hex
+        self.mark, self.notes = f"TRAINKIT_JOB={mark}", folder / f"{mark}.notes"
+        self.outputs, self.pids, self._codes = [folder / f"{mark}.out"], [], None
+        env = {**os.environ, "PYTHONPATH": f"{PLUGIN}:{ROOT}", "ACCELERATE_USE_CPU": "true", "TRAINKIT_JOB": mark}
+        env |= sabotage.environment(plan, self.notes)
+        if launcher == "accelerate":
+            config = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml")]
+            own = ["-m", "accelerate.commands.launch", *config]
+        else:
+            own = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(_port())]
+        script = [str(ROOT / "tests" / "sabotage.py"), str(TOY), "--plugin", "toy"]
+        with open(self.outputs[0], "w", encoding="utf-8") as said:
+            self.launcher = subprocess.Popen(
+                [sys.executable, *own, *script, *words],
+                cwd=ROOT.parent,
+                env=env,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def signal(self, number: int, rank: int = 0) -> None:
+        """To the launcher alone."""
+        self.launcher.send_signal(number)
+
+    def signal_all(self, number: int) -> None:
+        """To the launcher and everything beneath it, at once."""
+        for pid in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end(self, seconds: float = PATIENCE) -> list[int]:
+        """Wait for the launcher: its exit code."""
+        return [self.launcher.wait(seconds)]
+
+
+@contextlib.contextmanager
+def launched(folder: Path, launcher: str, *words: str, **options) -> Iterator[Launched]:
+    """A job beneath a launcher of which nothing is left afterwards."""
+    one = Launched(folder, launcher, *words, **options)
+    try:
+        yield one
+    finally:
+        for pid in one.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        one.end()

@@ -170,3 +170,27 @@ def test_processes_that_disagree_do_not_begin(store, each, environment, named):
         one.gone()
         assert f"process 1 differs from process 0 in: {named}" in one.said and "Traceback" not in one.said
     assert not Store.locate().runs()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes_where_it_is_asked_to(store, tmp_path_factory, database):
+    """Two processes, then one, then two: each sample once in every epoch, and the losses of two processes all along."""
+    words = ("task.norm=false", "task.dropout=0.0", "log.every=1 steps", "train.ema=null", "train.length=6 epochs")
+    home = tmp_path_factory.mktemp("all")
+    with own_store(home, database), job(home, *words, processes=2) as one:
+        assert one.end() == [0, 0], one.said
+        whole = one.ran()
+    seen = store / "seen"
+    legs = ((2, 10, ()), (1, 17, ("--resume", "--elastic")), (2, None, ("--resume", "--elastic")))
+    for processes, call, more in legs:
+        plan = [{"at": "toy.ToyTask.loss", "call": call, "do": "signal 15", "rank": 0}] if call else []
+        with job(store, *words, *more, processes=processes, plan=plan, TOY_SEEN=str(seen)) as one:
+            assert set(one.end()) == {143 if call else 0}, one.said
+            ran = one.ran()
+    assert len(Store.locate().runs()) == 1 and ran.last.step == whole.last.step == 24
+    lines = seen.read_text().split("\n")[:-1]
+    assert sorted(lines) == sorted(f"{epoch} {index}" for epoch in range(6) for index in range(64))
+    (steps, losses), (others, expected) = (r.history.series("train/loss") for r in (ran, whole))
+    assert steps == others and losses == pytest.approx(expected, rel=1e-6)
+    with job(store, *words, "seed=3", "--resume") as one:  # of two processes there is none that is unfinished
+        assert one.end() == [2], one.said

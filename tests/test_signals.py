@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 import sabotage
-from jobs import Job, job
-from runs import ROOT, TOY, Ran, all_same, newest, own_store, run
+from jobs import Job, job, launched
+from runs import PLUGIN, ROOT, TOY, Ran, all_same, newest, own_store, run
 
+from trainkit.agenda import Agenda
+from trainkit.launcher import Stop
+from trainkit.optim import Average
 from trainkit.store import Store
 
 LIMIT = 25.0
@@ -217,3 +220,108 @@ def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(sto
             assert (len(one.ran().steps) > 1) == kept
             assert one.ran().last.step >= 3
         assert_goes_on(store, whole[()], ())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits(promise, whole, tmp_path, database):
+    """The launcher alone is told, or it and all processes; SIGKILL for the launcher, of which only the kernel tells."""
+    text = "told to stop by way of a launcher: saved, gone, resumed to the same bits"
+    every = [
+        (launcher, name, number, everybody)
+        for name in ("mid accumulation", "data opening", "evaluation", "inside a save", "report", "first step")
+        for launcher in ("accelerate", "torchrun")
+        for number, everybody in ((15, False), (10, False), (9, False), (15, True), (2, True), (10, True))
+    ]
+    random.Random(1).shuffle(every)
+    references = {}
+    for seed in promise.trials("S1 launchers", text, few=6, many=72):
+        with promise.trial(seed):
+            launcher, name, number, everybody = every[seed % len(every)]
+            phase, home = PHASES[name], tmp_path / str(seed)
+            processes = 2 if launcher == "torchrun" else 1
+            home.mkdir()
+            with own_store(home, database):
+                plan = [{**fault, "rank": 0} for fault in phase.plan()]
+                if processes == 2:  # a process has half of the micro-batches
+                    plan = [{**fault, "call": 1 + fault["call"] // 2} for fault in plan]
+                with launched(home, launcher, plan=plan) as one:
+                    one.until_struck()
+                    began = time.monotonic()
+                    one.signal_all(number) if everybody else one.signal(number)
+                    one.gone()
+                    took = time.monotonic() - began
+                    print(f"{launcher}, {name}, {number}, {'all' if everybody else 'it'}: {took:.1f} s", flush=True)
+                    assert took < LIMIT + 5 and "still here" not in one.said, one.said
+                if phase.step is not None and name != "evaluation":
+                    assert newest().info().status == "KILLED", one.said
+                    assert Ran(143, newest()).last.step >= phase.step // 2
+                if processes not in references:
+                    other = home / "whole"
+                    other.mkdir()
+                    with own_store(other, database), job(other, processes=processes) as all_of_it:
+                        assert set(all_of_it.end()) == {0}, all_of_it.said
+                        references[processes] = all_of_it.ran()
+                with job(home, "--resume-or-start", processes=processes) as again:
+                    assert set(again.end()) == {0}, again.said
+                    ran = again.ran()
+                assert all_same(ran, references[processes]) and ran.repeatable == references[processes].repeatable
+                assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
+
+
+@pytest.fixture
+def cut(monkeypatch, store):
+    """A run in this process that is told to stop in the middle of its second evaluation of the averaged weights."""
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    import toy
+
+    stop, calls, predict = Stop(), [], toy.ToyTask.predict
+
+    def told(self, net, batch):
+        calls.append(None)
+        stop.told |= len(calls) == 20  # 2 to learn how long it takes, then 5 of the weights and 5 of the average each
+        return predict(self, net, batch)
+
+    def act():
+        with monkeypatch.context() as patch:
+            patch.setattr(toy.ToyTask, "predict", told)
+            ran = run(stopping=stop)
+        assert ran.code == 143 and ran.last.step == 6 and len(calls) == 20, "no batch more"
+        return ran
+
+    return act
+
+
+def test_an_evaluation_that_was_cut_off_is_held_by_the_run_that_goes_on(cut, whole):
+    assert cut().series("val/accuracy") == whole[()].series("val/accuracy")[:1]
+    ran = run(resume="")
+    assert all_same(ran, whole[()]) and ran.repeatable == whole[()].repeatable
+    assert ran.last.state["best"] == whole[()].last.state["best"]
+
+
+def test_it_would_be_missing_if_it_were_not_due_again(cut, whole, monkeypatch):
+    """The negative control."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Agenda, "give_back", lambda self, names: None)
+        cut()
+    assert run(resume="").repeatable != whole[()].repeatable
+
+
+def test_the_weights_would_be_the_average_if_they_were_not_put_back(cut, whole, monkeypatch):
+    """The negative control of leaving off while the average stands in for the weights."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Average, "swapped", lambda self, net: contextlib.nullcontext(self.swap(net)))
+        cut()
+    assert not all_same(run(resume=""), whole[()])
+
+
+def test_output_that_nobody_reads_would_end_a_training(tmp_path):
+    """The negative control: without `streams`, a closed pipe and a full disk are errors."""
+    for where in ("| true; exit ${PIPESTATUS[0]}", "> /dev/full"):
+        code = "import time\nfor _ in range(50):\n    print('x' * 9999, flush=True)\n    time.sleep(0.02)"
+        for first, codes in (("", {1, 120}), ("from trainkit import streams\nstreams.outlive_readers()\n", {0})):
+            done = subprocess.run(
+                ["bash", "-c", f'"$@" 2>/dev/null {where}', "bash", sys.executable, "-c", first + code],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            assert done.returncode in codes, (where, first)

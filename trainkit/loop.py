@@ -424,7 +424,8 @@ def evaluate(
             if not said:
                 one, said = shortage.caught(forward, rows, real)
                 kept.append(one)
-            if ends := asked():  # read a batch late, so that nobody waits for the answer; all leave at the same batch
+            # Of several processes read a batch late, so that none waits for the answer, and all leave at the same one.
+            if ends := asked() or (machine.world == 1 and stop.told):
                 break
             asked = machine.any(stop.told or bool(said))
         ends = ends or asked()

@@ -195,6 +195,9 @@ class ToySplit:
             raise UserError(f"pictures/{self.damaged}", "damaged on the other machine")
         if self.damaged in indices:
             raise UserError(f"pictures/{self.damaged}", "damaged")
+        if "TOY_SEEN" in os.environ and self.name == "train" and view is None:
+            with open(os.environ["TOY_SEEN"], "a") as file:
+                file.writelines(f"{epoch} {index}\n" for index in indices)
         images = self.images[indices].copy()
         views = np.full(len(indices), view or 0)
         if self.flip and view is None:
