@@ -106,7 +106,7 @@ def test_a_single_process_that_hangs_is_ended_and_the_next_start_says_so(store, 
         assert one.end() == [1], one.said
         hung = one.ran().folder
     assert hung.info().status == "RUNNING", "nobody was left to say it"
-    assert "toy.py" in faults.stacks(hung, 0).read_text()
+    assert "sabotage.py" in faults.stacks(hung, 0).read_text()
     run("seed=5")
     assert hung.info().status == "FAILED"
     client = Store.locate().client().get_run(hung.info().run_id)

@@ -167,8 +167,8 @@ class State:
             setattr(self, name, loaded.state.get(name, getattr(self, name)))
         self.agenda.restore(loaded.state["gates"])
         tallies = loaded.state["tallies"]
-        if len(tallies) == self.identity["processes"]:
-            self.tally.load(tallies[rank])
+        processes = self.identity["processes"]
+        self.tally.load(tallies[rank] if len(tallies) == processes else Tally.divided(tallies, processes))
 
 
 def elsewhere(loaded: checkpoint.Loaded, machine: Mapping[str, Any]) -> list[str]:

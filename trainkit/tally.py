@@ -68,6 +68,20 @@ class Tally:
             "norm": None if self.norm is None else float(self.norm),
         }
 
+    @staticmethod
+    def divided(states: list[dict[str, Any]], processes: int) -> dict[str, Any]:
+        """What the states of all processes come to for each of another number of them."""
+        norms = [state["norm"] for state in states]
+        whole: dict[str, Any] = {"norm": norms[0], "batches": max(1, sum(s["batches"] for s in states) // processes)}
+        if not any(state["batches"] for state in states):
+            return states[0]
+        for name in ("loss", "weight"):
+            whole[name] = sum(state[name] for state in states) / processes
+        for name in ("logs", "times"):
+            keys = dict.fromkeys(key for state in states for key in state.get(name, ()))
+            whole[name] = {key: sum(s[name].get(key, 0) for s in states) / processes for key in keys}
+        return whole
+
     def load(self, state: dict[str, Any]) -> None:
         """Continue a line."""
         device = self._machine.device
