@@ -11,7 +11,7 @@ from importlib import metadata
 
 import pytest
 from click.testing import CliRunner
-from runs import ROOT
+from runs import ROOT, TOY, Ran, all_same, newest, spawn
 
 from trainkit import cli, floors
 from trainkit.errors import UserError
@@ -197,3 +197,28 @@ def test_the_tests_that_the_page_names_are_there():
 
 def test_the_word_is_in_the_table_of_messages():
     assert "or newer is needed" in (ROOT / "docs" / "troubleshooting.md").read_text()
+
+
+# Other surroundings
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_in_another_locale_encoding_and_time_zone(store, tmp_path):
+    """Texts of a recipe that no ASCII holds, where the system's encoding is ASCII, and a day that is another."""
+    recipe = tmp_path / "é中.yaml"
+    recipe.write_text("# Kreuzentropie für é中\n" + TOY.read_text(), encoding="utf-8")
+    surroundings = {
+        "LC_ALL": "C",
+        "LANG": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONIOENCODING": "ascii",
+        "TZ": "Pacific/Kiritimati",
+    }
+    done = spawn(1, str(recipe), "--plugin", "toy", "train.length=4 steps", TRAINKIT_STORE=str(store), **surroundings)
+    assert done.returncode == 0, done.stderr
+    first = Ran(0, newest())
+    done = spawn(1, str(TOY), "--plugin", "toy", "train.length=4 steps", TRAINKIT_STORE=str(store))
+    assert done.returncode == 0, done.stderr
+    second = Ran(0, newest())
+    assert first.folder.name != second.folder.name and all_same(first, second)
+    assert first.repeatable == second.repeatable
