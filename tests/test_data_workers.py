@@ -181,6 +181,37 @@ def alive(pid: int) -> bool:
         return False
 
 
+class Slow:
+    name = "slow"
+
+    def fetch(self, rows: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
+        time.sleep(1)
+        return {"rows": torch.from_numpy(rows)}
+
+
+@pytest.mark.slow
+def test_a_job_that_was_suspended_has_lost_no_worker():
+    """Stopped with all its workers for longer than these may be silent, as schedulers do, it goes on."""
+    told, say = os.pipe()
+    training = os.fork()
+    if not training:
+        lost = []
+        with Workers(Slow(), loader(2, seconds=4), lost.append) as some:
+            os.write(say, " ".join(str(one.process.pid) for one in some._workers).encode())
+            for _ in some.read([(0, np.arange(4))] * 8):
+                pass
+        os._exit(len(lost))
+    everyone = [training, *(int(word) for word in os.read(told, 100).split())]
+    time.sleep(1.5)
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(6)
+    for pid in everyone:  # the training first, which then sees that nothing has come for six seconds
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)
+    assert os.waitstatus_to_exitcode(os.waitpid(training, 0)[1]) == 0
+
+
 class Shapes:
     """Batches of all kinds of arrays."""
 

@@ -174,7 +174,12 @@ class _Worker:
 
     def take(self) -> Batch:
         """The batch that it was asked for first. Raises UserError as reading it did, _Lost for all other ends."""
-        if not (ready := wait([self._link, self.process.sentinel], self._timeout)):
+        # In parts, of which one is over early where all processes were stopped for hours and go on: that is no silence.
+        parts = math.ceil(self._timeout)
+        for _ in range(parts):
+            if ready := wait([self._link, self.process.sentinel], self._timeout / parts):
+                break
+        else:
             raise _Lost(f"a worker process was silent for {self._timeout:g} s (loader.timeout)")
         try:
             message = _get(self._link) if self._link in ready else None
