@@ -107,7 +107,7 @@ def idle(monkeypatch, tmp_path, store):
 def test_any_words_in_any_environment_end_in_a_sentence(promise, idle):
     before = sorted(os.listdir(ROOT))
     for seed in promise.trials(
-        "F3", "any command line ends with a documented code, without a traceback", few=150, many=20_000
+        "F3", "any command line ends with a documented code, without a traceback", few=80, many=20_000
     ):
         with promise.trial(seed):
             verb, words, environment = drawn(random.Random(f"words {seed}"))
@@ -120,7 +120,7 @@ def test_any_words_in_any_environment_end_in_a_sentence(promise, idle):
 
 
 def test_any_words_for_the_command_behind_the_launcher(promise, idle):
-    for seed in promise.trials("F3", "any words after run.py end with a documented code", few=60, many=5_000):
+    for seed in promise.trials("F3", "any words after run.py end with a documented code", few=40, many=5_000):
         with promise.trial(seed):
             _, words, environment = drawn(random.Random(f"run {seed}"))
             done = CliRunner().invoke(training.run, words, env=environment)

@@ -221,7 +221,7 @@ VALUES = sorted({value for text in TEXTS for value in VALUE.findall(text)})
 
 def test_any_tree_of_values_ends_in_a_config_error_or_a_recipe(promise):
     """Whole recipes of nonsense, and shipped ones with nonsense in one place, written by a library and read by us."""
-    for seed in promise.trials("F1", "a tree of any values is refused by its places", few=300, many=20_000):
+    for seed in promise.trials("F1", "a tree of any values is refused by its places", few=150, many=20_000):
         with promise.trial(seed):
             rng = random.Random(f"tree {seed}")
             made = tree(rng)
@@ -266,7 +266,8 @@ NAMES = {
 """Recipes that name modules of Python: importing one of these would open a browser, or print."""
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [200, 3000])
 def test_reading_a_recipe_opens_no_file_imports_nothing_and_starts_nothing(count):
     """As Python's own audit has it, once what shipped recipes need is imported."""
     here = Path(__file__).parent
