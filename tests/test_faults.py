@@ -10,7 +10,7 @@ import pytest
 from jobs import job
 from runs import all_same, own_store, run
 
-from trainkit import faults
+from trainkit import died, faults
 from trainkit.store import RunFolder, Store
 
 WORDS = ("limits.collective=20 s", "limits.hang=60 s")
@@ -148,6 +148,11 @@ def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):
     faults.clear(folder, 3)
     faults.stacks(folder, 1).write_text("Timeout (0:00:10)!\n")
     assert faults.left(folder).startswith("process 1 hung")
+    store = Store(tmp_path, "")
+    run_folder = store.new_run("toy", 0, "abc")
+    faults.stacks(run_folder, 0).write_text("Timeout (0:00:10)!\n")
+    assert died.word(run_folder).startswith("process 0 hung"), "and was not killed for want of memory"
+    run_folder.release()
     faults.stacks(folder, 1).write_text("")
     assert faults.left(folder) == "", "of one that was killed, no time had run out"
     (tmp_path / "error-process-0.json").write_text("{")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from trainkit import journal
+from trainkit import faults, journal
 from trainkit.errors import UserError
 from trainkit.store import RunFolder
 
@@ -28,6 +28,8 @@ def word(folder: RunFolder, group: Path = Path("/sys/fs/cgroup/memory.events")) 
     info = folder.info()
     if info.status != "RUNNING":
         return ""
+    if left := faults.left(folder):  # it hung, say, and nobody was left to close it
+        return left
     try:
         history = journal.read(folder.journal)
     except (OSError, UserError):

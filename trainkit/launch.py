@@ -207,9 +207,9 @@ def _tracked(
 
     def start() -> tuple[str | None, list[Any]]:
         nonlocal tracker
-        faults.clear(folder, machine.world)
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
         ended = died.word(folder) if resuming else ""
+        faults.clear(folder, machine.world)
         best = recipe.best
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
         tracker = Tracker.start(
