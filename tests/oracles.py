@@ -11,6 +11,7 @@ import collections
 import hashlib
 import json
 import math
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -27,6 +28,9 @@ CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 
 OF_STEPS = ("figures/timeline.png",)
 """Artifacts that show the steps of the last process; one that was resumed behind its last step has none."""
+
+_NUMBERED = re.compile(r"\+timestamp\+\d+\+[0-9a-f-]{36}")
+"""What MLflow has in the names of pictures."""
 
 Row = tuple[str, int, str, int]
 """Name, step, value in full, milliseconds."""
@@ -56,15 +60,20 @@ def account(folder: RunFolder) -> dict[str, Any]:
             found[f"state {key}"] = json.dumps(value, sort_keys=True)
     for where, rows in (("journal", _journal(folder)), ("store", _stored(folder))):
         for name, step, value, _ in sorted(rows):
-            found.setdefault(f"{where} {name}", []).append(step if measured(name) else (step, value))
+            if not measured(name):
+                found.setdefault(f"{where} {name}", []).append((step, value))
+            elif step < info.last_step:  # what was measured since the last line dies with its process at the very end
+                found.setdefault(f"{where} {name}", []).append(step)
     artifacts = _artifacts(folder)
     for file in sorted(artifacts.rglob("*")):
-        name = file.relative_to(artifacts).as_posix()
+        name = _NUMBERED.sub("", file.relative_to(artifacts).as_posix())
         hidden = file.name.startswith(".artifact.uploading.")  # a copy cut short, which MLflow hides
         if file.is_file() and not hidden and name not in OF_STEPS:
             repeats = name.startswith(("rows/", "tables/", "recipe/"))
             found[f"artifact {name}"] = hashlib.sha256(file.read_bytes()).hexdigest() if repeats else "is there"
-    found["models"] = sorted(_models(folder))
+    # One that was told to stop has handed on what it had then, too.
+    ends = {str(info.last_step), *(str(record["step"]) for record in loaded.state["best"])}
+    found["models"] = sorted(model for model in _models(folder) if model[1] in ends)
     return found
 
 

@@ -212,6 +212,16 @@ def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy,
         expect_whole(toy)
 
 
+def test_a_model_of_a_run_that_is_told_to_stop_has_no_scores_of_an_earlier_step(toy, tmp_path, database):
+    plan = [{"at": "trainkit.witness.Witness.progress", "call": 5, "do": "signal 15"}]
+    with fresh(tmp_path / "store", database):
+        assert ran(toy.words, plan) == 143
+        stopped = trainings()[-1]
+        assert stopped.info().last_step == 5 and not unsound(stopped)
+        go_on(toy)
+        expect_whole(toy)
+
+
 SPARSE = ("checkpoints={every: null, keep_last: 2, lose_at_most: 0.001 s}", "best=null", "train.length=4 epochs")
 
 

@@ -38,12 +38,17 @@ def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
         tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
     newest = run.newest_checkpoint()
     if newest is not None:
-        tracker.model("last", newest / "model.safetensors", outcome.step, outcome.final)
+        history = journal.read(run.folder.journal)
+
+        def scored(step: int) -> dict[str, float]:
+            # Of this step alone: a run that was told to stop has its last scores from an earlier one.
+            return {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
+
+        tracker.model("last", newest / "model.safetensors", outcome.step, scored(outcome.step))
         if outcome.best:
-            weights, history = best_weights(run.folder.path), journal.read(run.folder.journal)
+            weights = best_weights(run.folder.path)
             step = int(weights.parent.name.removeprefix("step-"))
-            best = {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
-            tracker.model("best", weights, step, best)
+            tracker.model("best", weights, step, scored(step))
 
 
 def table(run: Witness, outcome: Outcome, store: Any) -> str:

@@ -556,7 +556,7 @@ class _Pace(Witness):
     def draw(self, *_: Any) -> None:
         """Do nothing."""
 
-    def commit(self, *_: Any) -> None:
+    def commit(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
 
