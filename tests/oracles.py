@@ -62,8 +62,8 @@ def account(folder: RunFolder) -> dict[str, Any]:
         for name, step, value, _ in sorted(rows):
             if not measured(name):
                 found.setdefault(f"{where} {name}", []).append((step, value))
-            elif step < info.last_step:  # what was measured since the last line dies with its process at the very end
-                found.setdefault(f"{where} {name}", []).append(step)
+            else:
+                found.setdefault(f"measured {where} {name}", []).append(step)
     artifacts = _artifacts(folder)
     for file in sorted(artifacts.rglob("*")):
         name = _NUMBERED.sub("", file.relative_to(artifacts).as_posix())
@@ -78,8 +78,16 @@ def account(folder: RunFolder) -> dict[str, Any]:
 
 
 def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Names under which two accounts differ."""
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    """Names under which two accounts differ: that of a run that was left alone, and another.
+
+    What was measured since the last line dies with its process: where the next one begins on the step of a line, that
+    line has no speeds. So the other may have fewer steps of what is measured, and none that the first has not.
+    """
+    return sorted(name for name in one.keys() | other.keys() if _differ(name, one.get(name), other.get(name)))
+
+
+def _differ(name: str, one: Any, other: Any) -> bool:
+    return not set(other or ()) <= set(one or ()) if name.startswith("measured ") else one != other
 
 
 def unsound(folder: RunFolder) -> list[str]:
