@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
@@ -30,6 +30,9 @@ class Doorman(ThreadingHTTPServer):
         self.password = ""
         """`name:password`, if one is wanted."""
         self.held = Event()
+        self.wrong: Callable[[str], str] = lambda path: ""
+        """What is done to whom asks for a path: `drop` (what was asked for is done, the answer lost), `half` of an
+        answer, `garbage`, a status such as `500`, or a number of `seconds` of waiting as `2 s`."""
 
     def wait_for_somebody(self) -> None:
         """Until somebody who has asked is held."""
@@ -63,14 +66,25 @@ class _Request(BaseHTTPRequestHandler):
         elif door.behind is None:
             status, text = door.says.get(self.path.partition("?")[0], door.otherwise)
             self._answer(status, text.encode(), {})
+        elif (wrong := door.wrong(self.path)).isdigit():
+            self._answer(int(wrong), b"something is wrong", {})
         else:
+            if wrong.endswith(" s"):
+                time.sleep(float(wrong.removesuffix(" s")))
             inner = http.client.HTTPConnection("127.0.0.1", door.behind, timeout=60)
             kept = {name: value for name, value in self.headers.items() if name.lower() not in _OWN_HEADERS}
             inner.request(self.command, self.path, body or None, kept)
             reply = inner.getresponse()
             said = {name: value for name, value in reply.getheaders() if name.lower() not in _OWN_HEADERS}
-            self._answer(reply.status, reply.read(), said)
+            body = reply.read()
             inner.close()
+            if wrong == "drop":
+                self.close_connection = True
+            elif wrong == "half":
+                self._answer(reply.status, body, said, len(body) // 2)
+                self.close_connection = True
+            else:
+                self._answer(reply.status, b'{"run": {"inf' if wrong == "garbage" else body, said)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass
 
@@ -80,13 +94,13 @@ class _Request(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.readline()
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _answer(self, status: int, body: bytes, headers: dict[str, str], most: int | None = None) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[:most])
 
     def log_message(self, *_) -> None:
         pass

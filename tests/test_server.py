@@ -23,7 +23,7 @@ from doorman import Doorman, doorman
 from runs import ROOT, Ran, _port, run, stop_after
 from safetensors.numpy import save_file
 
-from trainkit import cli, sender, tracking, ui
+from trainkit import cli, journal, sender, tracking, ui
 from trainkit.errors import UserError
 from trainkit.launcher import die_with_parent
 from trainkit.outbox import left
@@ -39,6 +39,11 @@ class Served:
 
     home: Path
     port: int
+    process: subprocess.Popen
+
+    def signal(self, number: int) -> None:
+        """To it and to the workers that it has begun."""
+        os.killpg(self.process.pid, number)
 
     @property
     def address(self) -> str:
@@ -46,16 +51,16 @@ class Served:
 
 
 @contextmanager
-def served(home: Path, database: str) -> Iterator[Served]:
+def served(home: Path, database: str, port: int | None = None) -> Iterator[Served]:
     """A server of this database, with a folder for its log and the files of runs; it is gone when the block ends."""
-    port = _port()
+    port = port or _port()
     words = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     words += ["--backend-store-uri", database, "--artifacts-destination", str(home / "files")]
     env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     process = ui._begun(words, env, home / "log", home)
     try:
         ui._wait_until_ready(process, port, home / "log")
-        yield Served(home, port)
+        yield Served(home, port, process)
     finally:
         ui._end(process)
 
@@ -308,3 +313,175 @@ def test_a_server_that_never_answers_lets_the_training_end(door, caplog, monkeyp
     door.holds.clear()
     said = warnings(caplog)
     assert len(said) == 2 and "does not answer within 1 s" in said[0] and "trainkit sync" in said[1]
+
+
+# ---- A server that is killed, frozen, slow, wrong or full in the middle of a run
+
+
+def log_until(tracker: Tracker, steps: range, tmp_path: Path) -> float:
+    """Tell all kinds of things in these steps; returns the processor time that it took this thread for a step."""
+    began = time.thread_time()
+    for step in steps:
+        tracker.log(step, {"train/loss": 1 / (step + 1), "train/lr": 0.1})
+    took = time.thread_time() - began
+    first = steps[0]
+    tracker.log(first, {"val/accuracy": first / 1000})
+    tracker.artifact_text(f"notes/{first}.txt", str(first))
+    tracker.tags({f"trainkit.at{first}": first})
+    tracker.dataset(f"val{first}", "test", f"{first:064d}", "/data/val", 10)
+    tracker.model("best", tmp_path / "model.safetensors", first, {"val/accuracy": first / 1000})
+    return took / len(steps)
+
+
+def complete(store: Store, tracker: Tracker, steps: int, firsts: list[int]) -> None:
+    """All of it is there once, whatever was in between."""
+    client, run_id = store.client(), tracker.folder.info().run_id
+    found = client.get_run(run_id)
+    assert found.info.status == "FINISHED" and found.data.params == {"lr": "0.1"}
+    assert found.info.start_time == int(1000 * tracker.folder.info().started)
+    for name, points in journal.read(tracker.folder.journal).metrics.items():
+        kept = client.get_metric_history(run_id, name)
+        assert sorted((p.step, p.value, p.timestamp) for p in kept) == sorted((p.step, p.value, p.t) for p in points), (
+            name
+        )
+    assert history(client, run_id, "train/loss") == [(step, 1 / (step + 1)) for step in range(steps)]
+    assert files(client, run_id).keys() == {f"notes/{first}.txt" for first in firsts}
+    assert {f"trainkit.at{first}" for first in firsts} <= found.data.tags.keys()
+    assert sorted(one.dataset.name for one in found.inputs.dataset_inputs) == sorted(f"val{first}" for first in firsts)
+    models = client.search_logged_models([found.info.experiment_id], f"source_run_id = '{run_id}'")
+    assert sorted((m.name, m.tags["trainkit.step"], m.status.value, len(m.metrics or [])) for m in models) == sorted(
+        ("best", str(first), "READY", 1) for first in firsts
+    )
+    assert sorted(output.step for output in found.outputs.model_outputs) == firsts
+    named = f"tags.`trainkit.run` = '{tracker.folder.name}'"
+    assert len(client.search_runs([found.info.experiment_id], named)) == 1, "made once"
+    assert left(tracker.folder) == (0, 0) and not tracker.folder.info().unsent
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_server_that_is_killed_or_frozen_and_comes_back(promise, how, database, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    for at in promise.trials(
+        "T1", "a real server killed -9 or frozen in a run, and back: nothing lost or twice", of=[how]
+    ):
+        with promise.trial(at):
+            home = tmp_path / "server"
+            home.mkdir()
+            shutil.copy(database, home / "mlflow.db")
+            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+            with served(home, f"sqlite:///{home}/mlflow.db") as first:
+                monkeypatch.setenv("MLFLOW_TRACKING_URI", first.address)
+                store = Store.locate()
+                tracker = begin(store, how)
+                there = log_until(tracker, range(2000), tmp_path)
+                first.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+                away = log_until(tracker, range(2000, 4000), tmp_path)
+                while not warnings(caplog):
+                    time.sleep(0.1)
+                again = log_until(tracker, range(4000, 6000), tmp_path)
+                assert left(tracker.folder)[0] > 2000, "of what came after it has nothing"
+                # A percent of a step of 50 ms; a call that waits for a server takes 2 s.
+                assert max(away, again) - there < 0.0005
+                if how == "frozen":
+                    first.signal(signal.SIGCONT)
+                with served(home, f"sqlite:///{home}/mlflow.db", first.port) if how == "killed" else nullcontext():
+                    assert tracker.flush(300)
+                    log_until(tracker, range(6000, 6010), tmp_path)
+                    tracker.finish("FINISHED")
+                    complete(store, tracker, 6010, [0, 2000, 4000, 6000])
+            assert "takes metrics again; nothing was lost" in warnings(caplog)[-1]
+
+
+@pytest.mark.parametrize("wrong", ["drop", "half", "garbage", "500", "429", "401", "2 s"])
+def test_a_server_whose_answers_are_wrong(promise, wrong, door, tmp_path, monkeypatch):
+    """The first answer to each kind of request is wrong, from the beginning of the run on; then every fourth."""
+    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
+    # MLflow's client tries once more by itself: what is done twice must be there once all the same.
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    what = "each kind of answer of a real server lost after it was done, cut, garbled, refused or late"
+    for at in promise.trials("T2", what, of=[wrong]):
+        with promise.trial(at):
+            seen: dict[str, int] = {}
+            # At the beginning of a run two of them are mistakes.
+            begun = [True] if wrong not in ("garbage", "401") else []
+
+            def answer(path, seen=seen, begun=begun):
+                kind = path.partition("?")[0]
+                kind = "/artifacts" if "mlflow-artifacts" in kind else kind
+                seen[kind] = seen.get(kind, -1) + 1
+                return wrong if begun and seen[kind] % 4 == 0 else ""
+
+            door.wrong = answer
+            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+            store = Store.locate()
+            tracker = begin(store, f"wrong {wrong}")
+            begun.append(True)
+            for first in (0, 50, 100):
+                log_until(tracker, range(first, first + 50), tmp_path)
+                time.sleep(0.5)
+            assert tracker.flush(300)
+            tracker.finish("FINISHED")
+            assert sum(seen.values()) > 10
+            door.wrong = lambda path: ""
+            complete(store, tracker, 150, [0, 50, 100])
+
+
+def test_a_server_whose_disk_is_full_for_a_while(promise, database, tmp_path, monkeypatch, caplog):
+    """Its processes may write no file further than it is long."""
+    import psutil
+
+    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
+    for at in promise.trials("T3", "the disk of a real server full in a run", of=["full"]):
+        with promise.trial(at):
+            home = tmp_path / "server"
+            home.mkdir()
+            shutil.copy(database, home / "mlflow.db")
+            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+            with served(home, f"sqlite:///{home}/mlflow.db") as server:
+                monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
+                store = Store.locate()
+                tracker = begin(store, "full")
+                log_until(tracker, range(100), tmp_path)
+                assert tracker.flush(120)
+
+                def limit(most: int, server=server) -> None:
+                    whole = psutil.Process(server.process.pid)
+                    for process in (whole, *whole.children(recursive=True)):
+                        process.rlimit(psutil.RLIMIT_FSIZE, (most, -1))
+
+                limit((home / "mlflow.db").stat().st_size)
+                log_until(tracker, range(100, 3000), tmp_path)
+                while not warnings(caplog):
+                    time.sleep(0.1)
+                assert not tracker.flush(1) and "Traceback" not in caplog.text
+                limit(-1)
+                assert tracker.flush(300)
+                tracker.finish("FINISHED")
+                complete(store, tracker, 3000, [0, 100])
+
+
+def test_a_run_that_begins_and_ends_before_its_server_does(promise, database, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    for at in promise.trials("T2", "begun and ended while no server was there; completed by sync", of=["away"]):
+        with promise.trial(at):
+            home, port = tmp_path / "server", _port()
+            home.mkdir()
+            shutil.copy(database, home / "mlflow.db")
+            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+            store = Store.locate()
+            tracker = begin(store, "later")
+            log_until(tracker, range(1500), tmp_path)
+            tracker.finish("FINISHED")
+            said = warnings(caplog)
+            assert len(said) == 2 and "the run begins all the same" in said[0] and "trainkit sync" in said[1]
+            assert CliRunner().invoke(cli.main, ["sync"]).exit_code == 2
+            with served(home, f"sqlite:///{home}/mlflow.db", port):
+                done = CliRunner().invoke(cli.main, ["sync"])
+                assert done.exit_code == 0 and "FINISHED" in done.output, done.output
+                complete(store, tracker, 1500, [0])

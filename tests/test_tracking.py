@@ -1133,8 +1133,8 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
     sys.setswitchinterval(0.005)
     try:
         sent = threading.Event()
-        one = sender.Sender(store, object(), SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
-        one.start()
+        one = sender.Sender(store, SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
+        one.begin(object())
         one.wake.set()
         assert sent.wait(10)
         one.stop()
@@ -1147,8 +1147,8 @@ def test_runs_that_were_left_are_looked_for_at_the_first_line_and_once():
     done, sent = [], threading.Semaphore(0)
     store = SimpleNamespace(shown="store", abandoned=lambda: done.append("looked") or [], unsent=list)
     box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release(), courier=None)
-    one = sender.Sender(store, object(), box, waits=False)
-    one.start()
+    one = sender.Sender(store, box, waits=False)
+    one.begin(object())
     try:
         time.sleep(0.1)
         assert not done, "while a training starts it has the interpreter for itself"

@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import threading
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -50,6 +49,8 @@ class Outbox:
         self._sent = folder.path / "sent.json"
         self._lock = threading.Lock()
         self._unsynced: list[Path] = []
+        self.closed = False
+        """Whether to begin no more calls: what is left is another's to send."""
         self.courier: Courier | None = None
         """What hands metrics over, where there is one."""
         for path in self._path.glob(".*"):  # what a process was putting down, or had sent, when it was killed
@@ -157,7 +158,7 @@ class Outbox:
 
         What goes wrong with one thing holds up no other, unless the store is away.
         """
-        self._enrol(client)
+        self.enrol(client)
         failure = None
         with self._lock:
             unwritten = [one for one in self._in_memory if one[1] is None]
@@ -169,6 +170,8 @@ class Outbox:
             failure = self._try_metrics(client)
         failed: Counter[str] = Counter()
         for path in self.waiting():
+            if self.closed:
+                return
             job = self._job(path)
             if job is None or failed[job["kind"]] >= _TRIES:
                 continue
@@ -182,7 +185,8 @@ class Outbox:
         if failure is not None:
             raise failure
 
-    def _enrol(self, client: Any) -> None:
+    def enrol(self, client: Any) -> None:
+        """Have the MLflow run made, or told that it goes on, where that is still to be done."""
         if self._enrolled or not self.folder.path.is_dir():
             return
         run_id = enrolment.ensure(self.folder, self.store, client, look=self.run_id is not None)
@@ -214,6 +218,8 @@ class Outbox:
                 line, whole = position, line
             batch.append((name, point))
             if len(batch) == _BATCH:
+                if self.closed:
+                    return
                 self._send_batch(client, batch)
                 # The line this row is from may have more; it is sent again rather than not.
                 self.acknowledge(whole)
@@ -331,23 +337,41 @@ class Outbox:
         made = json.loads(made_file.read_text()) if made_file.exists() else {}
         key = f"{job['name']}@{job['step']}"
         run = client.get_run(self.run_id)
-        if key not in made:
+        model = self._model(client, made[key]) if key in made else None
+        if model is None:
             # Noted before anything else can fail: a second try, or a resumed run, fills the same model.
             made[key] = self._made_model(client, job, run)
             write_aside(made_file, json.dumps(made, indent=1) + "\n")
+            model = client.get_logged_model(made[key])
         client.log_model_artifact(made[key], file)
         client.finalize_logged_model(made[key], "READY")
-        client.log_outputs(self.run_id, [LoggedModelOutput(made[key], step=job["step"])])
+        # Of all calls the only one that fails the second time, as after an answer that was lost.
+        if made[key] not in [output.model_id for output in (run.outputs.model_outputs if run.outputs else [])]:
+            client.log_outputs(self.run_id, [LoggedModelOutput(made[key], step=job["step"])])
         # A score is of the data set that its name begins with, where there is one.
         data = {entry.dataset.name: entry.dataset for entry in (run.inputs.dataset_inputs if run.inputs else [])}
-        # With the times they have in the journal, so that the run does not get second rows.
+        # As the journal has them, so that the run does not get other rows: a last evaluation that was held at an
+        # earlier step, as where a run was told to stop, says nothing of these weights.
         points = self.journal.points(job["metrics"], job["step"])
-        metrics = []
-        for name, value in job["metrics"].items():
-            point = points.get(name) or Point(job["step"], float(value), time.time_ns() // 1_000_000)
-            metrics.append(entity(name, point, made[key], data.get(name.partition("/")[0])))
+        # A score that the model has already, as after an answer that was lost, is not taken a second time.
+        for has in model.metrics or []:
+            points.pop(has.key, None)
+        metrics = [
+            entity(name, point, made[key], data.get(name.partition("/")[0])) for name, point in sorted(points.items())
+        ]
         if metrics:
             client.log_batch(self.run_id, metrics=metrics)
+
+    def _model(self, client: Any, model_id: str) -> Any:
+        """A LoggedModel; None where the store has it no longer, as after its database was replaced."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return client.get_logged_model(model_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
 
     def _made_model(self, client: Any, job: dict[str, Any], run: Any) -> str:
         """The id of a LoggedModel, which is made where an earlier try, whose answer was lost, has not made it."""
@@ -374,7 +398,10 @@ class Outbox:
 
         BAD_REQUEST, which MLflow says of a damaged database and a proxy of whatever it likes, is no such answer.
         """
-        if error.error_code != "INVALID_PARAMETER_VALUE" or "API request to endpoint" in str(error):
+        # The client says the latter of whatever keeps it from asking for a model, a lost connection too.
+        if "API request to endpoint" in str(error) or "Failed to get logged model" in str(error):
+            return False
+        if error.error_code != "INVALID_PARAMETER_VALUE":
             return False
         return client.get_run(self.run_id).info.lifecycle_stage == "active"
 

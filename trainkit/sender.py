@@ -35,18 +35,24 @@ _log = logging.getLogger("trainkit")
 class Sender(threading.Thread):
     """The one thread that talks to the store."""
 
-    def __init__(self, store: Store, client: Any, outbox: Outbox, *, waits: bool):
-        """`client` is None where the store was away when the run began; `waits`: until `released`."""
+    def __init__(self, store: Store, outbox: Outbox, *, waits: bool):
+        """`waits`: until `released`."""
         super().__init__(name="trainkit-sender", daemon=True)
         self.where = store.shown
-        self._store, self._client, self._outbox = store, client, outbox
+        self._store, self._outbox = store, outbox
+        self._client: Any = None
         self.wake, self.released = threading.Event(), threading.Event()
         if not waits:
             self.released.set()
         self._stopping = self._urgent = False
-        self._failures = int(client is None)  # the first was told of when the run began
+        self._failures = 0
         self._left: list[RunFolder] | None = None
         """Other runs that are over and have something left; None as long as nobody has looked."""
+
+    def begin(self, client: Any) -> None:
+        """Start, with a client of the store; None where it was away when the run began, which was said then."""
+        self._client, self._failures = client, int(client is None)
+        self.start()
 
     def run(self) -> None:
         """Send until stopped."""
@@ -120,7 +126,7 @@ class Sender(threading.Thread):
 
     def stop(self) -> None:
         """Let the thread end; a call that hangs is left behind, and a process that does is ended."""
-        self._stopping = True
+        self._stopping = self._outbox.closed = True
         self.wake.set()
         self.join(timeout=1.0)
         if self.is_alive() and self._outbox.courier is not None:

@@ -59,11 +59,11 @@ _log = logging.getLogger("trainkit")
 class Tracker:
     """The record of one run; made by `start`, on the main process only. Other processes hold a `Silent`."""
 
-    def __init__(self, folder: RunFolder, store: Store, client: Any, *, waits: bool):
+    def __init__(self, folder: RunFolder, store: Store, *, waits: bool):
         self.folder = folder
         self._journal = Journal(folder.journal)
         self._outbox = Outbox(folder, store, self._journal)
-        self._sender = Sender(store, client, self._outbox, waits=waits)
+        self._sender = Sender(store, self._outbox, waits=waits)
         self._sampler: Sampler | None = None
         self._finished = self._shows_images = False
         self._whole = True
@@ -112,8 +112,11 @@ class Tracker:
         UserError when the folder is in use, and where the store refuses what will not pass by itself.
         """
         folder.claim()
-        client, before = None, enrolment.read(folder) if resume else None
+        tracker = client = before = None
         try:
+            # A damaged journal is refused before anything is changed.
+            tracker = cls(folder, store, waits=resume)
+            before = enrolment.read(folder) if resume else None
             told = {**origin(), **place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
             told.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
             enrolment.Enrolment(
@@ -134,7 +137,7 @@ class Tracker:
             try:
                 client = store.client()
                 with store.asking():
-                    enrolment.ensure(folder, store, client)
+                    tracker._outbox.enrol(client)
             except Away as away:
                 client = None
                 said = "%s %s; the run begins all the same: it is kept in %s, and sent when the store answers"
@@ -146,12 +149,13 @@ class Tracker:
                     (folder.path / ENROLMENT).unlink(missing_ok=True)
                 elif before is not None:
                     before.write(folder)
-                folder.release()
+                if tracker is not None:
+                    tracker._journal.close()
+            folder.release()
             raise
-        tracker = cls(folder, store, client, waits=resume)
         if resume:
             tracker._outbox.forget_end()
-        tracker._sender.start()
+        tracker._sender.begin(client)
         if system_metrics_every > 0:
             tracker._sampler = Sampler(tracker._journal, system_metrics_every, folder.path)
             tracker._sampler.start()
