@@ -37,7 +37,7 @@ KINDS = {
     "segment": (SEGMENT, "streets", of_streets),
     "tom500": (TOM500, "bodies", of_bodies),
 }
-CHEAP = ("toy", "convnext", "eye_state")
+CHEAP = ("toy", "eye_state")
 HERE = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {cpu_name()}"
 
 

@@ -191,7 +191,7 @@ def test_a_first_score_that_is_not_a_number_is_no_record():
 # ---- On one of two processes
 
 
-ONE_RANK = "task={{name: poisoned, poison: {}, value: nan, steps: [6], rank: {}}}"
+ONE_RANK = "task={{name: poisoned, tensor_weight: true, poison: {}, value: nan, steps: [6], rank: {}}}"
 
 
 def on_two(*words, code=0):
