@@ -163,7 +163,6 @@ def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):
     ("each", "environment", "named"),
     [
         (["seed=1"], {}, "recipe"),
-        (["optim.lr=0.25"], {}, "recipe"),
         ([], {"TOY_DIFFERS": "1"}, "data"),
         ([], {"TOY_OTHER_PROGRAM": "1"}, "torch"),
     ],
