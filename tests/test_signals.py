@@ -119,7 +119,7 @@ def test_a_run_told_to_stop_in_any_phase_saves_and_goes_on_to_the_same_bits(prom
     every = [*first, *(one for one in every if one not in first)]
     longest = 0.0
     for seed in promise.trials(
-        "S1", "told to stop in any phase: saved, gone, resumed to the same bits", few=4, many=114
+        "S1", "told to stop in any phase: saved, gone, resumed to the same bits", few=3, many=114
     ):
         with promise.trial(seed):
             name, number, everybody = every[seed % len(every)]
