@@ -9,6 +9,7 @@ from typing import Any
 from trainkit import copying
 from trainkit.errors import UserError, of_disk
 from trainkit.order import Order
+from trainkit.redact import without_secrets
 from trainkit.store import RunFolder, write_aside
 
 
@@ -40,7 +41,8 @@ def begin(
 
 def about(order: Order) -> str:
     """What the header of a recipe says, for the page of its experiment."""
-    return copying.header(order.path).replace("# ", "").replace("#", "")
+    # Hidden here: what is told of a run may wait in its folder until a store answers.
+    return without_secrets(copying.header(order.path).replace("# ", "").replace("#", ""))
 
 
 @contextlib.contextmanager
