@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import UserError
+from trainkit.redact import without_secrets
 from trainkit.store import RunFolder, write_aside
 
 _WAIT_SECONDS = 2.0
@@ -40,7 +41,7 @@ def clear(folder: RunFolder, world: int) -> None:
 
 def note(folder: RunFolder, rank: int, error: BaseException | str) -> None:
     """Leave word of what ended this process."""
-    words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    words = without_secrets(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
     said: dict[str, Any] = {"at": time.time(), "words": words, "lost": lost(error)}
     if isinstance(error, UserError):
         said["mistake"] = [error.where, error.found, error.expected, error.remedy]
