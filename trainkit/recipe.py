@@ -33,10 +33,6 @@ TABLES: dict[str, dict[str, str]] = {
 }
 
 _NOT_IN_HASH = {"hash": False}
-"""For what changes no bit of the outcome: two recipes that differ in it are the same experiment."""
-
-
-_NOT_IN_HASH = {"hash": False}
 """For what changes no bit of the outcome: two recipes that differ in it are the same experiment. And for what is done
 when something goes wrong: an interrupted run may be resumed with another answer."""
 
