@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from trainkit import checkpoint
 from trainkit.journal import MEASURED
-from trainkit.store import RunFolder
+from trainkit.store import ENROLMENT, RunFolder
 
 CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 """What a checkpoint's state says of the clock, of bytes and of places."""
@@ -48,6 +48,7 @@ def account(folder: RunFolder) -> dict[str, Any]:
         "last step": info.last_step,
         "key": info.key,
         "recipe": loaded.recipe_text,
+        "resumed": json.loads((folder.path / ENROLMENT).read_bytes())["resumed"],
     }
     for group, members in loaded.tensors.items():
         for name, tensor in members.items():
@@ -81,13 +82,19 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Names under which two accounts differ: that of a run that was left alone, and another.
 
     What was measured since the last line dies with its process: where the next one begins on the step of a line, that
-    line has no speeds. So the other may have fewer steps of what is measured, and none that the first has not.
+    line has no speeds. So the other may lack one step of what is measured for each time it was resumed, and has none
+    that the first has not.
     """
-    return sorted(name for name in one.keys() | other.keys() if _differ(name, one.get(name), other.get(name)))
+    names = sorted((one.keys() | other.keys()) - {"resumed"})
+    resumed = other.get("resumed", 0)
+    return [name for name in names if _differ(name, one.get(name), other.get(name), resumed)]
 
 
-def _differ(name: str, one: Any, other: Any) -> bool:
-    return not set(other or ()) <= set(one or ()) if name.startswith("measured ") else one != other
+def _differ(name: str, one: Any, other: Any, resumed: int) -> bool:
+    if not name.startswith("measured "):
+        return one != other
+    one, other = set(one or ()), set(other or ())
+    return not other <= one or len(one - other) > resumed
 
 
 def unsound(folder: RunFolder) -> list[str]:
