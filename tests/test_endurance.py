@@ -45,6 +45,7 @@ from test_kills import (
     killed_often,
     killed_once,
     ran,
+    trainings,
 )
 from test_reid import sets  # noqa: F401
 from test_segment import streets  # noqa: F401
@@ -187,12 +188,7 @@ class Orders(RuleBasedStateMachine):
 
     @property
     def folder(self) -> RunFolder | None:
-        found = [f for f in Store.locate().runs() if f.info().recipe == "toy" and f.info().status != "KILLED"]
-        found = found or Store.locate().runs()
-        return found[-1] if found else None
-
-    def over(self) -> bool:
-        return ended()
+        return trainings()[-1] if trainings() else None
 
     @initialize(updates=st.integers(1, 6))
     def begin(self, updates: int) -> None:
@@ -313,6 +309,11 @@ def test_orders_and_faults_in_any_sequence(promise, tmp_path, database):
 # ----------------------------------------------------------------------------------------------- nothing piles up
 
 
+def in_shared_memory(pids: set[int]) -> list[str]:
+    """Names that processes have left in /dev/shm; what has no name any more counts as an open file."""
+    return [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in pids)]
+
+
 def held(process: psutil.Process) -> dict[str, float]:
     """What a process and its children hold."""
     family = [process, *process.children(recursive=True)]
@@ -321,7 +322,7 @@ def held(process: psutil.Process) -> dict[str, float]:
         "files": sum(one.num_fds() for one in family),
         "threads": sum(one.num_threads() for one in family),
         "children": len(family) - 1,
-        "shared memory": len(os.listdir("/dev/shm")),
+        "shared memory": len(in_shared_memory({one.pid for one in family})),
     }
 
 
@@ -332,12 +333,14 @@ def test_epochs_with_workers_pile_nothing_up(promise, tmp_path, database):
     words += ["evaluations={val: {every: 100 steps}}", "checkpoints={every: 100 steps, keep_last: 2}"]
     for case in promise.trials("W2", "1,200 epochs with workers: memory, files and threads flat", of=["toy"]):
         with promise.trial(case), fresh(tmp_path / "store", database), start(1, *words) as process:
-            seen, child = [], psutil.Process(process.pids[0])
+            seen, child, pids = [], psutil.Process(process.pids[0]), set[int]()
             while child.status() != psutil.STATUS_ZOMBIE:
                 with contextlib.suppress(psutil.Error, OSError):
+                    pids |= {child.pid, *(one.pid for one in child.children(recursive=True))}
                     seen.append(held(child))
                 time.sleep(0.1)
-            assert process.wait() == [0], process.stderr
+            assert process.wait(3600) == [0], process.stderr
+            assert not in_shared_memory(pids)
             seen = [one for one in seen if one["children"] >= 2]  # from when the workers are there
             assert len(seen) > 40
             quarters = [seen[len(seen) * n // 4 : len(seen) * (n + 1) // 4] for n in range(4)]
@@ -346,7 +349,7 @@ def test_epochs_with_workers_pile_nothing_up(promise, tmp_path, database):
             )
             print(second, last)
             assert last["MB"] - second["MB"] < 3
-            assert all(last[key] <= second[key] for key in ("files", "threads", "children"))
+            assert all(last[key] <= second[key] for key in ("files", "threads", "children", "shared memory"))
 
 
 def test_runs_one_after_the_other_in_one_process_pile_nothing_up(promise, store):

@@ -54,6 +54,8 @@ FORKED = (
     "saving", "telling", "leaving", "saving", "steps",
 )  # fmt: skip
 """In which phase each trial of 15 is killed."""
+IMPORTS = 3000
+"""A new process that trains looks for 4,100 modules."""
 WORDS = ("checkpoints={every: 2 steps, keep_last: 2}", "log.every=2 steps", "train.length=3 epochs")
 TINY = (str(TOY), "--plugin", "toy", "name=next", "train.length=1 steps", "evaluations={}", "best=null")
 
@@ -185,17 +187,13 @@ def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_l
         words = [*line, *toy.words, "--resume-or-start"]
         return subprocess.run(words, env=given, cwd=tmp_path, capture_output=True, text=True).returncode
 
-    with fresh(tmp_path / "whole", database):
-        counted = tmp_path / "counted"
-        assert alone(command, [{"at": "import", "do": "note"}], counted) == 0
-        expect_whole(toy)
-        calls = {**toy.moments, "import": struck(counted)[0]["call"]}
-    assert calls["import"] > 1000, "its imports are those of a new process"
+    calls = {**toy.moments, "import": IMPORTS}
     text = "the same in processes of their own, some beneath accelerate launch, some killed while they import"
     for seed in promise.trials("K3", text, few=5, many=30):
         line, phase = kinds[seed % len(kinds)]
         rng, notes = random.Random(f"whole {seed}"), tmp_path / f"{seed}.notes"
         with promise.trial(seed), fresh(tmp_path / str(seed), database):
+            # Of the calls of threads, which take turns as they like, only those of the first half are sure to come.
             call = rng.randint(1, calls[phase] // (2 if phase == "saving" else 1))
             print(f"{phase}: call {call} of {calls[phase]}", flush=True)
             code = alone(line, [{**moments[phase], "call": call, "do": "kill"}], notes)
@@ -242,7 +240,7 @@ def test_a_run_that_is_always_killed_before_its_first_checkpoint_would_be_due_ge
     text = (
         "killed again and again, always before the first checkpoint is due by `every`: still ends, with the same bits"
     )
-    for seed in promise.trials("K4", text, few=2, many=30):
+    for seed in promise.trials("K4", text, few=1, many=30):
         with promise.trial(seed):
             rng = random.Random(f"K4 {seed}")
             plans = (after(rng.randint(8, 12)) for _ in range(20))
@@ -250,8 +248,8 @@ def test_a_run_that_is_always_killed_before_its_first_checkpoint_would_be_due_ge
             assert 3 <= lives < 12
 
 
+@pytest.mark.slow
 def test_without_that_promise_it_never_gets_on(tmp_path, database):
-    """And when checkpoints are written changes no bit."""
     words = [str(TOY), "--plugin", "toy", *SPARSE, "checkpoints.lose_at_most=null"]
     with fresh(tmp_path / "killed", database):
         for _ in range(2):
@@ -259,6 +257,7 @@ def test_without_that_promise_it_never_gets_on(tmp_path, database):
             assert not list(Store.locate().runs()[-1].checkpoints.iterdir())
 
 
+@pytest.mark.slow
 def test_when_checkpoints_are_written_changes_no_bit(sparse, tmp_path, database):
     never = job([*sparse.words, "checkpoints.lose_at_most=null"], tmp_path / "never", database)
     assert never.moments["saving"] < sparse.moments["saving"] / 5
@@ -282,7 +281,9 @@ SPOILED = {
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("spoiled", SPOILED)
+@pytest.mark.parametrize(
+    "spoiled", ["reseeding", *(pytest.param(one, marks=pytest.mark.slow) for one in [*SPOILED][1:])]
+)
 def test_the_oracle_notices_when_a_mechanism_is_taken_away(spoiled, tmp_path, database, monkeypatch):
     said, moment = SPOILED[spoiled]
     monkeypatch.setenv("SPOILED", spoiled)
