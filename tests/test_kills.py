@@ -275,7 +275,7 @@ SPOILED = {
     "averages": ("tensor ema/", UPDATE),
     "fixed_times": ("2 rows of", {"at": "trainkit.outbox.Outbox.acknowledge", "call": 1, "after": True}),
     "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.prune", "call": 3}),
-    "verification": ("missing", {"at": "os.fsync", "thread": "trainkit-checkpoint", "call": 16}),
+    "verification": ("missing", {"at": "trainkit.checkpoint._manifest", "call": 3}),
 }
 """Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
 
