@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def _own_store(_stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None
     home = next(_stores)
     home.mkdir()
     monkeypatch.setenv("TRAINKIT_STORE", str(home))
+
+
+@pytest.fixture(autouse=True)
+def _unwatched() -> Iterator[None]:
+    """No training leaves a watchdog behind, which would end whatever the process does next."""
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "trainkit-watchdog"]
 
 
 @pytest.fixture(scope="session", autouse=True)

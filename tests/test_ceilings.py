@@ -76,6 +76,14 @@ def test_all_is_measured(toy):
     assert 0 < ceilings.mfu(found.model, found) < 1
 
 
+def test_nobody_watches_over_a_training_that_is_only_measured(toy, tmp_path, monkeypatch):
+    """A watchdog that outlived it would end the run that follows, as one that hangs."""
+    monkeypatch.chdir(tmp_path)
+    recipe, data, machine = toy("limits.hang=2 s")
+    assert ceilings.measure(recipe, data, machine, {}, seconds=0.1).absent == {}
+    assert not list(tmp_path.iterdir()), "nor are its stacks written where somebody happens to stand"
+
+
 def test_a_slow_loader_is_the_loaders_own(toy):
     recipe, data, machine = toy()
     slow = replace(data, train=slowed(data.train, 0.05))  # 8 samples in 50 ms

@@ -192,8 +192,8 @@ def toy(*words, steps=5, plugins=("toy",), length=9):
 def test_our_loop_waits_nowhere_inside_of_steps():
     found = toy("optim={name: adamw, lr: 0.01, clip_norm: 1}")
     assert found.inside() == {} and found.per_step() == 0
-    where = {place.phase: place.where.rpartition(":")[0] for place in found.tallies}
-    assert where["log"] == "trainkit/tally.py"  # it sees what waits outside of them
+    where = {place.where.rpartition(":")[0] for place in found.tallies}
+    assert "trainkit/tally.py" in where, "it sees what waits outside of them"
     assert "inside steps: nothing waits" in syncs.lines(found)
 
 
@@ -292,7 +292,7 @@ def test_being_watched_changes_no_bit(tmp_path):
         witness = syncs._Watched(recipe, tmp_path, {}, log, 99)
         data = recipe.data.open(recipe.seed)
         kept = []
-        witness.commit = lambda step, copies, *rest: kept.append(copies.make())  # noqa: B023
+        witness.commit = lambda step, copies, *rest, **more: kept.append(copies.make())  # noqa: B023
         if watched:
             with Following(log.seen, log.asks):
                 loop.train(recipe, data, machine, witness)

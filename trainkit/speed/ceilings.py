@@ -482,7 +482,7 @@ class _Pace(Witness):
 
     def __init__(self, alone: _Alone, frozen: _Frozen, counter: Any, timed: bool = True):
         recipe, found = alone.recipe, alone.found
-        super().__init__(recipe, "", "", RunFolder(Path()), Silent(), False, self.over, found)
+        super().__init__(recipe, "", "", RunFolder(Path()), Silent(), False, self.ended, found)
         self._alone, self._frozen = alone, frozen
         self._counter, self._timed = counter, timed
         self._ends: list[float] = []
@@ -493,7 +493,7 @@ class _Pace(Witness):
         self.counted: int | None = None
         """Operations of an update on this process."""
 
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether the training is to end."""
         return self._done or self._alone.stopping()
 
@@ -549,6 +549,9 @@ class _Pace(Witness):
         if self._frozen.copied:
             spent = spent - np.diff(self._handed[self._warm - 1 :])
         return steady(spent)
+
+    def begun(self, *_: Any) -> None:
+        """Do nothing: a watchdog would outlive this training, and end the run that follows."""
 
     def line(self, *_: Any) -> None:
         """Do nothing."""

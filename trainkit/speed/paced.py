@@ -389,6 +389,9 @@ def _witness_class() -> type:
             self._began, self._tell = began, tell
             self._left, self._step, self._mark = 1, 0, None
 
+        def begun(self, *_: Any) -> None:
+            """Do nothing: while others are measured it waits or is frozen, and does not hang."""
+
         def say(self, text: str) -> None:
             """Lines of the training are kept apart from the answers."""
             print(text, file=sys.stderr, flush=True)
@@ -477,7 +480,7 @@ def _witness_class() -> type:
 
         def _evaluate(self, name: str, most: float) -> dict[str, Any]:
             split, size, net = self._splits()[name], self._whole.evaluations[name].batch_size, self._task.parts.learns
-            seconds = loop._trial(self._task, net, split, self._whole, name, self._machine)
+            seconds = loop._trial(self._task, net, split, size, self._machine)
             if seconds > most:
                 return {"seconds": seconds, "held": False}
             began = time.perf_counter()

@@ -367,6 +367,9 @@ class _Watched(Witness):
             found,
         )
 
+    def begun(self, *_: Any) -> None:
+        """Do nothing: nobody would call a watchdog off."""
+
     def progress(self, step: int, steps: int) -> None:
         self.last = step
         if step == min(WARM_UP, steps - 1):  # of a training of two updates the second is watched
