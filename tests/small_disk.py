@@ -35,6 +35,11 @@ class Disk:
         return {VARIABLE: str(self.holder)}
 
     @property
+    def within(self) -> list[str]:
+        """In front of the words of a command that is to enter."""
+        return ["nsenter", "-t", str(self.holder), "-U", "-m", "--preserve-credentials"]
+
+    @property
     def free(self) -> int:
         """Bytes."""
         state = os.statvfs(self.seen)

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import PLUGIN, all_same, run, spawn
+from runs import PLUGIN, TOY, Ran, all_same, newest, own_store, run, spawn
+from small_disk import mounted
 
 from trainkit.data import loading, workers
 from trainkit.data.workers import RESTARTS, Workers
@@ -260,8 +262,6 @@ def test_nothing_adds_up_over_many_batches():
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, database):
-    from runs import own_store
-
     with own_store(tmp_path_factory.mktemp("undisturbed"), database):
         return run()
 
@@ -278,6 +278,25 @@ def test_a_run_that_loses_workers_ends_with_the_same_bits_and_says_so(store, und
     (event, *_) = ran.events("worker_lost")
     assert "rows " in event.data["said"] and re.search(SAID[fault], event.data["said"])
     assert not undisturbed.events("worker_lost")
+
+
+@pytest.mark.slow
+def test_where_there_is_no_shared_memory_workers_read_all_the_same(promise, undisturbed, tmp_path, database):
+    """/dev/shm of 2 MB, all of it taken; as the negative control, torch's own loader fails there."""
+    with mounted(Path("/dev/shm"), 2) as shm:
+        shm.fill(leave=0)
+        text = "no room in /dev/shm: workers hand their batches over all the same, and the bits are the same"
+        for start in promise.trials("D3", text, of=["fork", "spawn"]):
+            with promise.trial(start), own_store(tmp_path, database):
+                some = ("loader.workers=2", f"loader.start={start}", "--plugin", "toy")
+                done = spawn(1, str(TOY), *some, **shm.environment)
+                assert done.returncode == 0 and not done.stderr, done.stderr
+                ran = Ran(0, newest())
+                assert all_same(ran, undisturbed) and not ran.events("worker_lost")
+                (tmp_path / "mlflow.db").unlink()
+        code = "import torch\nfor _ in torch.utils.data.DataLoader(torch.zeros(64, 9999), 64, num_workers=1): pass"
+        failed = subprocess.run([*shm.within, sys.executable, "-c", code], capture_output=True, text=True)
+        assert failed.returncode and re.search("shared memory|No space left|[Bb]us error", failed.stderr), failed.stderr
 
 
 @pytest.mark.parametrize("fault", ["segmentation fault", "stopped"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -129,6 +130,24 @@ def test_a_training_that_is_stopped_for_a_while_is_not_one_that_hangs(store):
         one.until("step 20/")
         one.signal(signal.SIGTSTP)
         time.sleep(5)
+        one.signal(signal.SIGCONT)
+        assert one.end() == [0], one.said
+        stopped = one.ran()
+    assert not list(stopped.folder.path.glob("stacks*"))
+    assert all_same(stopped, run(*words))
+
+
+@pytest.mark.slow
+def test_a_training_that_is_stopped_outright_goes_on_where_it_was(store):
+    """SIGSTOP, of which no process learns, for 5 s and within the limit: no alarm, the same bits."""
+    words = ("limits.hang=60 s", "train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
+    with job(store, *words) as one:
+        one.until("step 20/")
+        one.signal(signal.SIGSTOP)
+        one.until(lambda: "T (stopped)" in Path(f"/proc/{one.pids[0]}/status").read_text())
+        said = one.said
+        time.sleep(5)
+        assert one.said == said, "nothing went on"
         one.signal(signal.SIGCONT)
         assert one.end() == [0], one.said
         stopped = one.ran()
