@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sqlite3
 import threading
 import time
@@ -15,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from jobs import job
 from oracles import account, unlike, unsound
-from runs import run, stop_after
+from runs import own_store, run, stop_after
 from safetensors.numpy import save_file
 
 from trainkit import cli, enrolment, journal, outbox, sender, tracking
@@ -468,3 +470,75 @@ def test_no_call_to_the_store_is_made_by_the_training(here, tmp_path, monkeypatc
     works(tracker, tmp_path).join(120)
     tracker.finish("FINISHED")
     assert by == {"trainkit-sender"}
+
+
+# ---- Several at once, at the end, and families of runs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_runs_of_two_processes_each_write_into_one_store_at_once(promise, database, tmp_path):
+    """A line at every step of 40 epochs, from two that begin together."""
+    words = ("train.length=40 epochs", "log={every: 1 steps, system_every: null, figures: null}")
+    for seed in promise.trials("T4", "two runs of two ranks into one SQLite store: nothing lost", few=1, many=10):
+        home = tmp_path / str(seed)
+        home.mkdir()
+        with promise.trial(seed), own_store(home, database), contextlib.ExitStack() as both:
+            jobs = [
+                both.enter_context(job(home / str(k), *words, f"seed={10 * seed + k}", processes=2)) for k in range(2)
+            ]
+            for one in jobs:
+                assert one.end() == [0, 0], one.said
+                assert "locked" not in one.said and "does not take" not in one.said, one.said
+            runs = Store.locate().runs()
+            assert sorted(run.info().seed for run in runs) == [10 * seed, 10 * seed + 1]
+            for each in runs:
+                assert each.info().status == "FINISHED" and unsound(each) == []
+                steps, losses = journal.read(each.journal).series("train/loss")
+                assert steps == list(range(1, 161)) and len(losses) == 160
+            assert len(ask(Store.locate(), "SELECT * FROM runs")) == 2, "of ranks there is one that writes"
+
+
+@pytest.mark.slow
+def test_told_to_stop_while_it_waits_for_the_store_at_its_end(reference, database, tmp_path):
+    """The store is locked from the middle of the run on; the run has 30 s to send the rest, and 4 s once it is told."""
+    with own_store(tmp_path, database):
+        here = Store.locate()
+        with job(tmp_path / "job", *WORDS) as one:
+            one.until(lambda: here.runs() and here.runs()[0].info().run_id)
+            with locked(here):
+                one.until(lambda: here.runs()[0].info().status == "FINISHED")
+                began = time.monotonic()
+                one.signal(signal.SIGTERM)
+                assert one.end() == [0], one.said
+                assert time.monotonic() - began < 20, "nobody waits for it any longer"
+            assert "trainkit sync" in one.said
+            (folder,) = here.runs()
+            assert folder.info().status == "FINISHED" and folder.info().unsent
+            assert [done.status for done in sync(here)] == ["FINISHED"]
+            assert unlike(reference, account(folder)) == [] and unsound(folder) == []
+
+
+@pytest.mark.slow
+def test_a_cross_validation_that_begins_while_its_store_is_locked(database, tmp_path, monkeypatch):
+    words = ("data.name=folded", "data.folds=2", "evaluations={held_out: {batch_size: 8}}")
+    words += ("best.metric=held_out/accuracy",)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.3)
+    with own_store(tmp_path, database):
+        here = Store.locate()
+        with locked(here):
+            assert run(*words, *WORDS, folds=True).code == 0
+        assert all(folder.info().status == "FINISHED" for folder in here.runs())
+        assert {done.status for done in sync(here)} == {"FINISHED"}
+        client = here.client()
+        family = {folder.info().recipe: folder for folder in here.runs()}
+        parent = family["toy-folds"].info().run_id
+        folds = [folder for folder in here.runs() if folder.info().recipe == "toy"]
+        assert len(folds) == 2 and len(ask(here, "SELECT * FROM runs")) == 3
+        for folder in folds:
+            assert client.get_run(folder.info().run_id).data.tags["mlflow.parentRunId"] == parent
+            assert unsound(folder) == []
+        kept = client.get_run(parent)
+        assert [kept.data.tags[f"trainkit.fold.{k}"] for k in range(2)] == [folder.name for folder in folds]
+        known = {name: points[-1].value for name, points in journal.read(family["toy-folds"].journal).metrics.items()}
+        assert kept.info.status == "FINISHED" and kept.data.metrics == known
