@@ -218,10 +218,10 @@ class Witness:
     def begun(self, moved: Callable[[], Any], rank: int) -> None:
         """The first update has been made: from here on there is something to save, and it is watched that it goes on.
 
-        `moved` changes as long as it does.
+        `moved` changes as long as it does. Comes again where the run goes back to the checkpoint that it began with.
         """
         self.stop.save_first()
-        if (limit := self.recipe.limits.hang) is not None:
+        if self._watchdog is None and (limit := self.recipe.limits.hang) is not None:
             self._watchdog = Watchdog(limit.seconds, moved, self.folder, rank)
             self._watchdog.start()
 
