@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit import checkpoint, config, costs, evaluating
@@ -176,11 +176,7 @@ def test_what_is_recorded_once_is_recorded_once(store):
 
 
 def witness(tmp_path, before=None, **rates):
-    place = None
-    if before is not None:
-        place = tmp_path / "step-000000005"
-        place.mkdir()
-        (place / checkpoint.STATE).write_text(json.dumps(before))
+    place = None if before is None else checkpoint.write(tmp_path, 5, {"model": {"w": torch.ones(1)}}, before, "")
     run = Witness(None, "", "", RunFolder(tmp_path), Silent(), True, lambda: False, checkpoint=place, allotted=rates)
     run.clock = SimpleNamespace(elapsed=lambda: 1800.0)
     return run
