@@ -29,6 +29,9 @@ CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 OF_STEPS = ("figures/timeline.png",)
 """Artifacts that show the steps of the last process; one that was resumed behind its last step has none."""
 
+WHENEVER = ("system/", "speed/forecast_s")
+"""Metrics whose steps hang on the clock, or on where a process began."""
+
 _NUMBERED = re.compile(r"\+timestamp\+\d+\+[0-9a-f-]{36}")
 """What MLflow has in the names of pictures."""
 
@@ -63,7 +66,7 @@ def account(folder: RunFolder) -> dict[str, Any]:
         for name, step, value, _ in sorted(rows):
             if not measured(name):
                 found.setdefault(f"{where} {name}", []).append((step, value))
-            else:
+            elif not name.startswith(WHENEVER):
                 found.setdefault(f"measured {where} {name}", []).append(step)
     artifacts = _artifacts(folder)
     for file in sorted(artifacts.rglob("*")):
@@ -73,8 +76,8 @@ def account(folder: RunFolder) -> dict[str, Any]:
             repeats = name.startswith(("rows/", "tables/", "recipe/"))
             found[f"artifact {name}"] = hashlib.sha256(file.read_bytes()).hexdigest() if repeats else "is there"
     # One that was told to stop has handed on what it had then, too.
-    ends = {str(info.last_step), *(str(record["step"]) for record in loaded.state["best"])}
-    found["models"] = sorted(model for model in _models(folder) if model[1] in ends)
+    ends = {("last", str(info.last_step)), *(("best", str(record["step"])) for record in loaded.state["best"])}
+    found["models"] = sorted(model for model in _models(folder) if model[:2] in ends)
     return found
 
 
@@ -109,8 +112,9 @@ def _unsound(folder: RunFolder) -> Iterator[str]:
     for where, rows in (("journal", journal), ("store", stored)):
         counted = collections.Counter((name, step) for name, step, _, _ in rows)
         yield from (f"{many} rows of {key} in the {where}" for key, many in counted.items() if many > 1)
-    if set(journal) != set(stored):
-        yield f"journal and store differ in {sorted(set(journal) ^ set(stored))[:4]}"
+    for where, rows in (("journal", set(journal) - set(stored)), ("store", set(stored) - set(journal))):
+        if rows:
+            yield f"{len(rows)} rows are in the {where} alone, such as {sorted(rows)[:2]}"
     newest: dict[str, Row] = {}
     for row in stored:
         newest[row[0]] = max(newest.get(row[0], row), row, key=lambda row: (row[1], row[3]))
