@@ -26,8 +26,8 @@ from trainkit.store import ENROLMENT, RunFolder
 CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 """What a checkpoint's state says of the clock, of bytes and of places."""
 
-OF_STEPS = ("figures/timeline.png",)
-"""Artifacts that show the steps of the last process; one that was resumed behind its last step has none."""
+OF_PROCESSES = ("figures/timeline.png", "error.txt")
+"""Artifacts that tell of one process: the steps of the last, if it made any, and why an earlier one failed."""
 
 WHENEVER = ("system/", "speed/forecast_s")
 """Metrics whose steps hang on the clock, or on where a process began."""
@@ -72,7 +72,7 @@ def account(folder: RunFolder) -> dict[str, Any]:
     for file in sorted(artifacts.rglob("*")):
         name = _NUMBERED.sub("", file.relative_to(artifacts).as_posix())
         hidden = file.name.startswith(".artifact.uploading.")  # a copy cut short, which MLflow hides
-        if file.is_file() and not hidden and name not in OF_STEPS:
+        if file.is_file() and not hidden and name not in OF_PROCESSES:
             repeats = name.startswith(("rows/", "tables/", "recipe/"))
             found[f"artifact {name}"] = hashlib.sha256(file.read_bytes()).hexdigest() if repeats else "is there"
     # One that was told to stop has handed on what it had then, too.
