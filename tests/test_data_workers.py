@@ -125,7 +125,8 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
     expected = list(loading.training(split, PLAN, 0, Loader(), pin=False))
     assert same(read((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)), expected) and not told
     monkeypatch.setattr(workers, "_IGNORED", ())  # which is what keeps them alive
-    with pytest.raises(UserError, match="was killed by SIGTERM; 3 were replaced before"):
+    monkeypatch.setattr(workers, "RESTARTS", 0)  # one that had answered before it died is missed a batch later
+    with pytest.raises(UserError, match="was killed by SIGTERM"):
         read((signal.SIGTERM,))
 
 

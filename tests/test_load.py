@@ -604,7 +604,7 @@ def test_this_process_and_its_children_as_they_are(source, tmp_path):
     for worker in workers:
         worker.join()
     after = load.read()
-    assert after.worker_cores * (after.at - reading.at) < 0.15  # what they did is not told twice, only their leaving
+    assert after.worker_cores * (after.at - reading.at) < 0.25  # their 0.3 s are not told twice, only their leaving
     if source == "psutil":
         assert "major_faults_s" in load.absent and reading.major_faults_s is None
 

@@ -151,7 +151,7 @@ def test_no_sum_of_exponentials_leaves_the_numbers():
             (grad,) = torch.autograd.grad(found.others.sum(), x)
             torch.testing.assert_close(found.others, torch.full((2,), math.log(classes - 1)), rtol=1e-5, atol=0)
             torch.testing.assert_close(found.nearest, torch.full((2,), sign))
-            assert relative(grad, scale * centre[:2]) < 1e-4
+            assert relative(grad, scale * centre[:2]) < 3e-4  # 20,000 terms in float32: 1.4e-4 on an AMD EPYC
 
 
 @pytest.mark.parametrize("kind", ["easy", "random", "hard"])

@@ -106,12 +106,13 @@ def test_a_run_that_crashes_in_its_loop_leaves_none_and_says_where_it_was(plante
     assert "OSError: cannot open" in told.read_text() and "leaky.py" in told.read_text()
 
 
-def test_a_server_that_refuses_is_named_without_them(planted, store):
+@pytest.mark.slow  # the end of a run waits for its server
+def test_a_server_that_is_away_is_named_without_them(planted, store):
     recipe, environment = planted
     secret = canaries.SECRETS["password of a URI"]
     environment["MLFLOW_TRACKING_URI"] = f"http://{canaries.SECRETS['user of a URI']}:{secret}@127.0.0.1:9/x"
     done = spawn(1, str(recipe), "--plugin", "toy", "--plugin", "leaky", **environment)
-    assert done.returncode == 2 and "does not answer" in done.stderr
+    assert done.returncode == 0 and "does not answer" in done.stderr
     assert clean(done) and left(store) == {}
 
 

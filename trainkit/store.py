@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from trainkit.errors import UserError, of_disk
 from trainkit.places import make_private
@@ -128,8 +128,12 @@ class RunFolder:
         if unknown:
             raise ValueError(f"run.json has no {', '.join(sorted(unknown))}")
         with self._updating:
-            info = RunInfo(**{**asdict(self.info()), **changes})
-            write_aside(self.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
+            try:
+                info = RunInfo(**{**asdict(self.info()), **changes})
+                write_aside(self.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
+            except (UserError, OSError):
+                self.refuse_deleted()
+                raise
         return info
 
     def refuse_deleted(self) -> None:
@@ -229,8 +233,9 @@ class Store:
         Raises UserError, within seconds, for a place that cannot be written and for a database that is damaged, locked,
         of another program, or of a newer or older MLflow.
         """
-        if self.database and (odd := sorted(set("%?#") & set(str(self.database)))):
-            found = f"has {' and '.join(odd)} in its name, which the address of a database cannot hold"
+        if self.database and ("?" in str(self.database) or unquote(str(self.database)) != str(self.database)):
+            # SQLAlchemy would look for another file: MLflow retries that for 100 s, or puts the database there.
+            found = "has ? or % with two digits in its name, which the address of a database cannot hold"
             raise UserError(str(self.database.parent), found, remedy=_ELSEWHERE)
         try:
             make_private(self.home)
