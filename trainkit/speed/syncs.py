@@ -331,7 +331,7 @@ def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: b
 
 
 def _shortened(recipe: Recipe, total: int, cuda: bool) -> Recipe:
-    """The recipe without evaluations and checkpoints of its own, and with one log line, at the end."""
+    """The recipe without evaluations, checkpoints and log lines of its own."""
     loader = recipe.loader if cuda else replace(recipe.loader, workers=0)
     return replace(
         recipe,
