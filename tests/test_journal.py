@@ -159,6 +159,22 @@ def test_what_never_repeats_keeps_its_first_measurement(path):
     assert history.events == []
 
 
+def test_what_was_measured_and_is_not_measured_again_stays(path):
+    """A process that goes on from the very step of a line has no speeds of it; the store has those that were sent."""
+    journal = Journal(path)
+    position = journal.commit()
+    journal.append(1, {"train/loss": 0.5, "speed/samples_per_s": 100.0, "device/rss_gb": 2.0})
+    journal.append(0, {"system/cpu": 40.0})
+    journal.commit()
+    first = read(path).metrics
+    journal.cut_back(position)
+    journal.append(1, {"train/loss": 0.5})
+    journal.append(1, {"speed/samples_per_s": 90.0})
+    journal.close()
+    assert read(path).metrics == {name: points for name, points in first.items() if name != "system/cpu"}
+    assert read(path).events == []
+
+
 def test_decisions_after_the_checkpoint_can_be_replayed(path):
     journal = Journal(path)
     journal.event(1, "gate", {"name": "early"})

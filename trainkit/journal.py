@@ -110,6 +110,7 @@ class Journal:
         self._last: dict[str, Point] = {}
         self._index(_lines(self.path, 0, self._written))
         self.replay = _read_replay(self._replay_path)
+        self._measured: dict[int, dict[str, float]] = {}  # what was cut off, by steps that are yet to be logged again
 
     @property
     def _replay_path(self) -> Path:
@@ -192,6 +193,8 @@ class Journal:
         by_time: dict[int, dict[str, float | str]] = {}
         changed: list[tuple[str, float, float]] = []
         strange: list[str] = []
+        if self._measured:  # a process that begins at a step has no speeds of it; the store has those of the one before
+            metrics = {**self._measured.pop(step, {}), **metrics}
         for name, value in metrics.items():
             value, t = float(value), now
             last = self._last.get(name)
@@ -280,6 +283,10 @@ class Journal:
                 {key: value for key, value in values.items() if key not in kept},
                 [e for e in decided if ("event", e.t, e.step, e.name) not in kept],
             )
+            self._measured.clear()
+            for (name, step), (_, value) in self.replay.values.items():
+                if name.startswith(MEASURED) and not name.startswith("system/"):  # whose steps are its own
+                    self._measured.setdefault(step, {})[name] = value
             _write_replay(self._replay_path, self.replay)
             self._file.truncate(position)
             os.fsync(self._file.fileno())
