@@ -114,10 +114,18 @@ class Job:
         return Ran(code, newest())
 
 
-@contextlib.contextmanager
-def job(folder: Path, *words: str, **options) -> Iterator[Job]:
+def job(folder: Path, *words: str, **options) -> contextlib.AbstractContextManager[Job]:
     """A job of which nothing is left afterwards."""
-    one = Job(folder, *words, **options)
+    return _cleared(Job(folder, *words, **options))
+
+
+def launched(folder: Path, launcher: str, *words: str, **options) -> contextlib.AbstractContextManager[Job]:
+    """The same beneath a launcher."""
+    return _cleared(Launched(folder, launcher, *words, **options))
+
+
+@contextlib.contextmanager
+def _cleared(one: Job) -> Iterator[Job]:
     try:
         yield one
     finally:
@@ -165,16 +173,3 @@ class Launched(Job):
     def end(self, seconds: float = PATIENCE) -> list[int]:
         """Wait for the launcher: its exit code."""
         return [self.launcher.wait(seconds)]
-
-
-@contextlib.contextmanager
-def launched(folder: Path, launcher: str, *words: str, **options) -> Iterator[Launched]:
-    """A job beneath a launcher of which nothing is left afterwards."""
-    one = Launched(folder, launcher, *words, **options)
-    try:
-        yield one
-    finally:
-        for pid in one.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        one.end()

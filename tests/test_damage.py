@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import ROOT, Ran, all_same, environment, newest, run, stop_after
+from runs import ROOT, Ran, all_same, environment, left_alone, newest, run, stop_after
 
 from trainkit import checkpoint, live, needs, weights
 from trainkit.checkpoint import CheckpointError
@@ -28,10 +28,8 @@ WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, sy
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database) -> Iterator[Ran]:
     """The toy recipe, run to its end."""
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    with environment(TRAINKIT_STORE=home):
-        yield run(*WORDS)
+    with left_alone(tmp_path_factory.mktemp("whole"), database, *WORDS) as ran:
+        yield ran
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import ROOT, TOY, Ran, all_same, environment, run, spawn
+from runs import ROOT, TOY, Ran, all_same, left_alone, spawn
 from small_disk import Disk, mounted
 
 from trainkit import checkpoint
@@ -25,10 +25,8 @@ RUN = (str(TOY), "--plugin", "toy", *WORDS)
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database) -> Iterator[Ran]:
     """The same run where there is room."""
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    with environment(TRAINKIT_STORE=home):
-        yield run(*WORDS)
+    with left_alone(tmp_path_factory.mktemp("whole"), database, *WORDS) as ran:
+        yield ran
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import sabotage
-from runs import TOY, Ran, all_same, environment, newest, run, spawn, start
+from runs import TOY, Ran, all_same, left_alone, newest, run, spawn, start
 from small_disk import mounted
 
 from trainkit import checkpoint, store
@@ -25,10 +25,8 @@ WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, fi
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, database) -> Iterator[Ran]:
     """The toy recipe, run to its end with nothing in its way."""
-    home = tmp_path_factory.mktemp("whole")
-    shutil.copy(database, home / "mlflow.db")
-    with environment(TRAINKIT_STORE=home):
-        yield run(*WORDS)
+    with left_alone(tmp_path_factory.mktemp("whole"), database, *WORDS) as ran:
+        yield ran
 
 
 def kept(ran: Ran):
