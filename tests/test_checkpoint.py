@@ -146,7 +146,7 @@ def test_a_state_that_json_would_change_is_a_programming_error(tmp_path, value):
 
 # --------------------------------------------------------------------------------- faults while writing (K1, K2)
 
-CHANGING = frozenset({"mkdir", "makedirs", "open", "fdopen", "write", "fsync", "close", "rename", "unlink", "rmdir"})
+CHANGING = frozenset({"mkdir", "open", "fdopen", "write", "fsync", "close", "rename", "unlink", "rmdir"})
 
 
 class Faulty:
@@ -204,6 +204,7 @@ def calls_of(scenario: Callable, folder: Path) -> int:
 
 def template(folder: Path, cut_short: bool) -> Path:
     """A run with a checkpoint of step 1, and perhaps the one that it replaced."""
+    folder.mkdir(exist_ok=True)
     path = save(folder / "template", 1)
     if cut_short:
         shutil.copytree(path, path.with_name(path.name + ".old"))
@@ -358,6 +359,12 @@ def test_everything_is_synced_before_it_is_named_and_the_name_after(tmp_path, mo
     synced = [file for name, file in events[:renamed] if name == "fsync"]
     assert synced[-2] == "MANIFEST.json" and synced[-1].startswith(".tmp-3-")
     assert ("fsync", "run") in events[renamed:]
+
+
+def test_where_the_run_was_deleted_nothing_is_made_again(tmp_path):
+    with pytest.raises(CheckpointError, match="could not be written: No such file or directory"):
+        checkpoint.write(tmp_path / "deleted" / "checkpoints", 2, contents(1), {}, "")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_full_disk_is_refused_before_a_byte_is_written(tmp_path, monkeypatch):

@@ -178,7 +178,8 @@ def test_killed_at_a_random_moment_and_resumed_a_run_ends_as_if_nothing_had_been
 @pytest.mark.timeout(1800)
 def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_launch(toy, promise, tmp_path, database):
     command = [sys.executable, str(ROOT / "tests" / "sabotage.py")]
-    beneath = ["accelerate", "launch", "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), *command[1:]]
+    config = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml")]
+    beneath = [sys.executable, "-m", "accelerate.commands.launch", *config, *command[1:]]
     kinds = ((command, "import"), (beneath, "steps"), (command, "import"), (beneath, "saving"), (beneath, "import"))
     moments = {**PHASES, "import": {"at": "import"}}
 

@@ -17,6 +17,7 @@ This module knows files and tensors; when to save, and what a state means, is th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -85,7 +86,7 @@ class Loaded:
 def write(
     folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], recipe_text: str
 ) -> Path:
-    """Commit a checkpoint of `step` under `folder` and return its path.
+    """Commit a checkpoint of `step` under `folder`, which is made where it is missing, and return its path.
 
     `tensors` is group to tensors by name, on any device; `state` is plain JSON data (tuples come back as lists) and
     gets the key `step`. A valid checkpoint of the same step is replaced without a moment in which neither exists.
@@ -105,7 +106,8 @@ def write(
     aside = _aside(folder, "tmp", step)
     try:
         if not os.path.isdir(folder):
-            os.makedirs(folder, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)  # not what it lies in: of a run that was deleted meanwhile nothing is made again
             sync_folder(folder.parent)
         if shutil.disk_usage(folder).free < needed:
             raise CheckpointError(str(folder), _room(folder, step, needed), remedy=_FREE)
