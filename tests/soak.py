@@ -1,11 +1,11 @@
 """Every promise with many trials, and one table of what came of them.
 
     python tests/soak.py --write docs/reliability.md       all of them, from the start
-    ... --resume                                            what passed is not run again
+    ... --resume                                            what passed is not made again
     ... --resume tests/test_kills.py -k toy -n 0            words for pytest: some of them
 
-Interrupted, or run in parts, it goes on with `--resume` from what finished tests left in the file of `--keep`. The
-table is printed and written whatever came of it; the exit code is 0 when every test passed.
+Interrupted, or run in parts, it goes on with `--resume` from the trials in the file of `--keep`. The table is printed
+and written whatever came of it; the exit code is 0 when every test passed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from promises import recorded
+from promises import pairs, recorded
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- written by `make soak`, not by hand -->", "<!-- to here -->"
@@ -31,13 +31,15 @@ def table(found: Iterable[Mapping[str, Any]]) -> list[str]:
         for counted in entry["promises"]:
             row = rows.setdefault((counted["id"], counted["text"]), {"trials": 0, "seeds": set(), "failed": []})
             row["trials"] += counted["trials"]
-            row["seeds"] |= {tuple(counted["seeds"][at : at + 2]) for at in range(0, len(counted["seeds"]), 2)}
+            row["seeds"] |= set(pairs(counted["seeds"]))
             row["failed"] += sorted(counted["failed"], key=lambda seed: (len(seed), seed))
     lines = ["| | promise | trials | failures | seeds |", "|---|---|---:|---:|---|"]
     for (id, text), row in sorted(rows.items(), key=lambda item: (_natural(item[0][0]), item[0][1])):
         seeds = ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in sorted(row["seeds"]))
         failed = f"**{len(row['failed'])}**: {', '.join(row['failed'])}" if row["failed"] else "0"
-        lines.append(f"| {id} | {text} | {row['trials']} | {failed} | {seeds or 'every case'} |")
+        lines.append(
+            f"| {id} | {text} | {row['trials']} | {failed} | {seeds or ('every case' if row['trials'] else 'none')} |"
+        )
     return lines
 
 
@@ -52,7 +54,8 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "",
         f"{trials} trials in {len(entries)} tests, {failures} failures; {'; '.join(on) or 'nothing was run'}.",
     ]
-    lines += [f"Failed: `{test}`." for test, entry in sorted(found.items()) if not entry["passed"]]
+    lines += [f"Failed: `{test}`." for test, entry in sorted(found.items()) if entry["passed"] is False]
+    lines += [f"Not seen to end: `{test}`." for test, entry in sorted(found.items()) if entry["passed"] is None]
     return lines
 
 
