@@ -172,6 +172,9 @@ def _run(
                 closing.write(witness, outcome, hurried=stop.told)
             # Before the end is said: a finished run is used in place of another by its key.
             folder.update(data_digest=data.meta.digest, key=run_key(recipe_hash, data.meta.digest))
+            if outcome.status == "FINISHED" and parent is None:
+                with contextlib.suppress(OSError):  # of a full disk; then a run that is killed from here on is over
+                    folder.leaving.touch()
             tracker.finish(outcome.status)
             witness.say(closing.table(witness, outcome, store))
             # Of runs that belong together, such as folds, none speaks for all.
@@ -179,6 +182,7 @@ def _run(
                 witness.say(registry.at_end(store, folder, recipe.promote))
             if tracker.remains:
                 witness.say(f"left   {tracker.remains}")
+            folder.leaving.unlink(missing_ok=True)
     machine.accelerator.free_memory()
     machine.wait()
     return outcome, folder

@@ -33,7 +33,7 @@ def begin(
         found = f"no unfinished run of {name} with these settings"
         nearest = f"; {other.name} had others" if other else ""
         raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
-    if folder.info().status == "FINISHED":
+    if folder.info().status == "FINISHED" and not folder.leaving.exists():
         raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
     folder.claim()
     return folder, True

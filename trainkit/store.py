@@ -114,6 +114,11 @@ class RunFolder:
         """Folder of checkpoints."""
         return self.path / "checkpoints"
 
+    @property
+    def leaving(self) -> Path:
+        """File that is there from before a run says FINISHED until all is done that its command was to do."""
+        return self.path / "leaving"
+
     def info(self) -> RunInfo:
         """Read run.json. Raises UserError when it is missing or damaged."""
         try:
@@ -477,12 +482,16 @@ class Store:
         return folders[(max if highest else min)(values, key=values.__getitem__)]
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
-        """The newest run of a recipe (and hash) that began, did not finish and is not being written now."""
+        """The newest run of a recipe (and hash) that began and is not being written now, and did not finish.
+
+        One whose process was killed behind its end is among them: it has yet to be promoted, say.
+        """
         for info, folder in reversed(self._known(recipe_hash or "")):
             same = info.recipe == recipe_name and recipe_hash in (None, info.recipe_hash)
             # One that was never to be told to MLflow ended before its first step: refused, or killed at once.
             began = info.run_id or (folder.path / ENROLMENT).is_file()
-            if same and info.status != "FINISHED" and began and not folder.alive():
+            done = info.status == "FINISHED" and not folder.leaving.exists()
+            if same and began and not done and not folder.alive():
                 return folder
         return None
 
