@@ -77,7 +77,7 @@ def reading(split, row: int) -> tuple[int, str]:
 
 def faults(promise, text: str) -> Iterator[tuple[int, str]]:
     """Trials of each fault in turn, at rows drawn by the seed."""
-    for seed in promise.trials("W1", text, few=len(FAULTS), many=30 * len(FAULTS)):
+    for seed in promise.trials("W1", text, few=len(FAULTS), many=10 * len(FAULTS)):
         yield seed, list(FAULTS)[seed % len(FAULTS)]
 
 

@@ -108,7 +108,7 @@ def kinds(pictures, crops, sets, streets, bodies, tmp_path_factory, database) ->
 
 def test_every_kind_of_recipe_is_killed_at_a_random_moment_and_resumed(kinds, promise, tmp_path, database):
     phases = list(PHASES)
-    for seed in promise.trials("K3", "the same for all kinds of recipes that ship", few=len(KINDS), many=63):
+    for seed in promise.trials("K3", "the same for all kinds of recipes that ship", few=len(KINDS), many=49):
         with promise.trial(seed):
             rng, kind = random.Random(f"kinds {seed}"), KINDS[seed % len(KINDS)]
             print(kind)
@@ -133,7 +133,7 @@ def faults(job: Job, rng: random.Random) -> list[Fault]:
 
 def test_any_series_of_faults_over_every_kind_of_recipe_changes_nothing(kinds, promise, tmp_path, database):
     text = "up to six processes, each with a full disk, a store away, a signal or a kill: the uninterrupted run"
-    for seed in promise.trials("E", text, few=len(KINDS), many=70):
+    for seed in promise.trials("E", text, few=len(KINDS), many=35):
         with promise.trial(seed):
             rng, one = random.Random(f"series {seed}"), kinds(KINDS[seed % len(KINDS)])
             plans = (faults(one, rng) for _ in range(rng.randint(2, 6)))
@@ -291,7 +291,7 @@ class Orders(RuleBasedStateMachine):
 def test_orders_and_faults_in_any_sequence(promise, tmp_path, database):
     whole = job([str(TOY), "--plugin", "toy", *WORDS], tmp_path / "whole", database)
     text = "5 sequences of up to 8: train, kill, damage, full disk, prune, lost journal, score; then the end"
-    for seed in promise.trials("F2", text, few=2, many=30):
+    for seed in promise.trials("F2", text, few=2, many=16):
         with promise.trial(seed):
 
             @hypothesis.seed(seed)

@@ -201,7 +201,7 @@ def trial(undisturbed: dict, database: Path, home: Path, seed: int, patch: pytes
 
 def test_through_calls_that_fail_before_and_after_they_are_made(promise, undisturbed, database, tmp_path, monkeypatch):
     what = "every third call to the store fails, half of them after they were made: nothing lost, nothing twice"
-    for seed in promise.trials("T1", what, few=3, many=300):
+    for seed in promise.trials("T1", what, few=3, many=100):
         with promise.trial(seed):
             assert trial(undisturbed, database, tmp_path / str(seed), seed, monkeypatch) == []
 
