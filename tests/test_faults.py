@@ -125,7 +125,7 @@ def test_without_the_watchdog_it_hangs(store):
 
 
 def test_a_training_that_is_stopped_for_a_while_is_not_one_that_hangs(store):
-    """SIGSTOP for three times the limit; the same bits."""
+    """Ctrl-Z (SIGTSTP) for more than twice the limit; the same bits."""
     words = ("limits.hang=2 s", "train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
     with job(store, *words) as one:
         one.until("step 20/")

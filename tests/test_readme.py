@@ -109,6 +109,19 @@ def test_every_relative_link_leads_somewhere(page):
     assert not [link for link in relative if not (page.parent / link).exists()]
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings of a page, to be linked to."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_every_link_into_a_page_leads_to_a_heading(page):
+    links = re.findall(r"\]\(([^)\s:]*\.md|)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    assert not [(to, part) for to, part in links if part not in anchors(page.parent / to if to else page)]
+
+
 @each_page
 def test_every_file_of_the_repository_that_a_page_names_exists(page):
     text = page.read_text(encoding="utf-8")

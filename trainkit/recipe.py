@@ -222,11 +222,12 @@ class Loader:
     CPU."""
     damaged: Literal["fail", "replace"] = "fail"
     """What a training sample does that is damaged on the disk: end the run, or another one of its class, chosen by
-    seed and row, is trained on in its place and the run says so. What is scored is never replaced."""
+    seed and row, is trained on in its place and the run says so. What is scored is never replaced, and files of up to
+    64 MiB are refused when they are opened."""
     damaged_most: Share = 0.01
-    """Share of the training set that may be replaced; more end the run."""
+    """Share of the training set that each process may replace; more end the run."""
     timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
-    """Time after which a silent worker is replaced, and after three of them the run ends."""
+    """Time after which a silent worker is replaced; of workers that are lost, the fourth ends the run."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.prefetch < 1:

@@ -7,8 +7,9 @@ that fault as LOCK_GIL). Either writes what all threads are at into `stacks-proc
 ends the process. It costs the training nothing: what it does anyway is looked at.
 
 The time counts from the end of a process's first update on, which may compile for long, to the end of the training:
-reading data before it and drawing after it are not watched. The thread counts its own ticks, so that the time in which
-a process is stopped (SIGSTOP) does not count; the timer is stopped by Ctrl-Z and by schedulers that suspend (SIGTSTP).
+reading data before it and drawing after it are not watched. The thread counts its own ticks, so that time in which a
+process is stopped does not count. The timer is stopped by Ctrl-Z and by schedulers that suspend (SIGTSTP); of SIGSTOP
+no process learns, and one that is let go on after more than the limit may be ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Damaged samples, and what is trained on in their place: `loader.damaged: replace`.
 
-A row whose bytes are not what was written, or that cannot be decoded, is read as another row of its class. Which one is
-a function of the run's seed and the row alone, and no other row is touched: the length of an epoch and the order of all
-other samples stay, and so do the bits, on any number of workers and processes and after a resume.
+A row whose bytes are not what was written, or that cannot be decoded, is read as another row of its class, or as any
+other where rows have none. Which one is a function of the run's seed and the row alone, and no other row is touched:
+the length of an epoch and the order of all other samples stay, and so do the bits, on any number of workers and
+processes and after a resume.
 """
 
 from __future__ import annotations
