@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import urllib.request
 import urllib.response
 from email.message import Message
+from pathlib import Path
 
 import pytest
 
@@ -164,6 +166,16 @@ def test_data_sets_of_the_hub_are_brought_and_an_offline_switch_is_respected(web
     assert list(fetching.fetch(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"] and brought == ["some/faces"]
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert list(fetching.fetch(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"], "what is here needs no network"
+
+
+def test_nothing_downloads_but_fetch_import_and_copies():
+    """`data/hub.py` and `pretrained.py` are told whether they may; `ui.py` asks the page that it has begun."""
+    calls = r"network=True|hub\.download\(|hf_hub_download\(|snapshot_download\(|urllib\.request\.|\bload_dataset\("
+    package = Path(fetching.__file__).parent
+    files = {file for file in package.rglob("*.py") if re.search(calls, file.read_text(encoding="utf-8"))}
+    told = {"data/hub.py", "pretrained.py", "ui.py"}
+    may = {"fetching.py", "data/importing.py", "fitting_pictures.py", "fitting_scenes.py"}
+    assert {str(file.relative_to(package)) for file in files} == told | may
 
 
 def test_only_https_may_be_named(tmp_path):

@@ -18,6 +18,7 @@ from runs import ROOT
 from trainkit import config, errors, launch, rollback, spikes
 from trainkit.data import hashed, workers
 from trainkit.recipe import Spikes
+from trainkit.schedule import Safeguard
 
 NAMES = ("reliability", "running", "distributed", "troubleshooting", "gates", "recipes", "data", "integrity")
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
@@ -125,6 +126,8 @@ def test_numbers_in_words_are_those_of_the_code():
     assert workers.RESTARTS == 3 and "is replaced, three times" in PAGES["reliability"]
     assert rollback.MOST_ROLLBACKS == 5 and "After five rollbacks the run ends" in PAGES["running"]
     assert f"{spikes._LEAST} at least" in PAGES["running"]
+    assert f"from {Safeguard.SOONEST:g} s on" in PAGES["gates"]
+    assert f"at least {Safeguard.DEAREST:g} times that" in PAGES["gates"]
 
 
 def test_the_exit_codes_are_those_of_the_code():

@@ -1,4 +1,4 @@
-"""Downloading what a recipe names. The only part of trainkit that uses the network."""
+"""Downloading what a recipe names: `trainkit fetch`."""
 
 from __future__ import annotations
 
