@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -246,9 +247,9 @@ def test_killed_at_any_system_call_a_whole_checkpoint_is_left_and_cleaned_up(pro
                     os._exit(0)
             _, status = os.waitpid(child, 0)
             assert one_of_the_two_is_whole(folder), f"nothing whole is left after a kill at call {n}"
-            checkpoint.clean(folder)
-            assert one_of_the_two_is_whole(folder)
-            left = [name for name in os.listdir(folder) if not name.startswith("step-")]
+            removed = checkpoint.clean(folder)
+            assert one_of_the_two_is_whole(folder) and not any(map(os.path.exists, removed))
+            left = [name for name in os.listdir(folder) if not re.fullmatch(r"step-\d{9}", name)]
             assert left == [], f"not cleaned up after a kill at call {n}"
             assert os.WIFSIGNALED(status), "the fault was never reached"
             if n % 7 == 0:  # and a later save goes through
@@ -291,6 +292,8 @@ def test_an_error_of_any_system_call_costs_no_older_checkpoint(
             assert one_of_the_two_is_whole(folder), f"nothing whole is left after an error at call {n}"
             if not lasting:
                 assert not [name for name in os.listdir(folder) if name.startswith(".tmp")], f"litter after call {n}"
+                # A best checkpoint is looked for by its own name.
+                assert all((folder / name[:14]).exists() for name in os.listdir(folder) if name.endswith(".old"))
             assert faulty.count >= n, "the fault was never reached"
     assert len(raised) > 25
 

@@ -126,16 +126,16 @@ def write(
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         room = f"; {_room(folder, step, needed)}" if full else ""  # of what others have taken meanwhile, before it goes
-        _discard(aside)
+        _withdraw(aside, target)
         remedy = _FREE if full else "older checkpoints are intact"
         found = f"could not be written: {error.strerror or error}{room}"
         raise CheckpointError(str(target), found, remedy=remedy) from error
     except (MemoryError, RuntimeError) as error:  # PyTorch's own, where a tensor cannot be brought to the CPU
-        _discard(aside)
+        _withdraw(aside, target)
         found = f"could not be written: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         raise CheckpointError(str(target), found, remedy="older checkpoints are intact") from error
     except BaseException:
-        _discard(aside)
+        _withdraw(aside, target)
         raise
     if superseded is not None:
         _discard(superseded)
@@ -160,6 +160,21 @@ def _make_room(target: Path) -> Path | None:
     if os.path.lexists(target):
         os.rename(target, old)
     return old if os.path.lexists(old) else None
+
+
+def _withdraw(aside: Path, target: Path) -> None:
+    """Delete what came of a checkpoint that could not be written, and give the one that it replaced its name again."""
+    _discard(aside)
+    with contextlib.suppress(OSError):
+        _put_back(target)
+
+
+def _put_back(target: Path) -> None:
+    """Give a checkpoint that was moved aside its name again, by which the best is found, if nothing else has it."""
+    old = target.with_name(target.name + ".old")
+    if os.path.lexists(old) and not os.path.lexists(target):
+        os.rename(old, target)
+        sync_folder(target.parent)
 
 
 def _write_file(path: Path, pieces: Iterable[memoryview]) -> tuple[int, str]:
@@ -517,8 +532,12 @@ def clean(folder: Path) -> list[Path]:
     """
     folder, removed = Path(folder), []
     for name in _listing(folder):
-        match = _ASIDE.fullmatch(name)
-        superseded = name.endswith(".old") and _STEP.fullmatch(name) and not verify(folder / name.removesuffix(".old"))
+        match, superseded = _ASIDE.fullmatch(name), False
+        if name.endswith(".old") and _STEP.fullmatch(name):
+            target = folder / name.removesuffix(".old")
+            with contextlib.suppress(OSError):
+                _put_back(target)
+            superseded = os.path.lexists(folder / name) and not verify(target)
         if (superseded or (match and not _alive(int(match[1]), int(match[2])))) and _discard(folder / name) is None:
             removed.append(folder / name)
     return removed
