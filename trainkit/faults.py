@@ -21,6 +21,7 @@ _WAIT_SECONDS = 2.0
 """A process that fails leaves word at once; one that was killed is gone from the system's list a moment later."""
 _LOST = ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out waiting", "broken pipe")
 """What errors say that come from another process being gone, or silent."""
+_NOTES, _STACKS = "error-process-*.json", "stacks-process-*.txt"
 
 
 def stacks(folder: RunFolder, rank: int) -> Path:
@@ -32,11 +33,10 @@ def _note(folder: RunFolder, rank: int) -> Path:
     return folder.path / f"error-process-{rank}.json"
 
 
-def clear(folder: RunFolder, world: int) -> None:
-    """Forget what processes left word of: the run goes on."""
-    for rank in range(world):
-        _note(folder, rank).unlink(missing_ok=True)
-        stacks(folder, rank).unlink(missing_ok=True)
+def clear(folder: RunFolder) -> None:
+    """Forget what processes left word of, however many there were: the run goes on."""
+    for path in (*folder.path.glob(_NOTES), *folder.path.glob(_STACKS)):
+        path.unlink(missing_ok=True)
 
 
 def note(folder: RunFolder, rank: int, error: BaseException | str) -> None:
@@ -81,11 +81,11 @@ def first(folder: RunFolder, machine: Any) -> Exception | None:
 
 def left(folder: RunFolder) -> str:
     """What the processes of a run that never said its end left word of; empty where they were killed."""
-    found = [(path, said) for path in sorted(folder.path.glob("error-process-*.json")) if (said := _read(path))]
+    found = [(path, said) for path in sorted(folder.path.glob(_NOTES)) if (said := _read(path))]
     if found:
         path, said = min(found, key=lambda entry: (entry[1]["lost"], entry[1]["at"]))
         return f"process {path.stem.rpartition('-')[2]}: {said['words']}"
-    for path in sorted(folder.path.glob("stacks-process-*.txt")):
+    for path in sorted(folder.path.glob(_STACKS)):
         with contextlib.suppress(OSError):
             if path.stat().st_size:
                 return f"process {path.stem.rpartition('-')[2]} hung; what it was at is in {path.name}"

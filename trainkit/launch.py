@@ -213,7 +213,7 @@ def _tracked(
         nonlocal tracker
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
         ended = died.word(folder) if resuming else ""
-        faults.clear(folder, machine.world)
+        faults.clear(folder)
         best = recipe.best
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
         tracker = Tracker.start(
