@@ -159,20 +159,49 @@ def test_what_never_repeats_keeps_its_first_measurement(path):
     assert history.events == []
 
 
-def test_what_was_measured_and_is_not_measured_again_stays(path):
-    """A process that goes on from the very step of a line has no speeds of it; the store has those that were sent."""
+def test_what_was_measured_stays_whether_or_not_its_step_is_logged_again(path):
+    """The store may have it: of a step at which a process goes on, of a forecast, of the machine's load."""
     journal = Journal(path)
+    journal.append(0, {"system/cpu": 30.0})
     position = journal.commit()
     journal.append(1, {"train/loss": 0.5, "speed/samples_per_s": 100.0, "device/rss_gb": 2.0})
-    journal.append(0, {"system/cpu": 40.0})
+    journal.append(3, {"speed/samples_per_s": 120.0})
+    journal.append(4, {"speed/forecast_s": 60.0})
+    journal.append(1, {"system/cpu": 40.0})
     journal.commit()
     first = read(path).metrics
+    for _ in range(2):
+        journal.cut_back(position)
+        journal.close()
+        journal = Journal(path)
+        assert journal.highest("system/") == 1
     journal.cut_back(position)
     journal.append(1, {"train/loss": 0.5})
     journal.append(1, {"speed/samples_per_s": 90.0})
+    journal.append(2, {"speed/samples_per_s": 110.0})
+    journal.append(3, {"speed/samples_per_s": 110.0})
+    journal.append(2, {"system/cpu": 50.0})
     journal.close()
-    assert read(path).metrics == {name: points for name, points in first.items() if name != "system/cpu"}
-    assert read(path).events == []
+    now = read(path)
+    new = {name: [p.step for p in points if p not in first[name]] for name, points in now.metrics.items()}
+    assert {name: steps for name, steps in new.items() if steps} == {"speed/samples_per_s": [2], "system/cpu": [2]}
+    assert all(set(points) <= set(now.metrics[name]) for name, points in first.items()) and now.events == []
+    assert sum(map(len, now.metrics.values())) == 2 + sum(map(len, first.values()))
+
+
+def test_what_was_measured_stays_where_a_run_is_killed_while_its_journal_is_cut(path, monkeypatch):
+    journal = Journal(path)
+    position = journal.commit()
+    journal.append(1, {"train/loss": 0.5, "system/cpu": 40.0})
+    journal.commit()
+    first = read(path).metrics
+    monkeypatch.setattr(journal, "_write", lambda record: None)  # what was held went with the process
+    journal.cut_back(position)
+    assert not read(path).metrics
+    again = Journal(path)
+    again.cut_back(position)
+    again.close()
+    assert read(path).metrics == {"system/cpu": first["system/cpu"]}
 
 
 def test_decisions_after_the_checkpoint_can_be_replayed(path):

@@ -110,7 +110,6 @@ class Journal:
         self._last: dict[str, Point] = {}
         self._index(_lines(self.path, 0, self._written))
         self.replay = _read_replay(self._replay_path)
-        self._measured: dict[int, dict[str, float]] = {}  # what was cut off, by steps that are yet to be logged again
 
     @property
     def _replay_path(self) -> Path:
@@ -125,10 +124,10 @@ class Journal:
 
     @property
     def last_step(self) -> int:
-        """Greatest step in the journal, 0 when it is empty; samples of `system/` have steps of their own."""
+        """Greatest step of what is not measured, 0 when there is none: what was measured stays when the rest is cut."""
         with self._lock:
             self._take_in()
-            return max((p.step for name, p in self._last.items() if not name.startswith("system/")), default=0)
+            return max((p.step for name, p in self._last.items() if not name.startswith(MEASURED)), default=0)
 
     def points(self, names: Collection[str], step: int) -> dict[str, Point]:
         """The values of metrics at a step, of those that have one. Reads the file for what is not the newest."""
@@ -143,6 +142,10 @@ class Journal:
                 found.setdefault(name, point)
         return found
 
+    def _latest(self, name: str, point: Point) -> None:
+        if name not in self._last or point.step >= self._last[name].step:
+            self._last[name] = point
+
     def _lookup(self, name: str, step: int) -> Point | None:
         last = self._last.get(name)
         if last is None or last.step == step:
@@ -151,7 +154,7 @@ class Journal:
         return next((p for _, n, p in rows(self.path, 0, end) if (n, p.step) == (name, step)), None)
 
     def names(self) -> set[str]:
-        """Names of all metrics that have a value; of what was cut off, none."""
+        """Names of all metrics that have a value; of what was cut off, those that are measured."""
         with self._lock:
             self._take_in()
             return set(self._last)
@@ -193,12 +196,12 @@ class Journal:
         by_time: dict[int, dict[str, float | str]] = {}
         changed: list[tuple[str, float, float]] = []
         strange: list[str] = []
-        if self._measured:  # a process that begins at a step has no speeds of it; the store has those of the one before
-            metrics = {**self._measured.pop(step, {}), **metrics}
         for name, value in metrics.items():
             value, t = float(value), now
-            last = self._last.get(name)
+            last, before = self._last.get(name), self.replay.values.get((name, step))
             if last is not None and step <= last.step:
+                if before is not None and name.startswith(MEASURED):  # `cut_back` has put it back
+                    continue
                 if step < last.step:  # after a rollback
                     last = self._lookup(name, step)
                 if last is not None and last.step == step:
@@ -207,7 +210,6 @@ class Journal:
                             step, "repeated", {"name": name, "kept": _put(last.value), "dropped": _put(value)}
                         )
                     continue
-            before = self.replay.values.get((name, step))
             if before is not None:
                 if _same_bits(before[1], value):
                     t = before[0]
@@ -218,7 +220,7 @@ class Journal:
             if not math.isfinite(value):
                 strange.append(name)
             by_time.setdefault(t, {})[name] = _put(value)
-            self._last[name] = Point(step, value, t)
+            self._latest(name, Point(step, value, t))
         for t, values in by_time.items():
             self._write({"t": t, "step": step, "m": values})
         if strange:
@@ -252,9 +254,9 @@ class Journal:
     def cut_back(self, position: int) -> Replay:
         """Cut the file to `position` (of the checkpoint that is resumed from); what was behind it becomes `replay`.
 
-        The cut part is kept in a file of its own before anything is cut, so a crash in the middle, or a second
-        interruption during the repeated steps, loses no time stamp. Raises UserError when the journal does not reach
-        `position`.
+        What was measured is put back: it never repeats. The cut part is kept in a file of its own before anything is
+        cut, so a crash in the middle, or a second interruption during the repeated steps, loses no time stamp. Raises
+        UserError when the journal does not reach `position`.
         """
         with self._lock:
             self._take_in()
@@ -283,15 +285,22 @@ class Journal:
                 {key: value for key, value in values.items() if key not in kept},
                 [e for e in decided if ("event", e.t, e.step, e.name) not in kept],
             )
-            self._measured.clear()
-            for (name, step), (_, value) in self.replay.values.items():
-                if name.startswith(MEASURED) and not name.startswith("system/"):  # whose steps are its own
-                    self._measured.setdefault(step, {})[name] = value
             _write_replay(self._replay_path, self.replay)
             self._file.truncate(position)
             os.fsync(self._file.fileno())
             self._written = position
+            self._put_back_measured()
             return self.replay
+
+    def _put_back_measured(self) -> None:
+        """The store may have it, and its step may never be logged again."""
+        lines: dict[tuple[int, int], dict[str, float | str]] = {}
+        for (name, step), (t, value) in self.replay.values.items():
+            if name.startswith(MEASURED):
+                lines.setdefault((step, t), {})[name] = _put(value)
+                self._latest(name, Point(step, value, t))
+        for (step, t), values in sorted(lines.items(), key=lambda line: line[0]):
+            self._write({"t": t, "step": step, "m": values})
 
     def close(self) -> None:
         """Commit and close; harmless when repeated."""
@@ -356,7 +365,7 @@ class Journal:
         for record in records:
             self._now = max(self._now, record["t"])
             for name, value in record.get("m", {}).items():
-                self._last[name] = Point(record["step"], _get(value), record["t"])
+                self._latest(name, Point(record["step"], _get(value), record["t"]))
                 seen.add((name, record["step"]))
             if "event" in record:
                 seen.add(("event", record["t"], record["step"], record["event"]))
