@@ -22,7 +22,7 @@ from PIL import Image
 from runs import ROOT, newest, run, spawn, stop_after
 from test_loop import all_same
 
-from trainkit import checkpoint, weights
+from trainkit import checkpoint, opening, weights
 from trainkit.data.faces import Faces
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.store import Store
@@ -309,7 +309,8 @@ def test_a_store_that_cannot_be_used_is_refused_before_training_and_its_runs_sta
     assert contents(kept / "runs") == before
 
 
-def test_a_run_that_another_process_writes_is_refused_and_unknown_runs_are_named(kept):
+def test_a_run_that_another_process_writes_is_refused_and_unknown_runs_are_named(kept, monkeypatch):
+    monkeypatch.setattr(opening, "PATIENCE", 0.5)  # for one that has said its end, as this one has
     folder = newest()
     before = contents(kept / "runs")
     code = (
@@ -320,9 +321,9 @@ def test_a_run_that_another_process_writes_is_refused_and_unknown_runs_are_named
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=-1, stdout=-1, text=True) as other:
         assert other.stdout.readline() == "claimed\n"
-        with pytest.raises(UserError, match=f"run {folder.name}: in use by process"):
+        with pytest.raises(UserError, match=f"run {folder.name}: in use by a process that ends"):
             run(resume=folder.name)
-        with pytest.raises(UserError, match="in use by process"):
+        with pytest.raises(UserError, match="in use by a process that ends"):
             run(resume="")
         other.kill()
     with pytest.raises(UserError, match=f"run 'yot-s0': not in .*the nearest are {folder.name}"):

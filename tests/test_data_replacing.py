@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -170,6 +171,39 @@ def test_on_two_processes_all_that_was_replaced_is_listed_once(store):
     assert done.returncode == 0, done.stderr
     (event,) = Ran(0, newest()).events("sample_replaced")
     assert event.data["row"] == 11
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_share_that_may_be_damaged_is_that_of_the_run_however_often_it_was_interrupted(
+    store, monkeypatch, interrupted
+):
+    """One sample of 64 may be damaged; two are, the first and the last of the only epoch."""
+    monkeypatch.syspath_prepend(PLUGIN)
+    import toy
+
+    order, whole = seeding.permutation(0, 0, 64), toy.ToySplit.fetch
+
+    def fetch(self, indices, epoch, view=None):
+        if self.name == "train" and (bad := {order[0], order[-1]}.intersection(indices)):
+            raise UserError(f"pictures/{bad.pop()}", "damaged")
+        return whole(self, indices, epoch, view)
+
+    monkeypatch.setattr(toy.ToySplit, "fetch", fetch)
+    words = ("loader.damaged=replace", "loader.damaged_most=2%", "train.length=1 epochs")
+    if interrupted:
+        assert run(*words, stopping=stop_after(2)).code == 143
+    with pytest.raises(UserError, match=rf"2 samples are damaged, the last one: pictures/{order[-1]}: .* at most 1"):
+        run(*words, resume="" if interrupted else None)
+
+
+def test_and_of_all_processes_together():
+    damage = [Damage(SimpleNamespace(name="train", size=64), 0, 0.02) for _ in range(2)]
+    found = [{"row": row, "said": f"{row}: damaged", "instead": 1} for row in (11, 12)]
+    damage[0].add(found[:1])
+    damage[1].add(found[1:])
+    for one in damage:
+        with pytest.raises(UserError, match=r"2 samples are damaged, the last one: 1[12]: damaged"):
+            one.add(found)
 
 
 def test_as_given_damage_ends_the_run(store):

@@ -6,16 +6,20 @@ import contextlib
 import logging
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sabotage
-from runs import TOY, Ran, all_same, left_alone, newest, run, spawn, start
+from runs import ROOT, TOY, Ran, all_same, left_alone, newest, run, spawn, start, stop_after
 from small_disk import mounted
 
-from trainkit import checkpoint, store
+from trainkit import checkpoint, opening, sender, store
 from trainkit.errors import UserError
 from trainkit.store import RunFolder, Store
 
@@ -177,3 +181,75 @@ def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole
     assert before == {"step-000000003": []}, "what the first had written is as it was"
     ran = run(*WORDS, resume=folder.name)
     assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
+
+
+class Sending:
+    """Another job sends what a run has left; here, or in a process of its own, it takes as long as is wanted."""
+
+    def __init__(self, folder: RunFolder):
+        self.began, self.goes_on, self.folder = threading.Event(), threading.Event(), folder
+        self.times = 0
+
+    def __call__(self, *_: object) -> None:
+        self.times += 1
+        self.began.set()
+        assert self.goes_on.wait(60)
+
+    def complete(self) -> threading.Thread:
+        job = SimpleNamespace(_store=None, _client=None)
+        thread = threading.Thread(target=sender.Sender._complete, args=(job, self.folder))
+        thread.start()
+        return thread
+
+
+def interrupted() -> RunFolder:
+    """The toy recipe, whose process died without a word at step 7."""
+    folder = run(*WORDS, stopping=stop_after(7)).folder
+    folder.update(status="RUNNING", pid=2**22 + 1)  # a number that no process has
+    return folder
+
+
+def test_a_run_is_continued_while_another_job_sends_what_it_had_left(store, whole):
+    folder = interrupted()
+    code = (
+        "import sys; from types import SimpleNamespace; from trainkit import sender; from trainkit.store import Store\n"
+        "sender.send_left = lambda *_: print('sending', flush=True) or sys.stdin.readline()\n"
+        "job = SimpleNamespace(_store=None, _client=None)\n"
+        f"sender.Sender._complete(job, Store.locate().find({folder.name!r}))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout.readline() == "sending\n" and folder.alive()
+        threading.Timer(1.0, lambda: (other.stdin.write("\n"), other.stdin.flush())).start()
+        ran = run(*WORDS, resume="")
+    assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
+
+
+def test_a_thread_that_sends_what_a_run_had_left_takes_no_claim_from_it_and_gives_none_away(store, whole, monkeypatch):
+    folder = interrupted()
+    sending = Sending(folder)
+    monkeypatch.setattr(sender, "send_left", sending)
+    thread = sending.complete()
+    assert sending.began.wait(60)
+    threading.Timer(1.0, sending.goes_on.set).start()
+
+    def while_it_trains() -> None:
+        thread.join()
+        sending.complete().join()
+        assert folder.claimed and sending.times == 1, "it is for the training to send now"
+
+    ran = run(*WORDS, resume="", stopping=after(3, while_it_trains))
+    assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
+
+
+def test_a_run_that_another_process_goes_on_sending_is_refused_in_the_end(store, monkeypatch):
+    folder = interrupted()
+    sending = Sending(folder)
+    monkeypatch.setattr(sender, "send_left", sending)
+    monkeypatch.setattr(opening, "PATIENCE", 0.5)
+    thread = sending.complete()
+    assert sending.began.wait(60)
+    with pytest.raises(UserError, match="in use by a process that ends, or sends what it had left"):
+        run(*WORDS, resume="")
+    sending.goes_on.set()
+    thread.join()

@@ -84,17 +84,13 @@ def ensure(folder: RunFolder, store: Store, client: Any, *, look: bool = False) 
 @contextlib.contextmanager
 def _held(folder: RunFolder) -> Iterator[None]:
     """The run's folder, claimed: as by now, or until the block ends."""
-    if folder.claimed:
+    with contextlib.ExitStack() as stack:
+        if not folder.claimed:
+            try:
+                stack.enter_context(folder.sending())
+            except UserError as error:
+                raise Away(f"run {folder.name}", f"is not in MLflow yet, and {error.found}") from None
         yield
-        return
-    try:
-        folder.claim()
-    except UserError as error:
-        raise Away(f"run {folder.name}", f"is not in MLflow yet, and {error.found}") from None
-    try:
-        yield
-    finally:
-        folder.release()
 
 
 def _enrolled(folder: RunFolder, store: Store, client: Any, enrolment: Enrolment) -> str:

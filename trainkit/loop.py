@@ -239,7 +239,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     def list_damage() -> None:
         """Write down what was damaged, on any rank, and what was trained on in its place."""
         if damage is not None:
-            run.replaced(state.step, [one for found in machine.each(list(damage.found.values())) for one in found])
+            damage.add([one for found in machine.each(list(damage.found.values())) for one in found])
+            run.replaced(state.step, damage.found.values())
 
     def lost(said: str) -> None:
         """A worker that read batches was lost, and replaced."""
@@ -288,6 +289,8 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     outputs = tabulated.outputs(parts, data.train, machine, run, recipe.seed)
     split, checked = outputs.split, None
     damage = Damage.policy(recipe, data, split)
+    if damage is not None and run.checkpoint is not None:
+        damage.add(machine.share(run.damaged()))
     if not outputs.whole:  # told to stop meanwhile; what there is of them is gone on with
         outcome.status = "KILLED"
 

@@ -12,6 +12,9 @@ from trainkit.order import Order
 from trainkit.redact import without_secrets
 from trainkit.store import RunFolder, write_aside
 
+PATIENCE = 120.0
+"""Seconds for which a run that is to be continued waits for another process that sends what it had left."""
+
 
 def begin(
     order: Order, store: Any, name: str, seed: int, recipe_hash: str, text: str, begins: bool
@@ -35,7 +38,7 @@ def begin(
         raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
     if folder.info().status == "FINISHED" and not folder.leaving.exists():
         raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
-    folder.claim()
+    folder.claim(PATIENCE)
     return folder, True
 
 

@@ -134,12 +134,8 @@ class Sender(threading.Thread):
 
     def _complete(self, folder: RunFolder) -> None:
         """Send what another run has left; one whose process died without a word is said to run for ever else."""
-        with contextlib.suppress(UserError):  # another process has it
-            folder.claim()
-            try:
-                send_left(folder, self._store, self._client)
-            finally:
-                folder.release()
+        with contextlib.suppress(UserError), folder.sending():  # or another process, or this one, has it
+            send_left(folder, self._store, self._client)
 
 
 @contextlib.contextmanager

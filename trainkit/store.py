@@ -27,7 +27,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,6 +40,8 @@ from trainkit.refusals import Away, is_refusal, passes, reason
 
 ENROLMENT = "enrolment.json"
 """File of a run's folder that says what MLflow is to know of its beginning: `enrolment.Enrolment`."""
+_SENDS = b"sends"
+"""Content of a lock that is held to send what a run has left."""
 _LOCK_SECONDS = 10.0
 """How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
 _CHECKED_BYTES = 256 * 2**20
@@ -89,8 +91,10 @@ class RunFolder:
 
     path: Path
 
-    # Locks live as long as the process and belong to it, not to one of several objects that name the same folder.
-    _claims: ClassVar[dict[Path, Any]] = {}
+    # Locks live as long as the process and belong to it, not to one of several objects that name the same folder. The
+    # second is the thread: one that sends what another run has left is not the training.
+    _claims: ClassVar[dict[Path, tuple[Any, int]]] = {}
+    _claiming: ClassVar[threading.Lock] = threading.Lock()
     # The training, the thread that writes its checkpoints and the one that sends all change run.json.
     _updating: ClassVar[threading.Lock] = threading.Lock()
 
@@ -143,9 +147,9 @@ class RunFolder:
 
     def refuse_deleted(self) -> None:
         """Raise UserError where the folder that was claimed is gone: nothing of the run can be kept any more."""
-        file = self._claims.get(self.path.resolve())
+        claim = self._claims.get(self.path.resolve())
         try:
-            here = file is None or os.path.samestat(os.stat(self.path / ".lock"), os.fstat(file.fileno()))
+            here = claim is None or os.path.samestat(os.stat(self.path / ".lock"), os.fstat(claim[0].fileno()))
         except FileNotFoundError:
             here = False
         if not here:
@@ -153,32 +157,65 @@ class RunFolder:
                 str(self.path), "the run's folder was deleted or moved while it ran", remedy="start it again"
             )
 
-    def claim(self) -> None:
-        """Make this process the only one that writes here, until it ends. Raises UserError when another one is."""
-        key = self.path.resolve()
-        if key in self._claims:
-            return
-        file = open(self.path / ".lock", "a")  # noqa: SIM115 - held for as long as the process lives
-        if not _lock(file):
-            file.close()
-            info = self.info()
-            raise UserError(
-                f"run {self.name}",
-                f"in use by process {info.pid} on {info.host}",
-                remedy="wait for it, or stop it first",
-            )
-        self._claims[key] = file
+    def claim(self, patience: float = 0.0) -> None:
+        """Make this process, and of it this thread, the only one that writes here, until it ends.
+
+        One that only sends what the run has left, or has said its end, is waited for, `patience` seconds at most.
+        Raises UserError when another one writes here.
+        """
+        self._wait(b"", patience)
+
+    @contextlib.contextmanager
+    def sending(self, patience: float = 0.0) -> Iterator[None]:
+        """Claimed within, but not to train: whoever is to do that waits for the end. Raises as `claim` does."""
+        before = self._own()
+        self._wait(_SENDS, patience)
+        try:
+            yield
+        finally:
+            if not before:
+                self.release()
+
+    def _wait(self, why: bytes, patience: float) -> None:
+        end = time.monotonic() + patience
+        while not self._claim(why):
+            trains = self.trains()
+            if trains or time.monotonic() >= end:
+                info = self.info()
+                by = (
+                    f"process {info.pid} on {info.host}" if trains else "a process that ends, or sends what it had left"
+                )
+                raise UserError(f"run {self.name}", f"in use by {by}", remedy="wait for it, or stop it first")
+            time.sleep(0.05)
+
+    def _claim(self, why: bytes) -> bool:
+        key, thread = self.path.resolve(), threading.get_ident()
+        with self._claiming:
+            if key in self._claims:
+                return self._claims[key][1] == thread
+            file = open(self.path / ".lock", "ab", buffering=0)  # noqa: SIM115 - held for as long as the process lives
+            if not _lock(file):
+                file.close()
+                return False
+            self._claims[key] = file, thread
+            with contextlib.suppress(OSError):  # of a full disk
+                file.truncate(0)
+                file.write(why)
+            return True
 
     def release(self) -> None:
         """Let other processes write here; harmless without a claim."""
-        file = self._claims.pop(self.path.resolve(), None)
-        if file is not None:
-            file.close()
+        with self._claiming:
+            if (claim := self._claims.pop(self.path.resolve(), None)) is not None:
+                claim[0].close()
 
     @property
     def claimed(self) -> bool:
         """Whether this process is the one that writes here."""
         return self.path.resolve() in self._claims
+
+    def _own(self) -> bool:
+        return self._claims.get(self.path.resolve(), (None, None))[1] == threading.get_ident()
 
     def alive(self) -> bool:
         """Whether a process is writing this run; one of another machine counts as alive while RUNNING."""
@@ -190,11 +227,27 @@ class RunFolder:
         if info.pid == os.getpid():
             # Not claimed (any more) by this process. Opening the file here would be safe, asking is not needed.
             return False
-        try:
-            with open(self.path / ".lock", "a") as file:
-                return not _lock(file)
-        except OSError:
-            return False
+        return self._locked()
+
+    def trains(self) -> bool:
+        """Whether this run is alive, and not only until what it has left is sent, or its process has ended."""
+        if not self.alive() or self.claimed:
+            return self._own()
+        return self.info().status in ("RUNNING", "FINISHED") and self._asked(lambda file: file.read() != _SENDS, False)
+
+    def _locked(self) -> bool:
+        return self._asked(lambda file: not _lock(file), True)
+
+    def _asked(self, ask: Callable[[Any], bool], claimed: bool) -> bool:
+        """What is asked of the lock, False where there is none; this process's own would be lost: then `claimed`."""
+        with self._claiming:
+            if self.claimed:
+                return claimed
+            try:
+                with open(self.path / ".lock", "r+b") as file:
+                    return ask(file)
+            except OSError:
+                return False
 
 
 @dataclass(frozen=True)
@@ -482,16 +535,17 @@ class Store:
         return folders[(max if highest else min)(values, key=values.__getitem__)]
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
-        """The newest run of a recipe (and hash) that began and is not being written now, and did not finish.
+        """The newest run of a recipe (and hash) that began and is not being trained now, and did not finish.
 
-        One whose process was killed behind its end is among them: it has yet to be promoted, say.
+        What it has left may be being sent just now. One whose process was killed behind its end is among them: it has
+        yet to be promoted, say.
         """
         for info, folder in reversed(self._known(recipe_hash or "")):
             same = info.recipe == recipe_name and recipe_hash in (None, info.recipe_hash)
             # One that was never to be told to MLflow ended before its first step: refused, or killed at once.
             began = info.run_id or (folder.path / ENROLMENT).is_file()
             done = info.status == "FINISHED" and not folder.leaving.exists()
-            if same and began and not done and not folder.alive():
+            if same and began and not done and not folder.trains():
                 return folder
         return None
 

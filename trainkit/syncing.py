@@ -73,8 +73,7 @@ def sync(store: Store, runs: Sequence[RunFolder] = (), *, whole: bool = False, o
 
 
 def _send(folder: RunFolder, store: Store, client: Any, whole: bool) -> Synced:
-    folder.claim()
-    try:
+    with folder.sending():
         run_id = folder.info().run_id
         if run_id is None and not enrolment.pending(folder):
             send_left(folder, store, client)
@@ -87,8 +86,6 @@ def _send(folder: RunFolder, store: Store, client: Any, whole: bool) -> Synced:
             values, others = left(folder)
             send_left(folder, store, client)
         return Synced(folder.name, folder.info().status, values, others)
-    finally:
-        folder.release()
 
 
 def _check(folder: RunFolder, store: Store, client: Any, run_id: str) -> None:

@@ -461,13 +461,10 @@ class Silent:
 
 def send_rest(folder: RunFolder, store: Store) -> None:
     """Send what a run that is over could not send. Raises UserError when it is in use or the store does not answer."""
-    folder.claim()
-    try:
+    with folder.sending(_FINISH_SECONDS):
         client = store.client()
         with store.asking():
             send_left(folder, store, client)
-    finally:
-        folder.release()
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, str]:

@@ -198,15 +198,19 @@ class Witness:
             best = self.recipe.best.metric if self.recipe.best else None
             draw(self.tracker, journal.read(self.folder.journal), best, curves)
 
+    def damaged(self) -> list[Mapping[str, Any]]:
+        """What `replaced` was told so far, before an interruption too; on rank 0."""
+        if self._replaced is None and self.main:
+            self.tracker.commit()
+            events = journal.read(self.folder.journal).events
+            self._replaced = {e.data["row"]: e.data for e in events if e.name == "sample_replaced"}
+        return list((self._replaced or {}).values())
+
     def replaced(self, step: int, damaged: Iterable[Mapping[str, Any]]) -> None:
         """Write down samples that were damaged, each row once in a run, and what was trained on in their place."""
         if not self.main:
             return
-        if self._replaced is None:
-            self.tracker.commit()
-            events = journal.read(self.folder.journal).events
-            self._replaced = {e.data["row"]: e.data for e in events if e.name == "sample_replaced"}
-        known = len(self._replaced)
+        known = len(self.damaged())
         for one in damaged:
             if one["row"] not in self._replaced:
                 self._replaced[one["row"]] = one

@@ -9,7 +9,7 @@ processes and after a resume.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class Replacing:
 
 
 class Damage:
-    """What was found damaged by this process, over a run."""
+    """What was found damaged in a run, as far as this process knows."""
 
     def __init__(self, split: Split, seed: int, most: float):
         self.split, self._most = Replacing(split, seed), most
@@ -99,7 +99,21 @@ class Damage:
         said = self.split.instead(row)[1]
         self.found[row] = {"row": row, "said": said, "instead": other}
         _log.warning("%s; row %d is trained on in its place", said, other)
+        self._refuse_many()
+
+    def add(self, found: Iterable[Mapping[str, Any]]) -> None:
+        """What other processes have found, or this run before it was interrupted: the share is that of the run.
+
+        Raises UserError beyond it.
+        """
+        for one in found:
+            self.found.setdefault(one["row"], dict(one))
+        self._refuse_many()
+
+    def _refuse_many(self) -> None:
         if len(self.found) > self._allowed:
-            found = f"{number_of(len(self.found), 'samples are', 'sample is')} damaged, the last one: {said}"
+            *_, last = self.found.values()
+            many = number_of(len(self.found), "samples are", "sample is")
+            found = f"{many} damaged, the last one: {last['said']}"
             expected = f"at most {self._allowed} of {self.split.split.size}: {100 * self._most:g}%, loader.damaged_most"
             raise UserError(self.split.name, found, expected, "import the set again from files that are whole")
