@@ -280,7 +280,13 @@ def test_the_command_reads_its_words_in_any_order(monkeypatch):
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
     monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
     monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping: orders.append(order) or 143)
-    for words in (["x.yaml", "--resume"], ["x.yaml", "a=1", "--resume", "name", "b=2"], ["--plugin", "p", "x.yaml"]):
+    asked = (
+        ["x.yaml", "--resume"],
+        ["x.yaml", "a=1", "--resume", "name", "b=2"],
+        ["--plugin", "p", "x.yaml"],
+        ["x.yaml", "a=1", "--resume", "b=2", "c=3"],
+    )
+    for words in asked:
         assert CliRunner().invoke(training.run, words).exit_code == 143
     done = CliRunner().invoke(training.run, ["adadistill", "--check"])
     assert done.output == config.dump(config.load(ROOT / "recipes" / "adadistill.yaml"))
@@ -288,6 +294,7 @@ def test_the_command_reads_its_words_in_any_order(monkeypatch):
         ("x.yaml", "", (), ()),
         ("x.yaml", "name", ("a=1", "b=2"), ()),
         ("x.yaml", None, (), ("p",)),
+        ("x.yaml", "", ("a=1", "b=2", "c=3"), ()),
     ]
 
 

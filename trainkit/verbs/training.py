@@ -50,7 +50,16 @@ def choosing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
+class Training(Plain):
+    """A command with `--resume`, behind which the name of a run may stand, or a word that changes the recipe."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, which takes any word behind it for the name; that of no run has a `=`."""
+        nameless = {n for n, word in enumerate(args[1:]) if args[n] == "--resume" and "=" in word}
+        return super().parse_args(ctx, [f"{w}={NEWEST}" if n in nameless else w for n, w in enumerate(args)])
+
+
+@click.command(cls=Training, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("recipe")
 @words_argument
 @check_option
@@ -116,7 +125,7 @@ def run(
     return 0
 
 
-@click.command()
+@click.command(cls=Training)
 @click.argument("recipe")
 @words_argument
 @click.option("--seeds", default=5, show_default=True, metavar="N", help="How many, the first that of the recipe.")
@@ -143,7 +152,7 @@ def repeat(
     return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, seeds=seeds), check, stopping)
 
 
-@click.command()
+@click.command(cls=Training)
 @click.argument("recipe")
 @words_argument
 @choosing_options
