@@ -44,6 +44,10 @@ def flown(folder, *words: str):
     )
 
 
+def test_where_damage_is_replaced_the_trial_replaces_it_too(tmp_path, quick):
+    assert flown(tmp_path, "data.damaged=11", "loader.damaged=replace", "loader.damaged_most=5%")[2].bytes > 0
+
+
 def test_what_is_tried_is_what_the_training_then_does(tmp_path, quick):
     recipe, cut, tried = flown(tmp_path)
     ran = run()

@@ -200,11 +200,13 @@ class Witness:
 
     def damaged(self) -> list[Mapping[str, Any]]:
         """What `replaced` was told so far, before an interruption too; on rank 0."""
-        if self._replaced is None and self.main:
+        if self._replaced is None:
+            self._replaced = {}
             self.tracker.commit()
-            events = journal.read(self.folder.journal).events
-            self._replaced = {e.data["row"]: e.data for e in events if e.name == "sample_replaced"}
-        return list((self._replaced or {}).values())
+            if self.main and self.folder.journal.is_file():  # a preflight keeps none
+                events = journal.read(self.folder.journal).events
+                self._replaced = {e.data["row"]: e.data for e in events if e.name == "sample_replaced"}
+        return list(self._replaced.values())
 
     def replaced(self, step: int, damaged: Iterable[Mapping[str, Any]]) -> None:
         """Write down samples that were damaged, each row once in a run, and what was trained on in their place."""
