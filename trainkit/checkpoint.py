@@ -5,7 +5,7 @@ A checkpoint is a folder `step-000000123/` that holds
 | file                  | content                                                                            |
 |-----------------------|------------------------------------------------------------------------------------|
 | `<group>.safetensors` | tensors by name: `model`, `memory`, `ema`, `optimizer` (`<parameter>/<state key>`)  |
-| `state.json`          | all else that is needed to go on: step, epoch, cursor, best records, versions      |
+| `state.json`          | all else that is needed to go on: step, gates, best records, recipe, data, versions |
 | `recipe.yaml`         | the resolved recipe                                                                |
 | `MANIFEST.json`       | written last: format version, and size and SHA-256 of each file above              |
 
