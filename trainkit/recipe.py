@@ -225,7 +225,7 @@ class Loader:
     seed and row, is trained on in its place and the run says so. What is scored is never replaced, and files of up to
     64 MiB are refused when they are opened."""
     damaged_most: Share = 0.01
-    """Share of the training set that each process may replace; more end the run."""
+    """Share of the training set that a run may replace; more end it."""
     timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
     """Time after which a silent worker is replaced; of workers that are lost, the fourth ends the run."""
 
