@@ -207,6 +207,17 @@ def test_rollback_goes_back_to_the_checkpoint_and_leaves_that_update_out(step):
     assert all(t.isfinite().all() for t in ran.last.tensors["model"].values() if t.is_floating_point())
 
 
+def test_a_run_that_ended_at_such_an_update_goes_on_without_it_where_it_is_asked_to():
+    words = ("task.nan_at=6", "train.nonfinite=skip")
+    whole = run(*words)
+    with pytest.raises(UserError, match=r"step 6: .*not finite.*--resume train\.nonfinite=skip"):
+        run(words[0])
+    ended = newest()
+    assert ended != whole.folder and ended.info().status == "FAILED"
+    ran = run(*words, resume="")
+    assert ran.folder == ended and all_same(ran.last, whole.last) and ran.repeatable == whole.repeatable
+
+
 def test_rollback_without_a_checkpoint_ends_the_run():
     with pytest.raises(UserError, match="no checkpoint to go back to"):
         run("task.nan_at=1", "train.nonfinite=rollback", "evaluations={}", "best=null")

@@ -112,7 +112,7 @@ def trouble(bad: int | None, recipe: Recipe) -> Trouble | None:
             f"step {bad}",
             why,
             remedy="lower optim.lr or look at the data; no checkpoint holds this state. "
-            "train.nonfinite: skip or rollback goes on without such updates",
+            "--resume train.nonfinite=skip, or rollback, goes on without such updates",
         )
     return Trouble(bad, why, range(bad, bad + 1))
 

@@ -168,7 +168,7 @@ class Train:
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
     ema: float | None = None
     """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
-    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)
     """What a loss or gradient that is not finite does: end the run, leave that update out, or go back to the last
     checkpoint and leave it out."""
     on_oom: Literal["stop", "halve"] = field(default="stop", metadata=_NOT_IN_HASH)
