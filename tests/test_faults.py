@@ -156,6 +156,27 @@ def test_a_training_that_is_stopped_outright_goes_on_where_it_was(store):
     assert all_same(stopped, run(*words))
 
 
+@pytest.mark.slow
+def test_one_that_is_stopped_outright_for_longer_than_the_limit_may_be_ended_and_is_resumed(store):
+    """The timer runs on, and whether it or the thread that winds it up is first is chance; the bits are not."""
+    plain = ("train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
+    with job(store, *plain, "limits.hang=3 s") as one:
+        one.until("step 20/")
+        one.signal(signal.SIGSTOP)
+        time.sleep(8)
+        one.signal(signal.SIGCONT)
+        ended = one.end()
+        assert ended in ([0], [1]), one.said
+        ran = one.ran()
+        assert ended == [0] or faults.left(ran.folder), "of what it was at something is left"
+    if ended == [1]:
+        with job(store, *plain, "--resume", "limits.hang=null") as again:
+            assert again.end() == [0], again.said
+            assert again.ran().folder == ran.folder
+            ran = again.ran()
+    assert all_same(ran, run(*plain))
+
+
 def test_a_run_that_goes_back_to_where_it_was_resumed_has_one_watchdog(store):
     """A second one would live on, and end what the process does next."""
     words = ("task.nan_at=5", "train.nonfinite=rollback", "evaluations={}", "best=null", "checkpoints.every=3 steps")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from runs import ROOT
 
-from trainkit import config, errors, launch, rollback, spikes
+from trainkit import config, errors, launch, rollback, spikes, yamltext
 from trainkit.data import hashed, workers
 from trainkit.recipe import Spikes
 from trainkit.schedule import Safeguard
@@ -108,6 +108,9 @@ def test_every_tag_and_event_that_is_named_is_set_somewhere(page, source):
         ("running", r"leaves out the (\d+) updates around it", lambda _: Spikes().leave_out),
         ("running", r"more than (\d+) robust deviations", lambda _: Spikes().deviations),
         ("data", r"up to (\d+) MiB", lambda _: hashed.HASHED_AT_OPEN >> 20),
+        ("SECURITY", r"At most (\d+) MB,", lambda _: config.MAX_BYTES / 1e6),
+        ("SECURITY", r"MB, (\d+) deep", lambda _: yamltext.MAX_DEPTH),
+        ("SECURITY", r"deep, ([\d,]+) values", lambda _: yamltext.MAX_VALUES),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
