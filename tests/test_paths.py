@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.machinery
 import json
 import logging
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,8 @@ import pytest
 from PIL import Image
 from runs import PLUGIN, TOY
 
-from trainkit import checkpoint, config, fetching, needs, outbox, recipe, store
-from trainkit.data import evaluations, people_sources, pictures, scene_sources, sources, volume_sources
+from trainkit import checkpoint, config, fetching, needs, outbox, recipe, sender, store
+from trainkit.data import evaluations, packing, people_sources, pictures, scene_sources, sources, volume_sources
 from trainkit.data.people_records import Rows
 from trainkit.errors import UserError
 from trainkit.journal import Journal
@@ -297,6 +298,71 @@ def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_pa
     (job / "job.json").write_text(json.dumps({"kind": "artifact", "folder": None, "file": "own"}))
     box.send(client)
     assert sent == ["own"]
+
+
+def _laid(home: Path, **about: object) -> RunFolder:
+    folder = RunFolder(home / "runs" / "faces-s0")
+    folder.path.mkdir(parents=True)
+    told = store.RunInfo("$(touch owned)", "faces", "aa", 0, 0.0, "FINISHED", run_id="id", unsent=True)
+    (folder.path / "run.json").write_text(json.dumps(asdict(replace(told, **about))))
+    folder.journal.write_text('{"t": 1, "step": 1, "m": {}}\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["outbox", "journal.jsonl", "sent.json", ".run.json.new", "checkpoints", ".lock", "models.json"]
+)
+def test_a_run_that_was_laid_into_the_store_writes_cuts_and_deletes_nothing_outside_of_its_folder(tmp_path, name):
+    # As any training does with what others have left: it looks into the outbox of each, and writes how far it came.
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "id_rsa").write_text("key")
+    (home / ".profile").write_text("first\nsecond, without an end")
+    folder = _laid(tmp_path / "store")
+    (folder.path / name).unlink(missing_ok=True)
+    (folder.path / name).symlink_to(home if name in ("outbox", "checkpoints") else home / ".profile")
+    place = store.Store(tmp_path / "store", "http://server.example")
+    ended = SimpleNamespace(info=SimpleNamespace(status="FINISHED", lifecycle_stage="active"))
+    assert place.unsent() == [folder]
+    with pytest.raises(UserError, match=f"{name}: is a link to '{home}.*; expected a file or folder of the run"):
+        folder.claim()
+        try:
+            sender.send_left(folder, place, SimpleNamespace(get_run=lambda run: ended))
+        finally:
+            folder.release()
+    assert (home / ".ssh" / "id_rsa").read_text() == "key"
+    assert (home / ".profile").read_text() == "first\nsecond, without an end"
+
+
+def test_without_that_wall_it_deletes_the_hidden_folders_of_whatever_it_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "_refuse_links", lambda self: None)
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    folder = _laid(tmp_path / "store")
+    (folder.path / "outbox").symlink_to(tmp_path / "home")
+    folder.claim()
+    try:
+        outbox.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+    finally:
+        folder.release()
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_a_file_is_not_written_aside_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".about.json.new").symlink_to(tmp_path / "mine")
+    with contextlib.suppress(OSError):
+        store.write_aside(tmp_path / "about.json", "theirs")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".gitignore", "key.lock"])
+def test_a_cache_that_came_with_a_set_is_not_written_through(tmp_path, name):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / name).symlink_to(tmp_path / "mine")
+    with contextlib.suppress(UserError):
+        packing.make_once(tmp_path / "cache" / "key", Path.is_dir, lambda: None)
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("word", ["../../x", "/etc/x", "..", "", ".hidden", "a/b"])

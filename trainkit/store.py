@@ -193,6 +193,7 @@ class RunFolder:
         with self._claiming:
             if key in self._claims:
                 return self._claims[key][1] == thread
+            self._refuse_links()
             file = open(self.path / ".lock", "ab", buffering=0)  # noqa: SIM115 - held for as long as the process lives
             if not _lock(file):
                 file.close()
@@ -202,6 +203,15 @@ class RunFolder:
                 file.truncate(0)
                 file.write(why)
             return True
+
+    def _refuse_links(self) -> None:
+        """Of a run that somebody else laid here: what is written, cut off and tidied away would be files elsewhere."""
+        with os.scandir(self.path) as entries:
+            links = sorted(entry.name for entry in entries if entry.is_symlink())
+        if links:
+            found = f"is a link to {os.readlink(self.path / links[0])!r:.200}"
+            remedy = "put there what it leads to, if that is of this run"
+            raise UserError(str(self.path / links[0]), found, "a file or folder of the run itself", remedy)
 
     def release(self) -> None:
         """Let other processes write here; harmless without a claim."""
@@ -632,7 +642,7 @@ def write_aside(path: Path, text: str) -> None:
     """Write a text file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
     out = path.with_name(f".{path.name}.new")
     try:
-        with open(out, "w", encoding="utf-8") as file:
+        with open(out, "w", encoding="utf-8", opener=through_no_link) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -643,6 +653,11 @@ def write_aside(path: Path, text: str) -> None:
             out.unlink(missing_ok=True)  # on a full disk every byte counts
         error.filename = str(path)
         raise
+
+
+def through_no_link(path: str, flags: int) -> int:
+    """Opens a file for `open`; not what a link that somebody laid under its name leads to. Raises OSError."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def sync_folder(folder: Path) -> None:

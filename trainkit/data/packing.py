@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -58,7 +59,9 @@ def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], 
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        (folder.parent / ".gitignore").write_text("*\n")
+        # Not over what is there, nor through a link that came with the data.
+        with contextlib.suppress(FileExistsError), open(folder.parent / ".gitignore", "x") as note:
+            note.write("*\n")
         with filelock.FileLock(folder.with_suffix(".lock")):
             if not is_made(folder):
                 make()
