@@ -23,6 +23,10 @@ from trainkit import checkpoint
 from trainkit.journal import MEASURED
 from trainkit.store import ENROLMENT, RunFolder
 
+SAVED_LATER = ("entered", "final")
+"""What a checkpoint's state says of evaluations of its own step: one that a full disk refused is written behind them.
+The scores themselves are rows of the journal."""
+
 CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 """What a checkpoint's state says of the clock, of bytes and of places."""
 
@@ -60,7 +64,7 @@ def account(folder: RunFolder) -> dict[str, Any]:
     for key, value in loaded.state.items():
         if key == "gates":
             value = {name: gate[0] for name, gate in value.items()}  # when each is due; the rest is the clock's
-        if key not in CLOCKED:
+        if key not in (*CLOCKED, *SAVED_LATER):
             found[f"state {key}"] = json.dumps(value, sort_keys=True)
     for where, rows in (("journal", _journal(folder)), ("store", _stored(folder))):
         for name, step, value, _ in sorted(rows):

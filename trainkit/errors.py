@@ -37,17 +37,19 @@ class UserError(Exception):
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_REFUSED = _FULL | {errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+_REFUSED = _FULL | {errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 
 
 def of_disk(error: OSError, where: str | os.PathLike[str] = "") -> UserError | None:
-    """What a disk that is full, failing or read-only raised, as a sentence; None for any other error.
+    """What a disk that is full, failing or read-only raised, or that holds no such name, as a sentence; else None.
 
     `where` is a place on that disk, for errors that name no file: those of writing to one that is open.
     """
     if error.errno not in _REFUSED or not (path := os.fspath(error.filename or where)):
         return None
     found = error.strerror or str(error)
+    if error.errno == errno.ENAMETOOLONG:
+        return UserError(str(path), found, remedy="give a shorter one")
     if error.errno not in _FULL:
         return UserError(
             str(path), found, remedy="mend the disk or the rights on it; what was written before is intact"
