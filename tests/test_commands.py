@@ -122,7 +122,7 @@ def test_any_words_in_any_environment_end_in_a_sentence(promise, idle):
 @pytest.mark.parametrize("words", [["sync"], ["cp", "a", "b"], ["relocate"], ["data", "info", "x" * 5000]])
 def test_a_name_that_no_disk_can_hold_is_said_to_be_too_long(idle, words):
     done = CliRunner().invoke(cli.main, words, env={"TRAINKIT_STORE": "x" * 300})
-    assert (done.exit_code == 2 and done.output.startswith("error: xxx")) or done.output.startswith("error: /")
+    assert done.exit_code == 2 and done.output.startswith("error: ")
     assert "File name too long; give a shorter one" in done.output
 
 
