@@ -1,5 +1,6 @@
 """The loop: what it computes, what it leaves unchanged, and what it refuses."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from runs import TOY, newest, run, stop_after
 
 from trainkit.data import loading
 from trainkit.errors import UserError
+from trainkit.store import Store
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -221,6 +223,16 @@ def test_a_run_that_ended_at_such_an_update_goes_on_without_it_where_it_is_asked
 def test_rollback_without_a_checkpoint_ends_the_run():
     with pytest.raises(UserError, match="no checkpoint to go back to"):
         run("task.nan_at=1", "train.nonfinite=rollback", "evaluations={}", "best=null")
+
+
+def test_a_model_has_the_step_and_the_scores_of_its_own_weights():
+    ran = run(
+        "checkpoints={every: 5 steps, at_end: false, keep_last: 50}", "best=null", "evaluations.val.every=5 steps"
+    )
+    made = json.loads((ran.folder.path / "models.json").read_text())
+    assert ran.steps == [5, 10] and list(made) == ["last@10"], "after the last update none was written"
+    model = Store.locate().client().get_logged_model(made["last@10"])
+    assert {(metric.key, metric.step) for metric in model.metrics} == {("val/accuracy", 10), ("val/ema/accuracy", 10)}
 
 
 def test_training_stops_early_when_the_metric_no_longer_improves():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit import costs, journal, targets
+from trainkit import checkpoint, costs, journal, targets
 from trainkit.loop import Outcome
 from trainkit.needs import best_weights
 from trainkit.witness import Witness
@@ -44,11 +44,12 @@ def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
             # Of this step alone: a run that was told to stop has its last scores from an earlier one.
             return {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
 
-        tracker.model("last", newest / "model.safetensors", outcome.step, scored(outcome.step))
-        if outcome.best:
-            weights = best_weights(run.folder.path)
-            step = int(weights.parent.name.removeprefix("step-"))
-            tracker.model("best", weights, step, scored(step))
+        models = {"last": newest / "model.safetensors"}
+        models |= {"best": best_weights(run.folder.path)} if outcome.best else {}
+        for name, weights in models.items():
+            # Their own step: behind the last checkpoint a recipe may have had more updates, and other scores.
+            step = checkpoint.state_of(weights.parent)["step"]
+            tracker.model(name, weights, step, scored(step))
 
 
 def table(run: Witness, outcome: Outcome, store: Any) -> str:
