@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import shutil
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 from runs import PLUGIN, ROOT, TOY, newest, run
 
-from trainkit import checkpoint, cli, config, copying, launcher
+from trainkit import checkpoint, cli, config, copying, errors, launcher
 from trainkit.store import Store
 from trainkit.verbs import training
 
@@ -143,6 +144,43 @@ main(['flood'])"""
         assert process.stdout.readline() == b"line\n"
         process.stdout.close()
         assert process.wait(60) != 0 and process.stderr.read() == b""
+
+
+ORDERS = "\x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp"
+"""What a terminal obeys: another title, nothing on it, another line over this one, colours, the other direction."""
+
+
+def test_names_that_others_chose_order_a_terminal_nothing(tmp_path, caplog, monkeypatch):
+    import click
+
+    def printed(call) -> str:
+        # As to a terminal: without one click leaves some of them out by itself.
+        said: list[str] = []
+        monkeypatch.setattr(click, "echo", lambda text="", **more: said.append(str(text)))
+        call()
+        monkeypatch.undo()
+        return "\n".join(said)
+
+    folder = tmp_path / f"set {ORDERS}"
+    people(folder)
+    (folder / "anna" / f"{ORDERS}.png").write_bytes(b"no picture")
+    for words in (["data", "verify", str(folder)], ["show", str(folder)], [f"nosuch{ORDERS}"], ["check", ORDERS]):
+
+        def call(words=words):
+            with pytest.raises(SystemExit):
+                cli.main(words)
+
+        said = printed(call)
+        assert r"\x1b]0;owned\x07" in said and not set(ORDERS) & set("\x1b\x07\r\x7f\x9b\u202e") & set(said), words
+    with caplog.at_level("WARNING"):
+        logging.getLogger("any.library").warning("class %s", ORDERS)
+    assert r"class \x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp" in caplog.text
+    assert errors.visible("Zoë\t名\n→ 1 µs") == "Zoë\t名\n→ 1 µs"
+
+
+def test_nothing_prints_past_that():
+    own = [file for file in (ROOT / "trainkit").rglob("*.py") if "click.echo(" in file.read_text(encoding="utf-8")]
+    assert own == [ROOT / "trainkit" / "command.py"]
 
 
 # Recipes

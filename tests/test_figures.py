@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from PIL import Image
+from runs import ROOT
 
 from trainkit.report import embeddings, figures
 
@@ -317,3 +318,27 @@ def test_pictures_of_classes_and_samples_are_900_pixels_wide_and_cut_nothing(fig
     pixels = np.asarray(image)
     assert (pixels.min(axis=2) < 100).mean() > 0.001
     assert all((edge > 250).all() for edge in (pixels[:, 0], pixels[:, -1], pixels[-1], pixels[0]))
+
+
+def test_names_are_drawn_letter_by_letter_and_never_read_as_a_formula():
+    # A set brings its own names. Between two `$` matplotlib reads a formula, and raises for one that is none.
+    bad = r"a$\bad{$"
+    made = [
+        figures.confusion(np.eye(2) * 5, [bad, "$b_1$"], title=bad),
+        figures.roc({bad: ([0.001, 1], [0.5, 1.0])}, f"ROC on {bad}", bad),
+        embeddings.scatter(np.eye(2), np.array([0, 1]), np.array([False, True]), [bad, "c"], bad),
+        embeddings.sheet(np.zeros((1, 3, 8, 8), np.uint8), [bad], bad),
+    ]
+    for figure in made:
+        figures.save(figure, io.BytesIO(), format="png")
+    with pytest.raises(ValueError, match="bad"):
+        figures.confusion(np.eye(2) * 5, [bad, "$b_1$"]).savefig(io.BytesIO())
+    made = figures.roc({bad: ([0.001, 1], [0.5, 1.0])})
+    figures.save(made, io.BytesIO(), format="png")
+    (axes,) = made.axes  # of a logarithmic axis the powers of ten are formulas, and stay
+    assert [label.get_parse_math() for label in axes.get_xticklabels()] == [True] * len(axes.get_xticklabels())
+
+
+def test_nothing_but_that_writes_figures():
+    own = [path for path in (ROOT / "trainkit").rglob("*.py") if ".savefig(" in path.read_text()]
+    assert own == [ROOT / "trainkit" / "report" / "figures.py"]

@@ -6,12 +6,13 @@ import ast
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
-from runs import ROOT, run
+from runs import PLUGIN, ROOT, TOY, run
 
-from trainkit import places, relocating, store, ui
+from trainkit import config, places, relocating, store, ui
 from trainkit.errors import UserError
 from trainkit.store import Store
 
@@ -97,6 +98,33 @@ def test_the_log_of_the_page_is_private_and_written_through_no_link(for_all, tmp
     with pytest.raises(UserError, match=r"ui\.log: cannot be written"):
         ui._begun(["true"], dict(os.environ), log, tmp_path)
     assert mine.read_text() == "mine"
+
+
+def test_what_is_compiled_lies_where_nobody_else_can_lay_code_to_be_run(for_all, tmp_path, monkeypatch):
+    from torch._inductor.runtime import cache_dir_utils
+
+    from trainkit.machine import Machine
+
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    recipe = config.load(TOY, ["train.compile=default"], ["toy"])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # given back at the end
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert Path(cache_dir_utils.default_cache_dir()).parent == Path(tempfile.gettempdir())  # by itself
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Machine(recipe).configure(recipe)
+    kept = Path(cache_dir_utils.cache_dir())
+    assert kept == tmp_path / "cache" / "trainkit" / "compiled" and mode(kept) == 0o700
+    # Without a home that can be written: a folder whose name nobody can foresee.
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    places.keep_compiled_private()
+    kept = Path(cache_dir_utils.cache_dir())
+    assert mode(kept) == 0o700 and kept != Path(cache_dir_utils.default_cache_dir())
+    kept.rmdir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    places.keep_compiled_private()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
 
 
 def test_no_file_has_a_name_in_a_folder_for_everybody():

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from trainkit import floors
-from trainkit.errors import EXIT_CODE, UserError, of_disk
+from trainkit.errors import EXIT_CODE, UserError, of_disk, visible
 from trainkit.redact import hide_in_logs, without_secrets
 
 
@@ -43,7 +43,7 @@ class Plain(click.Command):
                 code = _say(str(said))
             else:
                 # As Python would, but what is printed goes into logs that others read.
-                click.echo(without_secrets("".join(traceback.format_exception(error))), err=True, nl=False)
+                echo(without_secrets("".join(traceback.format_exception(error))), err=True, nl=False)
                 code = 1
         # A verb returns nothing, or its exit code.
         sys.exit(code if isinstance(code, int) else 0)
@@ -61,8 +61,13 @@ class Commands(Plain, click.Group):
 
 def _say(message: str) -> int:
     rank = os.environ.get("RANK", "0")
-    click.echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {without_secrets(message)}", err=True)
+    echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {without_secrets(message)}", err=True)
     return EXIT_CODE
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text, whatever names stand in it."""
+    click.echo(visible(str(text)), err=err, nl=nl)
 
 
 plugins_option = click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterable
 
@@ -60,6 +61,17 @@ def of_disk(error: OSError, where: str | os.PathLike[str] = "") -> UserError | N
     with contextlib.suppress(OSError):  # the sentence stands without
         found += f", {shutil.disk_usage(folder).free / 1e6:.1f} MB free"
     return UserError(str(path), found, remedy="free some space; what was written before is intact")
+
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Text for a terminal, which obeys what stands in it: names of files and classes are anybody's.
+
+    What begins an order to it, goes back in a line, or turns the direction of writing is shown as in Python's source.
+    """
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def few(names: Iterable[str], most: int = 5) -> str:

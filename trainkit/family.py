@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainkit import config, journal, lineage
-from trainkit.errors import UserError
+from trainkit.errors import UserError, visible
 from trainkit.opening import about, begin, ending
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
@@ -101,7 +101,7 @@ class Parent:
     def say(self, text: str) -> None:
         """Print a line, once."""
         if self.machine.main:
-            print(text, flush=True)
+            print(visible(text), flush=True)
 
     def bring(self, child: Child, key: str, watch: Watch | None = None) -> tuple[str, RunFolder | None]:
         """A run of a member, beneath this one: one that finished already, or one that is made now. And its status."""

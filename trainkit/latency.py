@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from trainkit.places import keep_compiled_private
+
 Forward = Callable[[Tensor], Tensor]
 """Pixels (B, 3, H, W) to logits (B, classes, H, W)."""
 
@@ -113,6 +115,7 @@ def _ways(
 
         return run
 
+    keep_compiled_private()
     yield "eager", "fp32", net
     yield "eager", "bf16", halved(net)
     for precision, wrap in (("fp32", lambda forward: forward), ("bf16", halved)):

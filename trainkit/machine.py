@@ -22,6 +22,7 @@ from torch import distributed as dist
 
 from trainkit.errors import UserError, of_disk
 from trainkit.launcher import Stopped, asked_processes
+from trainkit.places import keep_compiled_private
 from trainkit.provenance import cpu_name
 from trainkit.recipe import Recipe
 from trainkit.task import Batch
@@ -91,6 +92,8 @@ class Machine:
             )
         # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
         self.channels_last = recipe.device.channels_last and not self.sharded
+        if recipe.train.compile != "off":
+            keep_compiled_private()
         _set_switches(recipe)
 
     def _check_processes(self) -> None:

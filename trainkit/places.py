@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -24,3 +25,20 @@ def make_private(folder: Path) -> None:
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def keep_compiled_private() -> None:
+    """Have torch.compile keep what it compiles in a folder of this user; where the user has named one, that stays.
+
+    By itself it takes `torchinductor_<user>` in the folder for temporary files: on a machine that is shared whoever is
+    there first can make that, and what lies in it is unpickled and run.
+    """
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit" / "compiled"
+        make_private(folder)
+        usable = os.access(folder, os.W_OK)
+    except (OSError, RuntimeError):  # the second: of a user without a home
+        usable = False
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder) if usable else tempfile.mkdtemp(prefix="trainkit-compiled-")

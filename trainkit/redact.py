@@ -8,6 +8,8 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
+from trainkit.errors import visible
+
 HIDDEN = "[hidden]"
 
 _WORDS = frozenset(
@@ -87,7 +89,7 @@ def holds_secret(key: str, value: object) -> bool:
 
 
 def hide_in_logs() -> None:
-    """From now on let nothing that is logged in this process, by whatever library, show a secret."""
+    """From now on let nothing that is logged in this process, by any library, show a secret or order a terminal."""
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_secrets", False):
         return
@@ -95,9 +97,9 @@ def hide_in_logs() -> None:
     def hiding(*args: Any, **more: Any) -> logging.LogRecord:
         record = make(*args, **more)
         with contextlib.suppress(TypeError, ValueError):  # words that do not fit their places: logging says so itself
-            record.msg, record.args = without_secrets(record.getMessage()), ()
+            record.msg, record.args = visible(without_secrets(record.getMessage())), ()
         if record.exc_info:
-            record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = visible(without_secrets(logging.Formatter().formatException(record.exc_info)))
         return record
 
     hiding.hides_secrets = True  # type: ignore[attr-defined]

@@ -247,8 +247,10 @@ class Tracker:
         self._file(path, lambda out: _link(Path(local), out))
 
     def figure(self, path: str, fig: Any) -> None:
-        """Keep a matplotlib figure, in the format that the ending of `path` names."""
-        self._file(path, lambda out: fig.savefig(out, dpi=120, bbox_inches="tight"))
+        """Keep a matplotlib figure, in the format that the ending of `path` names; its words are drawn as they are."""
+        from trainkit.report import figures
+
+        self._file(path, lambda out: figures.save(fig, out, dpi=120, bbox_inches="tight"))
 
     def image(self, key: str, step: int, fig: Any) -> None:
         """Keep a matplotlib figure as the picture of `key` at a step; MLflow shows those of a key with a slider.
@@ -256,6 +258,8 @@ class Tracker:
         The file's name, which is MLflow's, depends on run, key and step alone: a step that is computed again after a
         resume replaces its picture.
         """
+        from trainkit.report import figures
+
         if not re.fullmatch(r"[a-zA-Z0-9_\-./ ]+", key):
             raise ValueError(f"image key {key!r}: only letters, digits, spaces and _ - . /")
         # MLflow takes the latest of several pictures of a step by this time; here there is never a second.
@@ -263,7 +267,7 @@ class Tracker:
         unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.folder.name}/{started}/{key}/{_step(step)}")
         name = f"images/{key.replace('/', '~')}+step+{step}+timestamp+{started}+{unique}"
         png = io.BytesIO()
-        fig.savefig(png, dpi=120, format="png")  # without a tight box, which would give each step another size
+        figures.save(fig, png, dpi=120, format="png")  # without a tight box, which would give each step another size
         self._file(f"{name}.png", lambda out: out.write_bytes(png.getvalue()))
         self._file(f"{name}+compressed.webp", lambda out: _write_small(out, png))
         if not self._shows_images:

@@ -19,7 +19,7 @@ from torch import Tensor
 from trainkit import checkpoint, journal, nonfinite, records, targets
 from trainkit.checkpoint import CheckpointError
 from trainkit.committing import Commit
-from trainkit.errors import of_disk
+from trainkit.errors import of_disk, visible
 from trainkit.launcher import Stop
 from trainkit.live import Copies
 from trainkit.recipe import Recipe
@@ -107,7 +107,7 @@ class Witness:
         """Print lines, above the progress bar where there is one."""
         if not self.main:
             return
-        text = without_secrets(text)
+        text = visible(without_secrets(text))
         if self._bar is not None:
             self._bar.write(text)
         else:

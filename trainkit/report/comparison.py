@@ -203,7 +203,9 @@ def _ratio(before: float | None, after: float | None) -> str:
 def write(found: Comparison, file: Path) -> None:
     """Write a comparison as what the ending of a file says: html, png, json, or else text."""
     if file.suffix == ".png":
-        figure(found).savefig(file, dpi=120, bbox_inches="tight", format="png")
+        from trainkit.report import figures
+
+        figures.save(figure(found), file, dpi=120, bbox_inches="tight", format="png")
         return
     kinds = {".html": html, ".json": lambda found: json.dumps(values(found), indent=1) + "\n"}
     file.write_text(kinds.get(file.suffix, lambda found: text(found).lstrip("\n") + "\n")(found), encoding="utf-8")

@@ -272,6 +272,21 @@ def reliability(
     return figure
 
 
+def save(figure: Figure, out: Any, **how: Any) -> None:
+    """Write a figure to a file, as `Figure.savefig` does, with its words as they are.
+
+    Between two `$` matplotlib would read a formula, and raise for one that is none; names of classes are anybody's.
+    """
+    from matplotlib.text import Text
+
+    axes = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis)]
+    powers = {word for axis in axes if axis.get_scale() == "log" for word in axis.findobj(Text)}
+    for word in figure.findobj(Text):
+        if word not in powers:  # 10⁻³ is such a formula
+            word.set_parse_math(False)
+    figure.savefig(out, **how)
+
+
 def blank(height: float, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
     """An empty figure of this height in inches, with panels above each other in these proportions."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

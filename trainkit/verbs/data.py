@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainkit.command import bar, plugins_option, recipe_file, words_argument
+from trainkit.command import bar, echo, plugins_option, recipe_file, words_argument
 from trainkit.errors import EXIT_CODE, UserError
 
 
@@ -97,9 +97,9 @@ def import_(
         else:
             report = importing.import_faces(source, out, image_size=image_size, align=align, resize=resize, **bad)
     what = "people" if size is None else f"classes and {report.groups} groups" if report.groups else "classes"
-    click.echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}, {report.store}, from {report.kind}")
+    echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}, {report.store}, from {report.kind}")
     for note in report.notes:
-        click.echo(f"  {note}")
+        echo(f"  {note}")
 
 
 def _share(damaged: str, most: str | None) -> float:
@@ -123,7 +123,7 @@ def _import_volumes(source: Path, out: Path, **how: Any) -> None:
     with bar("importing", "case") as on_progress:
         report = volume_import.import_volumes(source, out, on_progress=on_progress, **how)
     for line in report.lines():
-        click.echo(line)
+        echo(line)
 
 
 def _label_names(text: str | None) -> list[str] | None:
@@ -167,14 +167,14 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
         with bar("reading") as on_progress:
             lines = scene_import.described(path, names=_label_names(names), plugins=plugins, on_progress=on_progress)
         for line in lines:
-            click.echo(line)
+            echo(line)
         return
     if names is not None:
         raise click.UsageError("--names is for pictures with masks")
     for key, value in (volume_import if volumes else importing).info(path).items():
-        click.echo(f"{key:14} {value}")
+        echo(f"{key:14} {value}")
     for line in volume_import.table(path) if volumes else ():
-        click.echo(line)
+        echo(line)
 
 
 @data.command()
@@ -213,9 +213,9 @@ def verify(
         else:
             found = importing.verify(path, against=against, on_progress=on_progress)
     for line in found:
-        click.echo(line)
+        echo(line)
     problems = sum(not line.startswith("warning: ") for line in found)
-    click.echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
+    echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
     return EXIT_CODE if problems else 0
 
 
@@ -230,7 +230,7 @@ def pairs(folder: Path, most: int) -> None:
     from trainkit.data import pairs as drawing
 
     count, people = drawing.write_drawn(folder, most)
-    click.echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
+    echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
 
 
 @data.command()
@@ -261,6 +261,7 @@ def check(
     Exit code 2 where a score would be too good, or a set is damaged. Every training does the same when it begins.
     """
     from trainkit import integrity, order
+    from trainkit.report import figures
 
     report, opened = integrity.check(order.Order(recipe_file(recipe), overrides, plugins), whole)
     figure = integrity.pictures(report, opened) if drawn is not None else None
@@ -268,12 +269,12 @@ def check(
         if out is not None:
             out.write_text(report.json(), encoding="utf-8")
         if figure is not None:
-            figure.savefig(drawn, format="png")
+            figures.save(figure, drawn, format="png")
     except OSError as error:
         raise UserError(str(error.filename), f"cannot be written ({error.strerror or error})") from None
     for line in integrity.lines(report):
-        click.echo(line)
+        echo(line)
     if drawn is not None:
-        click.echo(f"{drawn}: what looks the same" if figure is not None else f"{drawn}: not written, nothing to draw")
-    click.echo(f"{recipe}: {report.summary}")
+        echo(f"{drawn}: what looks the same" if figure is not None else f"{drawn}: not written, nothing to draw")
+    echo(f"{recipe}: {report.summary}")
     return EXIT_CODE if report.bad else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from trainkit.command import bar, plugins_option, recipe_file
+from trainkit.command import bar, echo, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 
 
@@ -22,8 +22,8 @@ def projector(run: str, out: Path | None) -> None:
     store = Store.locate()
     out = out or Path("projector") / store.find(run).name
     for done in projector.export(store, run, out):
-        click.echo(f"{done.folder}: {done.samples} embeddings of {done.dimensions} dimensions")
-    click.echo(f"open it: tensorboard --logdir {out}")
+        echo(f"{done.folder}: {done.samples} embeddings of {done.dimensions} dimensions")
+    echo(f"open it: tensorboard --logdir {out}")
 
 
 @click.command()
@@ -50,14 +50,14 @@ def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, 
     with bar("predicting", "file") as on_progress:
         done = predicting.predict(run, source, out, mirror=mirror, plugins=plugins, on_progress=on_progress)
     for line in done.notes:
-        click.echo(f"note: {line}")
+        echo(f"note: {line}")
     for line in done.damaged:
-        click.echo(f"left out: {line}", err=True)
+        echo(f"left out: {line}", err=True)
     if done.columns:
-        click.echo(f"{out}: {done.rows} rows of {few(done.columns, 20)}, by {done.weights}")
+        echo(f"{out}: {done.rows} rows of {few(done.columns, 20)}, by {done.weights}")
     else:
         labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
-        click.echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
+        echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
     return EXIT_CODE if done.damaged else 0
 
 
@@ -116,14 +116,14 @@ def export_(
     from trainkit import export
 
     def say(line: str) -> None:
-        click.echo(f"{line} ...", err=True)
+        echo(f"{line} ...", err=True)
 
     how = {"pictures": pictures, "latency": latency, "seconds": seconds, "plugins": plugins}
     done = export.export(run, out, formats or export.FORMATS, say=say, **how)
     for line in done.notes:
-        click.echo(f"note: {line}")
+        echo(f"note: {line}")
     for file in done.written:
         agreed = done.agreements.get(file.name)
-        click.echo(f"{file}: {agreed or 'what the files are, and how they were checked'}")
+        echo(f"{file}: {agreed or 'what the files are, and how they were checked'}")
     for line in done.latency.lines() if done.latency else ():
-        click.echo(line)
+        echo(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.command import plugins_option, recipe_file, shipped_recipes
+from trainkit.command import echo, plugins_option, recipe_file, shipped_recipes
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def ls() -> None:
     if not found:
         raise UserError(str(shipped_recipes()), "holds no recipes", remedy="they are part of the repository")
     for path in found:
-        click.echo(f"{path.stem:24} {copying.headline(path)}")
+        echo(f"{path.stem:24} {copying.headline(path)}")
 
 
 @click.command()
@@ -37,12 +37,12 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
         from trainkit import config, copying
 
         resolved = config.dump(config.load(path, (), plugins))
-        click.echo(copying.header(path) + resolved, nl=False)
+        echo(copying.header(path) + resolved, nl=False)
         return
     from trainkit import checkpoint
 
     if path.is_dir() and (path / checkpoint.MANIFEST).exists():
-        click.echo(checkpoint.describe(path))
+        echo(checkpoint.describe(path))
         return
     from trainkit import family, lineage
     from trainkit.store import Store
@@ -51,13 +51,13 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     for key, value in vars(folder.info()).items():
         if value not in (None, "", []):
             text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if key == "started" else value
-            click.echo(f"{key:14} {', '.join(text) if isinstance(text, list) else text}")
+            echo(f"{key:14} {', '.join(text) if isinstance(text, list) else text}")
     for text in (lineage.read(folder), family.summary(folder)):
         if text:
-            click.echo(f"\n{text}", nl=False)
+            echo(f"\n{text}", nl=False)
     for step in sorted(folder.checkpoints.glob("step-*")):
-        click.echo()
-        click.echo(checkpoint.describe(step))
+        echo()
+        echo(checkpoint.describe(step))
 
 
 @click.command()
@@ -68,7 +68,7 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
     """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
     from trainkit import order
 
-    click.echo(order.check(order.Order(recipe_file(recipe), overrides, plugins)), nl=False)
+    echo(order.check(order.Order(recipe_file(recipe), overrides, plugins)), nl=False)
 
 
 @click.command()
@@ -86,13 +86,13 @@ def cp(recipe: str, new: Path, data: str | None, plugins: tuple[str, ...]) -> No
         path, run = folder.recipe, folder.name
     copied = copying.copy(path, new, plugins, data=data, run=run)
     for sentence in copied.seen:
-        click.echo(sentence)
+        echo(sentence)
     lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
     files, then = ", ".join(map(str, copied.files)), f"then: trainkit check {new}"
     if data is None:
-        click.echo(f"{files}: change {lines} marked with {copying.MARK!r}, {then}")
+        echo(f"{files}: change {lines} marked with {copying.MARK!r}, {then}")
     else:
-        click.echo(f"{files}: decide {lines} marked with {copying.SIGN.strip()!r}, {then}")
+        echo(f"{files}: decide {lines} marked with {copying.SIGN.strip()!r}, {then}")
 
 
 def _run(word: str) -> RunFolder:
@@ -116,4 +116,4 @@ def fetch(recipe: str, plugins: tuple[str, ...]) -> None:
     from trainkit import fetching
 
     for line in fetching.fetch(recipe_file(recipe), plugins):
-        click.echo(line)
+        echo(line)

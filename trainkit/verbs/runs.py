@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trainkit.command import echo
 from trainkit.errors import UserError
 
 
@@ -41,13 +42,13 @@ def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Pat
 
     store = Store.locate()
     found = comparing.compare(store, comparing.resolve(store, run))
-    click.echo(comparison.text(found))
+    echo(comparison.text(found))
     for file in files.values():
         try:
             comparison.write(found, file)
         except OSError as error:
             raise UserError(str(file), f"cannot be written: {error.strerror or error}") from None
-        click.echo(f"{file}: written")
+        echo(f"{file}: written")
     if not no_log:
         comparing.log(store, found)
 
@@ -70,5 +71,5 @@ def promote(run: str, **words: str | float | None) -> int:
     store = Store.locate()
     folder = store.find(run)
     decision = registry.promote(store, folder, registry.asked(folder, words))
-    click.echo("\n".join(decision.lines()))
+    echo("\n".join(decision.lines()))
     return 1 if decision.refused else 0

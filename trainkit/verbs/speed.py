@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainkit.command import plugins_option, recipe_file, words_argument
+from trainkit.command import echo, plugins_option, recipe_file, words_argument
 
 
 @click.command()
@@ -19,7 +19,7 @@ def ceilings(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) 
     from trainkit.speed import ceilings
 
     for line in ceilings.command(Order(recipe_file(recipe), overrides, plugins)):
-        click.echo(line)
+        echo(line)
 
 
 @click.command()
@@ -33,7 +33,7 @@ def syncs(recipe: str, overrides: tuple[str, ...], steps: int, plugins: tuple[st
     from trainkit.speed import syncs
 
     for line in syncs.command(Order(recipe_file(recipe), overrides, plugins), steps):
-        click.echo(line)
+        echo(line)
 
 
 @click.command()
@@ -62,7 +62,7 @@ def ladder(
     from trainkit.speed import ladder
 
     order = Order(recipe_file(recipe), overrides, plugins)
-    return ladder.command(order, only=only, repeats=repeats, steps=steps, write=write, resume=resume, say=click.echo)
+    return ladder.command(order, only=only, repeats=repeats, steps=steps, write=write, resume=resume, say=echo)
 
 
 @click.command()
@@ -74,7 +74,7 @@ def preflight(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...])
     from trainkit.order import Order
     from trainkit.speed import preflight
 
-    return preflight.command(Order(recipe_file(recipe), overrides, plugins), say=click.echo)
+    return preflight.command(Order(recipe_file(recipe), overrides, plugins), say=echo)
 
 
 @click.command()
@@ -86,4 +86,4 @@ def claims(claim: tuple[str, ...], listed: bool, write: Path | None, quick: bool
     """Measure what guides to faster training claim, on the recipe it was said of and on this machine."""
     from trainkit.speed import claims
 
-    return claims.command(claim, listed=listed, write=write, quick=quick, say=click.echo)
+    return claims.command(claim, listed=listed, write=write, quick=quick, say=echo)

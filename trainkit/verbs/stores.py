@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from trainkit.command import echo
 from trainkit.errors import EXIT_CODE
 
 
@@ -34,15 +35,15 @@ def sync(runs: tuple[str, ...], whole: bool, over: bool) -> int:
     for run in syncing.sync(store, [store.find(word) for word in runs], whole=whole, over=over):
         if run.problem:
             problems += 1
-            click.echo(f"left: {run.problem}", err=True)
+            echo(f"left: {run.problem}", err=True)
         elif run.note:
-            click.echo(f"{run.run}: {run.note}")
+            echo(f"{run.run}: {run.note}")
         else:
             done += 1
             others = number_of(run.others, "files, tags or models", "file, tag or model")
-            click.echo(f"{run.run}: {number_of(run.values, 'values')} and {others} sent; {run.status}")
+            echo(f"{run.run}: {number_of(run.values, 'values')} and {others} sent; {run.status}")
     if not done and not problems and not runs:
-        click.echo(f"{store.shown} has all of {number_of(len(store.runs()), 'runs')}")
+        echo(f"{store.shown} has all of {number_of(len(store.runs()), 'runs')}")
     return EXIT_CODE if problems else 0
 
 
@@ -56,4 +57,4 @@ def relocate(home: Path | None) -> None:
     from trainkit import relocating
     from trainkit.store import Store
 
-    relocating.described(relocating.relocate(Store.locate(), home), click.echo)
+    relocating.described(relocating.relocate(Store.locate(), home), echo)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit.command import Plain, plugins_option, recipe_file, words_argument
+from trainkit.command import Plain, echo, plugins_option, recipe_file, words_argument
 
 if TYPE_CHECKING:
     from trainkit.launcher import Stop
@@ -193,7 +193,7 @@ def _begin() -> Stop:
     note = launcher.die_with_parent()
     stopping = launcher.stop_flag()
     if note:
-        click.echo(note, err=True)
+        echo(note, err=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -212,7 +212,7 @@ def _obey(order: Order, check: bool, stopping: Stop) -> int:
     if check:
         from trainkit import order as orders
 
-        click.echo(orders.check(order), nl=False)
+        echo(orders.check(order), nl=False)
         return 0
     from trainkit import launch
 
