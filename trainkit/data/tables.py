@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainkit.data import footers
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 
@@ -135,6 +136,7 @@ def parquet_batches(file: Path, columns: Sequence[str], at_once: int) -> Iterato
     """Some columns of a parquet file, checked, `at_once` rows together or fewer where they are large."""
     import pyarrow.parquet as pq
 
+    footers.refuse_fatal(file)
     # Where the writer left checksums of its pages, a flipped bit is found; unasked, pyarrow does not look.
     with naming(str(file)), pq.ParquetFile(file, page_checksum_verification=True) as table:
         for batch in table.iter_batches(_bounded(table, file, columns, at_once), columns=list(columns)):
