@@ -19,8 +19,11 @@ import sabotage
 from runs import ROOT, TOY, Ran, all_same, left_alone, newest, run, spawn, start, stop_after
 from small_disk import mounted
 
-from trainkit import checkpoint, opening, sender, store
+from trainkit import checkpoint, opening, sender
+from trainkit import store as store_module
 from trainkit.errors import UserError
+from trainkit.launch import launch
+from trainkit.order import Order
 from trainkit.store import RunFolder, Store
 
 WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, figures: 4 steps, system_every: null}")
@@ -153,7 +156,7 @@ def test_a_store_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, ca
     real = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda self, *a: mounts if str(self) == "/proc/mounts" else real(self, *a))
     with caplog.at_level(logging.WARNING):
-        store._warn_of_network(tmp_path)
+        store_module._warn_of_network(tmp_path)
     assert "is on a network file system (nfs4), where SQLite is not safe" in caplog.text
 
 
@@ -253,3 +256,25 @@ def test_a_run_that_another_process_goes_on_sending_is_refused_in_the_end(store,
         run(*WORDS, resume="")
     sending.goes_on.set()
     thread.join()
+
+
+def test_a_run_whose_machine_was_replaced_is_continued_where_its_lock_tells(store, whole):
+    folder = interrupted()
+    folder.update(host="a-machine-that-is-gone")
+    ran = run(*WORDS, resume="")
+    assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
+
+
+def test_a_run_of_another_machine_on_a_disk_that_both_may_have_is_named_and_not_taken(store, monkeypatch, capsys):
+    folder = interrupted()
+    folder.update(host="another-machine")
+    monkeypatch.setattr(store_module, "_disk", lambda folder: "nfs4")
+    said = f"{folder.name} is said to be going on, on another-machine; if that machine is gone, --resume {folder.name}"
+    with pytest.raises(UserError, match=f"no unfinished run of toy with these settings; {said}"):
+        run(*WORDS, resume="")
+    assert launch(Order(TOY, (*WORDS, "train.length=1 steps"), ("toy",), "", or_start=True), lambda: False) == 0
+    assert newest() != folder and said not in capsys.readouterr().out, "a run of another recipe is no reason"
+    assert launch(Order(TOY, WORDS, ("toy",), "", or_start=True), stop_after(1)) == 143
+    assert newest() != folder and said in capsys.readouterr().out and folder.info().status == "RUNNING"
+    ran = run(*WORDS, resume=folder.name)
+    assert folder.info().status == "FINISHED" and ran.code == 0

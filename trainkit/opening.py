@@ -27,14 +27,17 @@ def begin(
     folder = None
     if order.resume is not None:
         folder = store.find(order.resume) if order.resume else store.newest_unfinished(name, recipe_hash)
+    away = store.elsewhere(name, recipe_hash) if folder is None and order.resume is not None else ""
     if folder is None and (begins or order.resume is None):
+        if away:
+            print(away, flush=True)
         folder = store.new_run(name, seed, recipe_hash)
         write_aside(folder.recipe, text)
         return folder, False
     if folder is None:
         other = store.newest_unfinished(name)
         found = f"no unfinished run of {name} with these settings"
-        nearest = f"; {other.name} had others" if other else ""
+        nearest = f"; {away}" if away else f"; {other.name} had others" if other else ""
         raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
     if folder.info().status == "FINISHED" and not folder.leaving.exists():
         raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")

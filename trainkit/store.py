@@ -48,6 +48,8 @@ _CHECKED_BYTES = 256 * 2**20
 """Databases up to this size are checked page by page at the start (0.3 s for 100 MB)."""
 _OLDEST_SERVER = 3
 """Version of MLflow since which runs have models (`LoggedModel`)."""
+_OWN_DISK = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|overlay")
+"""File systems that one kernel at a time mounts: a lock there is known to all who could write."""
 _NETWORK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
 
 _log = logging.getLogger("trainkit")
@@ -228,25 +230,23 @@ class RunFolder:
         return self._claims.get(self.path.resolve(), (None, None))[1] == threading.get_ident()
 
     def alive(self) -> bool:
-        """Whether a process is writing this run; one of another machine counts as alive while RUNNING."""
+        """Whether a process is writing this run: whether its lock is held.
+
+        Where machines may share the disk, and their locks not reach one another, one of another machine counts as alive
+        while RUNNING.
+        """
         if self.claimed:
             return True
         info = self.info()
-        if info.host != socket.gethostname():
+        if info.host != socket.gethostname() and not _OWN_DISK.fullmatch(_disk(self.path)):
             return info.status == "RUNNING"
-        if info.pid == os.getpid():
-            # Not claimed (any more) by this process. Opening the file here would be safe, asking is not needed.
-            return False
-        return self._locked()
+        return self._asked(lambda file: not _lock(file), True)
 
     def trains(self) -> bool:
         """Whether this run is alive, and not only until what it has left is sent, or its process has ended."""
         if not self.alive() or self.claimed:
             return self._own()
         return self.info().status in ("RUNNING", "FINISHED") and self._asked(lambda file: file.read() != _SENDS, False)
-
-    def _locked(self) -> bool:
-        return self._asked(lambda file: not _lock(file), True)
 
     def _asked(self, ask: Callable[[Any], bool], claimed: bool) -> bool:
         """What is asked of the lock, False where there is none; this process's own would be lost: then `claimed`."""
@@ -559,6 +559,15 @@ class Store:
                 return folder
         return None
 
+    def elsewhere(self, recipe_name: str, recipe_hash: str) -> str:
+        """That a run of a recipe is said to go on, on another machine, and what to do if it does not; empty if none."""
+        for info, folder in reversed(self._known(recipe_hash)):
+            same = (info.recipe, info.recipe_hash, info.status) == (recipe_name, recipe_hash, "RUNNING")
+            if same and info.host != socket.gethostname() and folder.alive():
+                gone = f"if that machine is gone, --resume {info.name}"
+                return f"{info.name} is said to be going on, on {info.host}; {gone}"
+        return ""
+
     def finished_with(self, key: str) -> RunFolder | None:
         """The newest finished run of this `run_key`."""
         for info, folder in reversed(self._known(key)):
@@ -847,11 +856,15 @@ def _check_reachable(uri: str, shown: str) -> None:
 
 
 def _warn_of_network(folder: Path) -> None:
+    if _NETWORK.match(kind := _disk(folder)):
+        _log.warning("%s is on a network file system (%s), where SQLite is not safe; %s", folder, kind, _ELSEWHERE)
+
+
+def _disk(folder: Path) -> str:
+    """The kind of file system that a folder is on; empty where the system does not say."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except (OSError, IndexError):
-        return
+        return ""
     here = [(place, kind) for place, kind in mounts if folder.resolve().is_relative_to(place)]
-    _, kind = max(here, key=lambda entry: len(entry[0]), default=("", ""))
-    if _NETWORK.match(kind):
-        _log.warning("%s is on a network file system (%s), where SQLite is not safe; %s", folder, kind, _ELSEWHERE)
+    return max(here, key=lambda entry: len(entry[0]), default=("", ""))[1]
