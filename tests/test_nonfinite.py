@@ -41,14 +41,14 @@ class Noted(Silent):
             self.metrics.setdefault(name, []).append((step, value))
 
 
-def poisoned(folder, *words, at=None, stop=None):
+def poisoned(folder, *words, at=None, stop=None, replayed=()):
     """The poisoned toy, trained without a store: its witness, and how it ended."""
     given = {word.partition("=")[0]: word for word in ("task.name=poisoned", *QUIET, *words)}
     recipe = load(Order(TOY, list(given.values()), PLUGINS))
     asked = itertools.count()
     folder.mkdir(parents=True, exist_ok=True)
     stopping = (lambda: False) if stop is None else (lambda: next(asked) >= stop)
-    run = Witness(recipe, "", "", Folder(folder), Noted(), True, stopping, checkpoint=at)
+    run = Witness(recipe, "", "", Folder(folder), Noted(), True, stopping, checkpoint=at, replayed=list(replayed))
     try:
         run.outcome = loop.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), run)
     finally:

@@ -16,6 +16,7 @@ from test_nonfinite import bits, held, poisoned, same
 
 from trainkit import nonfinite, shortage
 from trainkit.errors import UserError
+from trainkit.journal import Event
 from trainkit.plan import Plan, halved
 from trainkit.task import Parts
 
@@ -82,6 +83,23 @@ def test_in_the_middle_too_and_a_resumed_run_goes_on_with_what_was_chosen(tmp_pa
     assert not same(bits(small[-1]), bits(short[12]))
 
 
+def test_what_was_halved_behind_the_checkpoint_is_halved_again_though_memory_would_suffice_now(tmp_path):
+    """Else a run that was killed before its next checkpoint would end with other bits than one that was not."""
+    words = HALVE.format(16), "evaluations={val: {every: 3 steps, batch_size: 8}}"
+    short = poisoned(tmp_path / "short", TASK.format("room: 4, steps: [7], room_scored: 5"), *words)
+    behind = [Event(0, step, name, data) for step, name, data in short.tracker.events if name == "memory"]
+    sizes = [(e.step, e.data["size"]) for e in behind]
+    assert sizes == [(0, 4), (7, 8), (7, 4)], "an evaluation before the first update, and an update in two goes"
+    at = tmp_path / "short" / "checkpoints" / "step-000000005"
+    run = poisoned(tmp_path / "again", TASK.format(""), *words, at=at, replayed=behind[1:])
+    assert [(step, data) for step, name, data in run.tracker.events if name == "memory"] == [
+        (e.step, e.data) for e in behind[1:]
+    ]
+    assert same(bits(held(tmp_path / "again")[-1]), bits(held(tmp_path / "short")[-1]))
+    other = poisoned(tmp_path / "other", TASK.format(""), *words, at=at)
+    assert not same(bits(held(other.folder.path)[-1]), bits(held(tmp_path / "short")[-1]))
+
+
 def test_gradients_are_those_of_the_whole_batch(tmp_path):
     """Without batch norm and dropout, which see micro-batches, weights after 12 updates differ by rounding."""
     task = "norm: false, dropout: 0.0"
@@ -123,7 +141,7 @@ def test_what_belongs_together_is_not_cut(block, together):
     recipe = SimpleNamespace(train=SimpleNamespace(on_oom="halve"), task=None)
     machine, state = SimpleNamespace(world=1, sharded=False), SimpleNamespace(step=3)
     parts = Parts(torch.nn.Identity(), together=together)
-    portions = shortage.Portions(recipe, SimpleNamespace(block=block), parts, machine, state, None)
+    portions = shortage.Portions(recipe, SimpleNamespace(block=block), parts, machine, state, SimpleNamespace(replayed=[]))
     portions.tried(lambda: bytearray(1 << 60))
     with pytest.raises(UserError, match=r"step 3: memory ran out .*(4 samples belong together|over all pixels)"):
         portions.smaller(Plan(1, 1, 16, 16, 1, 1, 0))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainkit.witness import Witness
 
 T = TypeVar("T")
+_MICRO, _EVAL = "train.micro_batch", "evaluations.{}.batch_size"
 _SAID = ("can't allocate memory", "out of memory", "Unable to allocate", "bad allocation")
 
 
@@ -54,6 +55,10 @@ class Portions:
     def __init__(self, recipe: Recipe, data: Opened, parts: Parts, machine: Machine, state: State, run: Witness):
         self.halving = recipe.train.on_oom == "halve"
         self._recipe, self._machine, self._state, self._run = recipe, machine, state, run
+        self._again: dict[tuple[int, str], list[str]] = {}
+        for event in run.replayed if self.halving else ():
+            if event.name == "memory":
+                self._again.setdefault((event.step, event.data["key"]), []).append(event.data["said"])
         self._fixed = f"its {data.block} samples belong together" if data.block > 1 else parts.together
         if not self._fixed and parts.remembers is not None:
             self._fixed = "what the task remembers follows micro-batches"
@@ -77,7 +82,7 @@ class Portions:
 
     def tried(self, gradients: Callable[..., T], *of: Any) -> T | None:
         """What `gradients` returns; None where memory ran out, on any process, and the update is to be begun anew."""
-        done, self._said = caught(gradients, *of)
+        done, self._said = self._before(_MICRO) or caught(gradients, *of)
         if not self.apart:
             return None if self._said else done
         # Also from a process that has enough: all change together.
@@ -100,7 +105,7 @@ class Portions:
         self._state.micro_batch = plan.micro_batch
         norm = getattr(self._recipe.task, "batch_norm", None)
         seen = "" if norm is None else f"; batch norm sees {plan.micro_batch} samples from here on"
-        self._told("micro-batches", "train.micro_batch", plan.micro_batch, seen)
+        self._told("micro-batches", _MICRO, plan.micro_batch, seen)
         return plan
 
     def evaluated(self, name: str, net: torch.nn.Module, score: Callable[[int], T]) -> T:
@@ -108,19 +113,24 @@ class Portions:
 
         On several processes `score` raises `Short` on all where memory runs out on one.
         """
-        size = self._state.eval_batches.get(name, self._recipe.evaluations[name].batch_size)
+        size, key = self._state.eval_batches.get(name, self._recipe.evaluations[name].batch_size), _EVAL.format(name)
         training = net.training
         while True:
-            done, self._said = caught(score, size)
+            done, self._said = self._before(key) or caught(score, size)
             if not self._said:
                 return done
             net.train(training)
             if not self.halving or size == 1:
-                key, instead = f"evaluations.{name}.batch_size", "train.on_oom=halve would go on with half of it"
+                instead = "train.on_oom=halve would go on with half of it"
                 found = f"memory ran out with {size} ({self._said})"
                 raise UserError(key, found, remedy="lower it" + ("" if self.halving else f"; {instead}"))
             size = self._state.eval_batches[name] = size // 2
-            self._told(f"evaluation {name}: batches", f"evaluations.{name}.batch_size", size, "")
+            self._told(f"evaluation {name}: batches", key, size, "")
+
+    def _before(self, key: str) -> tuple[None, str] | None:
+        """What was said when memory ran out here behind the checkpoint that is resumed from: the bits hang on it."""
+        said = self._again.get((self._state.step, key))
+        return (None, said.pop(0)) if said else None
 
     def _told(self, what: str, key: str, size: int, more: str) -> None:
         self._run.say(f"step {self._state.step}: memory ran out; {what} of {size} from here on{more}")
