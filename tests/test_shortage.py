@@ -141,7 +141,8 @@ def test_what_belongs_together_is_not_cut(block, together):
     recipe = SimpleNamespace(train=SimpleNamespace(on_oom="halve"), task=None)
     machine, state = SimpleNamespace(world=1, sharded=False), SimpleNamespace(step=3)
     parts = Parts(torch.nn.Identity(), together=together)
-    portions = shortage.Portions(recipe, SimpleNamespace(block=block), parts, machine, state, SimpleNamespace(replayed=[]))
+    run = SimpleNamespace(replayed=[])
+    portions = shortage.Portions(recipe, SimpleNamespace(block=block), parts, machine, state, run)
     portions.tried(lambda: bytearray(1 << 60))
     with pytest.raises(UserError, match=r"step 3: memory ran out .*(4 samples belong together|over all pixels)"):
         portions.smaller(Plan(1, 1, 16, 16, 1, 1, 0))
