@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import os
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from readers import READERS
 
@@ -76,10 +78,10 @@ def test_damaged_files_are_read_or_refused_by_name(promise):
 
 
 def test_a_footer_that_ends_the_process_which_reads_it_is_refused_by_name(monkeypatch):
-    """The lowest bit of each byte of a Parquet file flipped: of pyarrow 25.0.1 some would abort the interpreter."""
+    """A bit of a Parquet file flipped: in what pyarrow 25.0.1 writes, of lengths of histograms."""
     read, sounds = READERS["parquet"][0], sound("parquet")[0]
     fatal = []
-    for at in range(len(sounds)):
+    for at in range(190, 220):
         data = bytearray(sounds)
         data[at] ^= 1
         try:
@@ -93,10 +95,22 @@ def test_a_footer_that_ends_the_process_which_reads_it_is_refused_by_name(monkey
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        faulthandler.disable()
         with contextlib.suppress(BaseException):
             read(fatal[0])
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), "nothing was there to be refused"
+
+
+def test_a_record_batch_of_fewer_than_no_rows_is_refused():
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([])) as stream:
+        stream.write_batch(pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([]))))
+    sound = sink.getvalue().to_pybytes()
+    data = sound.replace((3).to_bytes(8, "little"), (-3).to_bytes(8, "little", signed=True))
+    assert data != sound
+    with pytest.raises(UserError, match="a record batch of -3 rows; expected 0 or more"):
+        READERS["arrow"][0](data)
 
 
 def test_every_reader_reads_what_is_sound():

@@ -187,9 +187,17 @@ def stream_batches(files: list[Path]) -> Iterator[pyarrow.RecordBatch]:
     for file in files:
         _refuse_compressed(file)
         with naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
-            for batch in stream:
+            for batch in _counted(stream, file):
                 batch.validate(full=True)
                 yield batch
+
+
+def _counted(stream: pyarrow.RecordBatchReader, file: Path) -> Iterator[pyarrow.RecordBatch]:
+    """Record batches; one without columns may claim any number of rows, which pyarrow believes."""
+    for batch in stream:
+        if batch.num_rows < 0:
+            raise UserError(str(file), f"a record batch of {batch.num_rows} rows", "0 or more", "save the set anew")
+        yield batch
 
 
 def picture_bytes(value: Any, where: str) -> bytes:
@@ -321,7 +329,7 @@ def _stream_size(files: list[Path]) -> tuple[int, pyarrow.Schema]:
             if schema is not None and not stream.schema.equals(schema):
                 raise UserError(str(file), "other columns", f"those of {files[0].name}")
             schema = stream.schema
-            size += sum(batch.num_rows for batch in stream)
+            size += sum(batch.num_rows for batch in _counted(stream, file))
     return size, schema
 
 
