@@ -69,7 +69,7 @@ def test_on_a_disk_with_little_room_a_run_ends_in_a_sentence_or_goes_on_and_is_r
     promise, disk, whole, tmp_path, database
 ):
     text = "little room on the disk: no traceback, all readable; room again, and the same bits and the whole history"
-    for seed in promise.trials("D1", text, few=7, many=42):
+    for seed in promise.trials("D1", text, few=7, many=21):
         with promise.trial(seed):
             disk.empty()
             shutil.rmtree(disk.seen / "store")
