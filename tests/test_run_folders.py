@@ -258,6 +258,21 @@ def test_a_run_that_another_process_goes_on_sending_is_refused_in_the_end(store,
     thread.join()
 
 
+def test_a_run_that_is_being_promoted_is_not_continued_by_another_job(store, monkeypatch):
+    code = "from trainkit.store import Store; print(Store.locate().newest_unfinished('toy'))"
+    found = []
+
+    def at_end(*_: object) -> str:
+        assert newest().leaving.exists()
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        found.append(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout)
+        return "promoted"
+
+    monkeypatch.setattr("trainkit.registry.at_end", at_end)
+    ran = run(*WORDS, "promote={}")
+    assert found == ["None\n"] and not ran.folder.leaving.exists() and not ran.folder.claimed
+
+
 def test_a_run_whose_machine_was_replaced_is_continued_where_its_lock_tells(store, whole):
     folder = interrupted()
     folder.update(host="a-machine-that-is-gone")

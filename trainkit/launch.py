@@ -176,6 +176,8 @@ def _run(
                 with contextlib.suppress(OSError):  # of a full disk; then a run that is killed from here on is over
                     folder.leaving.touch()
             tracker.finish(outcome.status)
+            with contextlib.suppress(UserError, OSError):  # nor does another job go on with it while it is promoted
+                folder.claim()
             witness.say(closing.table(witness, outcome, store))
             # Of runs that belong together, such as folds, none speaks for all.
             if recipe.promote and outcome.status == "FINISHED" and parent is None:
@@ -183,6 +185,7 @@ def _run(
             if tracker.remains:
                 witness.say(f"left   {tracker.remains}")
             folder.leaving.unlink(missing_ok=True)
+            folder.release()
     machine.accelerator.free_memory()
     machine.wait()
     return outcome, folder
