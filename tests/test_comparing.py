@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields, is_dataclass
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -322,6 +323,19 @@ def test_words_of_people_are_no_tags_of_the_page(trained):
     found = compare(store, [runs["plain"], runs["slow"]])
     found = comparing.replace(found, notes=("<b>bold</b> & more",))
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in comparison.html(found)
+
+    def marked(value, name=""):
+        """With a tag at the end of every text in it: names, keys, values, reasons."""
+        if isinstance(value, str):
+            return value if name in ("verdict", "units") else f'{value}"><script>'
+        if isinstance(value, list | tuple):
+            return type(value)(marked(one) for one in value)
+        if is_dataclass(value) and not isinstance(value, RunFolder | comparing.Side):
+            return type(value)(**{f.name: marked(getattr(value, f.name), f.name) for f in fields(value)})
+        return value
+
+    text = comparison.html(marked(found))
+    assert text.count('"&gt;&lt;script&gt;') + text.count("&quot;&gt;&lt;script&gt;") > 20 and "<script" not in text
 
 
 def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(trained):

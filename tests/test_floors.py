@@ -19,7 +19,7 @@ from trainkit.verbs import training
 
 BELOW = {
     "torch": "2.10.0+cu128", "pillow": "12.2.0", "mlflow": "3.17.1", "datasets": "5.1.0", "pyarrow": "23.0.0",
-    "accelerate": "1.14.1", "monai": "1.5.1",
+    "filelock": "3.20.0", "accelerate": "1.14.1", "monai": "1.5.1",
 }  # fmt: skip
 """The last version below each floor."""
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.machinery
 import json
 import logging
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -353,6 +354,30 @@ def test_a_file_is_not_written_aside_through_a_link(tmp_path):
     with contextlib.suppress(OSError):
         store.write_aside(tmp_path / "about.json", "theirs")
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+ODD = [
+    *({"started": odd} for odd in ("x", None, [1], math.nan, math.inf, 10**400)), {"pid": "1"}, {"seed": {}},
+    {"status": ["FINISHED"]}, {"host": 5}, {"experiment": {"a": 1}}, {"varies": 5}, {"varies": [1]}, {"name": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("about", [*ODD, "pipe", "link"], ids=str)
+def test_a_run_that_was_laid_into_the_store_keeps_no_command_from_the_others(tmp_path, caplog, about):
+    home, good = store.Store(tmp_path, "http://server.example"), _laid(tmp_path)
+    file = tmp_path / "runs" / "evil" / "run.json"
+    file.parent.mkdir()
+    if about == "pipe":
+        os.mkfifo(file)  # whoever reads it waits
+    elif about == "link":
+        file.symlink_to("/dev/zero")  # and here reads for ever
+    else:
+        file.write_text(json.dumps({**asdict(good.info()), **about}))
+    assert home.runs() == home.unsent() == [good] and home.abandoned() == []
+    assert "evil/run.json: cannot be read" in caplog.text
+    assert home.newest_unfinished("faces") is None and home.find("faces") == good
+    with pytest.raises(UserError, match="not in"):
+        home.find("evil")
 
 
 @pytest.mark.parametrize("name", [".gitignore", "key.lock"])

@@ -34,6 +34,7 @@ FLOORS = (
           "(CVE-2026-115886), paths out of a store (CVE-2026-53995)"),
     Floor("datasets", "5.2", "code from a pickled table (CVE-2026-57845)"),
     Floor("pyarrow", "23.0.1", "use of freed memory by an Arrow file (CVE-2026-25087)"),
+    Floor("filelock", "3.20.1", "emptying a file behind a link that lies where a lock will (CVE-2025-68146)"),
     Floor("accelerate", "1.15", "no known hole, but none older is tested"),
     Floor("monai", "1.5.2", "code from a checkpoint (CVE-2025-58756)", optional=True),
 )  # fmt: skip

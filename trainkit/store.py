@@ -128,7 +128,8 @@ class RunFolder:
     def info(self) -> RunInfo:
         """Read run.json. Raises UserError when it is missing or damaged."""
         try:
-            return _parsed((self.path / "run.json").read_bytes())
+            with open(self.path / "run.json", "rb", buffering=0, opener=_at_once) as file:
+                return _parsed(file.read())
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             found = f"cannot be read: {error}"
             raise UserError(str(self.path / "run.json"), found, remedy="start a new run") from None
@@ -471,7 +472,7 @@ class Store:
         runs, letters, found = self.home / "runs", holding.encode(), []
         for name in os.listdir(runs) if runs.is_dir() else ():
             try:
-                with open(f"{runs}/{name}/run.json", "rb", buffering=0) as file:
+                with open(f"{runs}/{name}/run.json", "rb", buffering=0, opener=_at_once) as file:
                     text = file.read()
                 if letters in text:
                     found.append((_parsed(text), RunFolder(runs / name)))
@@ -596,7 +597,21 @@ class Store:
 
 def _parsed(text: bytes) -> RunInfo:
     found = json.loads(text)
-    return RunInfo(**{key: found[key] for key in found.keys() & RunInfo.__dataclass_fields__.keys()})
+    info = RunInfo(**{key: found[key] for key in found.keys() & RunInfo.__dataclass_fields__.keys()})
+    # One that somebody else laid here is to keep no command from the others.
+    numbers = info.seed, info.started, info.last_step, info.pid
+    words = info.name, info.recipe, info.recipe_hash, info.status, info.host
+    maybe = info.run_id, info.experiment, info.data_digest, info.key, info.parent, info.follows, info.evaluates
+    if not all(isinstance(number, int | float) and abs(number) < 2**53 for number in numbers):
+        raise ValueError("a time or a number is none")
+    if not all(isinstance(word, str) for word in (*words, *info.varies, *filter(None, maybe))):
+        raise ValueError("a name is no text")
+    return info
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a file that may be a pipe, at which reading would wait for ever, or a link to what has no end."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 _ELSEWHERE = "name another folder in TRAINKIT_STORE"
