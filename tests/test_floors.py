@@ -101,9 +101,10 @@ def test_a_torchvision_of_another_torch_is_said_in_a_sentence(installed, require
     floors.check()
 
 
-def test_an_older_python_is_said_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 10, 14, "final", 0))
-    with pytest.raises(UserError, match=r"Python: 3\.10\.14; expected 3\.11 or newer"):
+@pytest.mark.parametrize("version", [(3, 10, 14), (3, 11, 0)])
+def test_an_older_python_is_said_in_a_sentence(monkeypatch, version):
+    monkeypatch.setattr(sys, "version_info", (*version, "final", 0))
+    with pytest.raises(UserError, match=rf"Python: {'.'.join(map(str, version))}; expected 3\.11\.1 or newer"):
         floors.check()
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from trainkit.errors import UserError
 
-PYTHON = (3, 11)
+PYTHON = (3, 11, 1)
+"""Before it any user of a machine could have a `forkserver` run code (CVE-2022-42919); a recipe may ask for one."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,11 @@ FLOORS = (
 
 def check() -> None:
     """Raise UserError, with all that is too old, before anything of it is imported."""
-    if sys.version_info[:2] < PYTHON:
+    if sys.version_info[:3] < PYTHON:
         found = ".".join(map(str, sys.version_info[:3]))
-        raise UserError("Python", found, f"{PYTHON[0]}.{PYTHON[1]} or newer", "make an environment with such a Python")
+        raise UserError(
+            "Python", found, f"{'.'.join(map(str, PYTHON))} or newer", "make an environment with such a Python"
+        )
     from importlib import metadata
 
     def installed(package: str) -> str | None:
