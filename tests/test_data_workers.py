@@ -48,10 +48,12 @@ def loader(many: int = 2, seconds: float = 30, **more) -> Loader:
 
 
 def children() -> set[int]:
-    """Processes whose parent this one is, those not waited for among them; not the one that `runs.spawn` forks."""
+    """Processes whose parent this one is, those not waited for among them; not those that are there to start others."""
+    there = (b"nursery", b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
     own = {int(word) for word in listed.read_text().split()}
-    return {child for child in own if b"nursery" not in Path(f"/proc/{child}/cmdline").read_bytes()}
+    called = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in own}
+    return {child for child, words in called.items() if not any(word in words for word in there)}
 
 
 @pytest.fixture(autouse=True)

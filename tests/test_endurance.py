@@ -352,7 +352,9 @@ def test_epochs_with_workers_pile_nothing_up(promise, tmp_path, database):
             )
             print(second, last)
             assert last["MB"] - second["MB"] < 3
-            assert all(last[key] <= second[key] for key in ("files", "threads", "children", "shared memory"))
+            assert all(last[key] <= second[key] for key in ("threads", "children", "shared memory"))
+            # A connection to the store comes and goes; what every epoch left open would be hundreds.
+            assert last["files"] < second["files"] + 5
 
 
 def test_runs_one_after_the_other_in_one_process_pile_nothing_up(promise, store):
