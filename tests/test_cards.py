@@ -46,6 +46,7 @@ def recipe(train: str = "pets", evaluate=None, **sources: Source):
 
 def folder(tmp_path, step: int = 20) -> RunFolder:
     made = RunFolder(tmp_path / "pets-s0")
+    made.path.mkdir()
     machine = {"gpu": "GPU X", "cpu": "CPU Y", "processes": 2, "threads": 4, "precision": "bf16"}
     checkpoint.write(made.checkpoints, step, {}, {"machine": machine}, "")
     written = Journal(made.journal)

@@ -563,7 +563,7 @@ DOORS: dict[str, set[str]] = {
     "volumes of the Decathlon": {"data/volume_sources.py json.loads"},
     "volume_sources._table": {"data/volume_sources.py csv.reader"},
     "MXNet records": {"data/recordio.py mmap.mmap", "data/recordio.py numpy.frombuffer"},
-    "tables.parquet": {"data/tables.py pyarrow.parquet.ParquetFile"},
+    "tables.parquet": {"data/tables.py pyarrow.parquet.ParquetFile", "data/footers.py pyarrow.parquet.ParquetFile"},
     "saved by datasets": {"data/tables.py pyarrow.memory_map", "data/tables.py pyarrow.ipc.open_stream",
                           "data/tables.py pyarrow.ipc.MessageReader.open_stream", "data/tables.py json.loads"},
     "people_sources.find": {"data/people_sources.py csv.reader", "data/people_sources.py pyarrow.parquet.ParquetFile"},
