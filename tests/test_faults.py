@@ -124,27 +124,17 @@ def test_without_the_watchdog_it_hangs(store):
         assert one.alive()
 
 
-def test_a_training_that_is_stopped_for_a_while_is_not_one_that_hangs(store):
-    """Ctrl-Z (SIGTSTP) for more than twice the limit; the same bits."""
-    words = ("limits.hang=2 s", "train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
-    with job(store, *words) as one:
-        one.until("step 20/")
-        one.signal(signal.SIGTSTP)
-        time.sleep(5)
-        one.signal(signal.SIGCONT)
-        assert one.end() == [0], one.said
-        stopped = one.ran()
-    assert not list(stopped.folder.path.glob("stacks*"))
-    assert all_same(stopped, run(*words))
+LONG = ("train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
 
 
-@pytest.mark.slow
-def test_a_training_that_is_stopped_outright_goes_on_where_it_was(store):
-    """SIGSTOP, of which no process learns, for 5 s and within the limit: no alarm, the same bits."""
-    words = ("limits.hang=60 s", "train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
-    with job(store, *words) as one:
+@pytest.mark.parametrize(
+    ("number", "limit"), [(signal.SIGTSTP, 2), pytest.param(signal.SIGSTOP, 60, marks=pytest.mark.slow)]
+)
+def test_a_training_that_is_stopped_for_a_while_is_not_one_that_hangs(store, number, limit):
+    """Ctrl-Z (SIGTSTP) for more than twice the limit; SIGSTOP, of which no process learns, within it: the same bits."""
+    with job(store, *LONG, f"limits.hang={limit} s") as one:
         one.until("step 20/")
-        one.signal(signal.SIGSTOP)
+        one.signal(number)
         one.until(lambda: "T (stopped)" in Path(f"/proc/{one.pids[0]}/status").read_text())
         said = one.said
         time.sleep(5)
@@ -153,14 +143,13 @@ def test_a_training_that_is_stopped_outright_goes_on_where_it_was(store):
         assert one.end() == [0], one.said
         stopped = one.ran()
     assert not list(stopped.folder.path.glob("stacks*"))
-    assert all_same(stopped, run(*words))
+    assert all_same(stopped, run(*LONG))
 
 
 @pytest.mark.slow
 def test_one_that_is_stopped_outright_for_longer_than_the_limit_may_be_ended_and_is_resumed(store):
     """The timer runs on, and whether it or the thread that winds it up is first is chance; the bits are not."""
-    plain = ("train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
-    with job(store, *plain, "limits.hang=3 s") as one:
+    with job(store, *LONG, "limits.hang=3 s") as one:
         one.until("step 20/")
         one.signal(signal.SIGSTOP)
         time.sleep(8)
@@ -170,11 +159,11 @@ def test_one_that_is_stopped_outright_for_longer_than_the_limit_may_be_ended_and
         ran = one.ran()
         assert ended == [0] or faults.left(ran.folder), "of what it was at something is left"
     if ended == [1]:
-        with job(store, *plain, "--resume", "limits.hang=null") as again:
+        with job(store, *LONG, "--resume", "limits.hang=null") as again:
             assert again.end() == [0], again.said
             assert again.ran().folder == ran.folder
             ran = again.ran()
-    assert all_same(ran, run(*plain))
+    assert all_same(ran, run(*LONG))
 
 
 def test_a_run_that_goes_back_to_where_it_was_resumed_has_one_watchdog(store):
