@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from runs import TOY
+from runs import PLUGIN, TOY
 
 from trainkit.machine import Machine
 from trainkit.order import Order, load
 
 
-def test_each_training_begins_with_the_loss_scale_of_a_new_process(store):
+def test_each_training_begins_with_the_loss_scale_of_a_new_process(store, monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGIN))
     machine = Machine(load(Order(TOY, (), ("toy",))))
     # As of a GPU in fp16.
     machine.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

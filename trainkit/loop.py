@@ -117,7 +117,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         for name, split in splits.items()
     }
     costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
-    run.say("\n".join((planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes)))
+    run.say(
+        "\n".join((machine.settings(recipe), planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes))
+    )
     observer.expects(state.step, costs)
     gather = observer.meeting(machine.gather)
 

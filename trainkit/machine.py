@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from trainkit import launch_settings
 from trainkit.errors import UserError, of_disk
 from trainkit.launcher import Stopped, asked_processes
 from trainkit.places import keep_compiled_private
@@ -36,19 +37,11 @@ class Machine:
     def __init__(self, recipe: Recipe):
         _set_environment(recipe)
         from accelerate import Accelerator
-        from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+        from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, TorchDynamoPlugin
 
-        _refuse_deepspeed()
-        _check_precision(recipe.train.precision)
-        precision = recipe.train.precision
-        if precision == "auto":
-            precision = _launcher_precision() or _device_precision()
+        launch_settings.check(recipe)
+        precision = launch_settings.precision(recipe)
         patience = datetime.timedelta(seconds=recipe.limits.collective.seconds)
-        on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
-        if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
-            on_cpu = True
-        if on_cpu and precision == "fp16":
-            raise UserError("train.precision", "fp16 on a CPU", "no or bf16", "a CPU has no loss scaler for fp16")
         handlers = [
             # Buffers are averaged after each update (`average_buffers`), by one rule for every kind of parallelism.
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
@@ -56,12 +49,18 @@ class Machine:
             InitProcessGroupKwargs(timeout=patience),
         ]
         try:
-            self.accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu, kwargs_handlers=handlers)
+            self.accelerator = Accelerator(
+                mixed_precision=precision.value,
+                cpu=launch_settings.on_cpu(),
+                kwargs_handlers=handlers,
+                # `train.compile` compiles in place, and Accelerate never does, whatever the launcher asked for.
+                dynamo_plugin=TorchDynamoPlugin(backend="no"),
+            )
         except (ValueError, ImportError) as error:
             raise UserError(
                 "launch", str(error), remedy="see accelerate_configs/ for configs that are tested"
             ) from None
-        self.precision = precision
+        self.precision = precision.value
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.world: int = self.accelerator.num_processes
@@ -83,6 +82,7 @@ class Machine:
 
     def configure(self, recipe: Recipe) -> None:
         """Set the switches of a recipe. Raises UserError when its precision is not the one that this launch has."""
+        launch_settings.check(recipe)
         wanted = recipe.train.precision
         if wanted not in ("auto", self.precision):
             raise UserError(
@@ -140,6 +140,16 @@ class Machine:
             "parallelism": self.kind,
             "precision": self.precision,
         }
+
+    def settings(self, recipe: Recipe) -> str:
+        """Device, processes, precision and compile mode of a recipe's run, each with where it came from."""
+        found = {
+            "device": launch_settings.device(self.device),
+            "processes": launch_settings.processes(self.world),
+            "precision": launch_settings.precision(recipe),
+            "compile": launch_settings.compile_mode(recipe),
+        }
+        return ", ".join(f"{name} {setting}" for name, setting in found.items())
 
     # ---- placing
 
@@ -409,37 +419,6 @@ def checksum(tensors: Iterable[Tensor]) -> str:
     for t in tensors:
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _refuse_deepspeed() -> None:
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        raise UserError(
-            "launch",
-            "DeepSpeed, which keeps optimizer state in flattened partitions of its own: a run could not be resumed",
-            "an accelerate config whose checkpoints hold the whole state",
-            "accelerate_configs/fsdp2.yaml shards the same state and can be resumed on any number of processes",
-        )
-
-
-def _launcher_precision() -> str | None:
-    word = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    return word if word in ("bf16", "fp16", "fp8") else None
-
-
-def _device_precision() -> str:
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    return "no"
-
-
-def _check_precision(precision: str) -> None:
-    if precision == "fp8" or _launcher_precision() == "fp8":
-        import importlib.util
-
-        if not torch.cuda.is_available():
-            raise UserError("train.precision", "fp8 without a GPU", "a GPU of the Hopper generation or later")
-        if not any(importlib.util.find_spec(name) for name in ("torchao", "transformer_engine", "msamp")):
-            raise UserError("train.precision", "fp8 without a backend", "torchao", "pip install torchao")
 
 
 def _set_environment(recipe: Recipe) -> None:
