@@ -11,6 +11,7 @@ from importlib import metadata
 
 import pytest
 from click.testing import CliRunner
+from lock import plain
 from runs import ROOT, TOY, Ran, all_same, newest, spawn
 
 from trainkit import cli, floors
@@ -39,6 +40,29 @@ def installed(monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "requires", lambda name: changed.get(f"{name} requires") or requires(name))
     return changed
+
+
+def imported() -> set[str]:
+    """Names of the packages that any file of trainkit imports, at its top or within a function."""
+    names = set()
+    for file in (ROOT / "trainkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - {"trainkit", "__future__"}
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [word for name, words in project["optional-dependencies"].items() if name != "dev" for word in words]
+    declared = {plain(re.split(r"[\[<>=]", word)[0]) for word in project["dependencies"] + extras}
+    parts = {"pydantic_core": "pydantic", "triton": "torch"}  # pinned by it; installed with it where it has a GPU
+    owners = metadata.packages_distributions()
+    missing = {name: owners.get(name) for name in imported() if parts.get(name, "") not in declared}
+    missing = {name: found for name, found in missing.items() if not {plain(word) for word in found or ()} & declared}
+    assert len(imported()) > 25 and not missing
 
 
 def test_what_is_installed_here_is_taken_and_asking_takes_milliseconds():
