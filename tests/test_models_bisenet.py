@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -27,12 +29,12 @@ def cb(before: int, after: int, kernel: int, groups: int = 1) -> int:
     return before * after * kernel**2 // groups + 2 * after
 
 
-def v1(classes: int, aux: bool) -> int:
+def v1(classes: int, aux: bool, kind: str = "squeeze") -> int:
     resnet18 = 11_689_512 - 513 * 1000  # the classifier's, less its last layer
     spatial = cb(3, 64, 7) + 2 * cb(64, 64, 3) + cb(64, 128, 1)
     attention = sum(cb(before, 128, 3) + cb(128, 128, 1) for before in (256, 512))
     context = attention + 2 * cb(128, 128, 3) + cb(512, 128, 1)
-    fusion = cb(256, 256, 1) + 2 * 256 * 64
+    fusion = cb(256, 256, 1) + (2 * 256 * 64 if kind == "squeeze" else cb(256, 256, 1))
     head = cb(256, 256, 3) + 257 * classes
     return resnet18 + spatial + context + fusion + head + aux * 2 * (cb(128, 64, 3) + 65 * classes)
 
@@ -60,6 +62,7 @@ def v2(classes: int, aux: bool, head: int = 1024) -> int:
 @pytest.mark.parametrize("aux", [True, False])
 def test_the_parameters_are_those_of_a_count_by_layers(classes, aux):
     assert parameters(on_meta(BiSeNetV1, classes, aux=aux)) == v1(classes, aux)
+    assert parameters(on_meta(BiSeNetV1, classes, aux=aux, fusion="conv")) == v1(classes, aux, "conv")
     assert parameters(on_meta(BiSeNetV2, classes, aux=aux)) == v2(classes, aux)
     assert parameters(on_meta(BiSeNetV2, classes, aux=aux, head=512)) == v2(classes, aux, 512)
 
@@ -68,6 +71,23 @@ def test_the_sizes_are_those_that_are_published():
     """13.27 M and 3.34 M are what tables of others say for 19 classes, by heads that differ a little."""
     assert parameters(on_meta(BiSeNetV1, 19, aux=False)) / 1e6 == pytest.approx(13.27, rel=0.005)
     assert parameters(on_meta(BiSeNetV2, 19, aux=False)) / 1e6 == pytest.approx(3.34, rel=0.01)
+
+
+def test_both_forms_of_the_fusion_module_have_as_many_parameters_as_the_public_files():
+    """With the auxiliary heads and 19 classes."""
+    assert parameters(on_meta(BiSeNetV1, 19, fusion="squeeze")) == 13_392_441
+    assert parameters(on_meta(BiSeNetV1, 19, fusion="conv")) == 13_425_721
+
+
+def test_the_fusion_module_with_one_convolution_is_its_formula():
+    fuse = bisenet.Fusion(6, 4, "conv").eval()
+    fuse.bn.running_mean.uniform_(-1, 1)
+    detail, context = torch.randn(2, 2, 3, 5), torch.randn(2, 4, 3, 5)
+    mixed = fuse.mix(torch.cat([detail, context], 1))
+    mean = mixed.mean((2, 3))
+    share = (mean @ fuse.share.weight[:, :, 0, 0].T - fuse.bn.running_mean) / (1 + fuse.bn.eps) ** 0.5
+    expected = mixed * (1 + share.sigmoid())[:, :, None, None]
+    torch.testing.assert_close(fuse(detail, context), expected)
 
 
 def test_the_multiply_adds_of_v2_are_those_of_a_count_by_layers_and_near_the_papers():
@@ -136,6 +156,7 @@ def test_the_first_weights_are_as_published():
     one, two = BiSeNetV1(7), BiSeNetV2(7)
     for conv, deviation in (
         (one.up16.conv, (1 / (128 * 9)) ** 0.5),
+        (BiSeNetV1(7, fusion="conv").fusion.share, (1 / 256) ** 0.5),
         (one.head.out, (1 / 256) ** 0.5),
         (two.head.conv.conv, (2 / (1024 * 9)) ** 0.5),
         (two.head.out, (2 / 7) ** 0.5),
@@ -163,13 +184,14 @@ def block(name: str) -> list[str]:
     return [f"{name}.conv.weight", *norm(f"{name}.bn")]
 
 
-def published_v1() -> list[str]:
+def published_v1(fusion: str = "squeeze") -> list[str]:
     names = [f"cp.resnet.{name}" for name in on_meta(BiSeNetV1, 19).encoder.state_dict()]
     for arm in ("cp.arm16", "cp.arm32"):
         names += [*block(f"{arm}.conv"), f"{arm}.conv_atten.weight", *norm(f"{arm}.bn_atten")]
     for name in ("cp.conv_head32", "cp.conv_head16", "cp.conv_avg", "sp.conv1", "sp.conv2", "sp.conv3", "sp.conv_out"):
         names += block(name)
-    names += [*block("ffm.convblk"), "ffm.conv1.weight", "ffm.conv2.weight"]
+    names += block("ffm.convblk")
+    names += ["ffm.conv1.weight", "ffm.conv2.weight"] if fusion == "squeeze" else block("ffm")
     for name in ("conv_out", "conv_out16", "conv_out32"):
         names += [*block(f"{name}.conv"), f"{name}.conv_out.weight", f"{name}.conv_out.bias"]
     return names
@@ -205,7 +227,14 @@ def published_v2() -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(("make", "names"), [(BiSeNetV1, published_v1()), (BiSeNetV2, published_v2())])
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (BiSeNetV1, published_v1()),
+        (partial(BiSeNetV1, fusion="conv"), published_v1("conv")),
+        (BiSeNetV2, published_v2()),
+    ],
+)
 def test_the_names_of_published_files_are_found_one_for_one(make, names):
     tensors = {name: torch.tensor(float(i)) for i, name in enumerate(names)}
     renamed = from_published(tensors)

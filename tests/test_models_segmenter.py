@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -12,8 +13,8 @@ from torch import nn
 
 from trainkit import weights
 from trainkit.errors import UserError
+from trainkit.models import bisenet, segmenter
 from trainkit.models import points as pointwise
-from trainkit.models import segmenter
 from trainkit.models.points import PointSpec
 from trainkit.models.segmenter import BiSeNetV1Spec, BiSeNetV2Spec, Norm, SceneNet, SmpSpec
 from trainkit.task import Meta
@@ -192,6 +193,24 @@ def test_pretrained_weights_fill_the_context_path(tmp_path):
     net = made(spec, found={"net": file})
     own, theirs = net.body.encoder.state_dict(), whole.state_dict()
     assert len(own) > 50 and all(torch.equal(x, theirs[name]) for name, x in own.items())
+
+
+@pytest.mark.parametrize(("fusion", "other"), [("squeeze", "conv"), ("conv", "squeeze")])
+def test_public_files_of_both_forms_of_the_fusion_module_fill_the_network_that_has_it(tmp_path, fusion, other):
+    file = tmp_path / "model_final_v1_city.safetensors"
+    spec, public = replace(V1, fusion=fusion), {name: old for old, name in bisenet._PUBLISHED_V1.items()}
+    first = made(spec)
+    tensors = {
+        next(old + name.removeprefix(new) for new, old in public.items() if name.startswith(new)): tensor
+        for name, tensor in first.body.state_dict().items()
+    }
+    assert ("ffm.bn.running_mean" in tensors) == (fusion == "conv")
+    weights.write_tensors(file, tensors)
+    torch.manual_seed(1)
+    assert same(first, segmenter.build(spec, None, Norm(), META, {"net": file})[0])
+    with pytest.raises(UserError) as caught:
+        made(replace(V1, fusion=other), found={"net": file})
+    assert "task.net.fusion" in str(caught.value) and f"write `fusion: {fusion}`" in str(caught.value)
 
 
 def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):

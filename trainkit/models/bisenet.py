@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -95,27 +96,40 @@ class Attention(nn.Module):
         return x * self.bn(self.share(_mean(x))).sigmoid()
 
 
+FusionKind = Literal["squeeze", "conv"]
+"""How the share of each channel follows from the means of all channels: through two 1x1 convolutions and a quarter of
+the channels, as in the paper; or through one 1x1 convolution and batch norm, as in today's public implementation."""
+
+
 class Fusion(nn.Module):
     """The feature fusion module: both ways side by side, mixed, plus themselves times a share of each channel."""
 
-    def __init__(self, before: int, after: int):
+    def __init__(self, before: int, after: int, kind: FusionKind = "squeeze"):
         super().__init__()
         self.mix = ConvBN(before, after, 1)
-        self.squeeze = nn.Conv2d(after, after // 4, 1, bias=False)
-        self.excite = nn.Conv2d(after // 4, after, 1, bias=False)
+        self.kind = kind
+        if kind == "squeeze":
+            self.squeeze = nn.Conv2d(after, after // 4, 1, bias=False)
+            self.excite = nn.Conv2d(after // 4, after, 1, bias=False)
+        else:
+            self.share = nn.Conv2d(after, after, 1, bias=False)
+            self.bn = nn.BatchNorm2d(after)
 
     def forward(self, detail: Tensor, context: Tensor) -> Tensor:
         """(B, b1, h, w) and (B, b2, h, w) to (B, after, h, w); `before` is b1 + b2."""
         x = self.mix(torch.cat([detail, context], 1))
-        return x + x * self.excite(F.relu(self.squeeze(_mean(x)))).sigmoid()
+        mean = _mean(x)
+        share = self.excite(F.relu(self.squeeze(mean))) if self.kind == "squeeze" else self.bn(self.share(mean))
+        return x + x * share.sigmoid()
 
 
 class BiSeNetV1(nn.Module):
     """BiSeNet of Yu et al., ECCV 2018: a spatial path of four convolutions beside the context path of an encoder.
 
     `encoder` is a network of timm with maps at strides 4 to 32 (the paper's is ResNet-18), here with random weights;
-    `width` scales what is around it. `fine` is the encoder's map at stride 4. In the public implementation the fusion
-    module learns at the rate of the heads: `match: "*fusion*"` beside `"*head*"`.
+    `width` scales what is around it. `fusion` is the form of the fusion module, see `FusionKind`. `fine` is the
+    encoder's map at stride 4. In the public implementation the fusion module learns at the rate of the heads:
+    `match: "*fusion*"` beside `"*head*"`.
     """
 
     multiple = 32
@@ -132,6 +146,7 @@ class BiSeNetV1(nn.Module):
         width: float = 1.0,
         aux: bool = True,
         encoder: str = "resnet18",
+        fusion: FusionKind = "squeeze",
     ):
         super().__init__()
         import timm
@@ -149,7 +164,7 @@ class BiSeNetV1(nn.Module):
         self.mean = ConvBN(far, c128, 1)
         self.attention32, self.attention16 = Attention(far, c128), Attention(near, c128)
         self.up32, self.up16 = ConvBN(c128, c128), ConvBN(c128, c128)
-        self.fusion = Fusion(2 * c128, c256)
+        self.fusion = Fusion(2 * c128, c256, fusion)
         self.head = Head(c256, c256, classes)
         self.aux_heads = nn.ModuleList(Head(c128, c64, classes) for _ in range(2 if aux else 0))
         for name, module in self.named_modules():
@@ -330,6 +345,8 @@ _PUBLISHED_V1 = {
     "ffm.convblk.": "fusion.mix.",
     "ffm.conv1.": "fusion.squeeze.",
     "ffm.conv2.": "fusion.excite.",
+    "ffm.conv.": "fusion.share.",
+    "ffm.bn.": "fusion.bn.",
     "conv_out.conv.": "head.conv.",
     "conv_out.conv_out.": "head.out.",
     "conv_out16.conv.": "aux_heads.0.conv.",

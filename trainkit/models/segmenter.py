@@ -37,6 +37,9 @@ class BiSeNetV1Spec:
     name: Literal["bisenetv1"]
     width: float = 1.0
     """Factor on the channels of what is around the encoder."""
+    fusion: bisenet.FusionKind = "squeeze"
+    """Form of the feature fusion module: `squeeze`, two 1x1 convolutions, is the paper's and that of older weights of
+    the public implementation; `conv`, one 1x1 convolution and batch norm, that of its weights today."""
     encoder: str = "resnet18.tv_in1k"
     """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
     ResNet-18 and torchvision's weights."""
@@ -275,9 +278,19 @@ def _load(net: SceneNet, file: Any) -> list[str]:
     tensors = weights.read_tensors(file)
     if not any(name.startswith("body.") for name in tensors):
         tensors = {f"body.{name}": tensor for name, tensor in bisenet.from_published(tensors).items()}
+    if isinstance(net.body, bisenet.BiSeNetV1):
+        _check_fusion(net.body.fusion.kind, tensors, file)
     headless = net.point_head is not None and not any(name.startswith("point_head.") for name in tensors)
     weights.load_into(net, tensors, str(file), ignore=("point_head.*",) if headless else ())
     return [f"{file} has no head for points: it starts at random"] if headless else []
+
+
+def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Any], file: Any) -> None:
+    """Refuse weights whose fusion module has another form than `kind`, with the key that chooses it."""
+    layers = {"squeeze": "body.fusion.squeeze.weight", "conv": "body.fusion.share.weight"}
+    found = next((form for form, name in layers.items() if name in tensors), kind)
+    if found != kind:
+        raise UserError("task.net.fusion", kind, found, f"the weights {file} have that form: write `fusion: {found}`")
 
 
 Made = tuple[nn.Module, str, list[str]]
@@ -286,7 +299,9 @@ Made = tuple[nn.Module, str, list[str]]
 def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> Made:
     slices.check_timm(spec.encoder)
     try:
-        body = bisenet.BiSeNetV1(meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder)
+        body = bisenet.BiSeNetV1(
+            meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder, fusion=spec.fusion
+        )
     except _MISFITS as error:
         raise slices.unfit(f"{spec.encoder} as a context path", error) from error
     return body, f"{spec.encoder} as context path, width {spec.width:g}", []
