@@ -256,6 +256,15 @@ def test_deep_supervision_halves_the_share_of_each_coarser_output():
     torch.testing.assert_close(deep(loss, outputs[:1], mask), parts[0])
     weight = torch.tensor([1.0, 5, 1, 1])
     torch.testing.assert_close(deep(loss, outputs[:1], mask, weight), loss(logits, mask, weight))
+    torch.testing.assert_close(deep(loss, outputs, mask, coarsest=False), (2 * parts[0] + parts[1]) / 3)
+    torch.testing.assert_close(deep(loss, outputs[:1], mask, coarsest=False), parts[0])
+
+
+def test_the_weights_of_deep_supervision_are_nnunets():
+    """nnU-Net's network of six levels has five outputs, weighted 1, 1/2, 1/4, 1/8 and 0 before they sum to 1."""
+    outputs = [torch.full((1, 1, 1, 1, 1), 10.0**k) for k in range(5)]
+    found = deep(lambda x, mask, weights: x.flatten(), outputs, torch.zeros(1, 1, 1, 1, dtype=int), coarsest=False)
+    torch.testing.assert_close(found, torch.tensor([(8 + 4 * 10 + 2 * 100 + 1000) / 15]))
 
 
 @settings(max_examples=30, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,11 +17,12 @@ from trainkit.data.protocols import Segmentation
 from trainkit.errors import UserError
 from trainkit.losses.segmentation import SegmentationLoss, deep, subsets
 from trainkit.models import volumetric
-from trainkit.models.volumetric import DynUNetSpec, EmcadSpec, UNetSpec
+from trainkit.models.volumetric import DynUNetSpec, EmcadSpec, SegResNetSpec, UNetSpec
 from trainkit.recipe import TABLES
 from trainkit.task import At, Meta
 from trainkit.tasks.segment3d import Segment3d, Window
 
+NNUNET = partial(deep, coarsest=False)
 PATCH = (4, 8, 6)
 NAMES = ("background", "ball", "box")
 META = Meta(3, (1, *PATCH), "x", class_names=NAMES, spacing=(3.0, 1.0, 0.5), axes="yzx")
@@ -101,8 +103,12 @@ def test_the_loss_is_the_sum_over_samples_of_the_objective(made):
 
 @pytest.mark.parametrize(
     ("spec", "combine"),
-    [(DynUNetSpec(name="dynunet", filters=[4, 8, 8]), deep), (EmcadSpec(name="emcad"), subsets)],
-    ids=["deep", "subsets"],
+    [
+        (SegResNetSpec(name="segresnet", filters=4, blocks=[1, 1, 1]), deep),
+        (DynUNetSpec(name="dynunet", filters=[4, 8, 8]), NNUNET),
+        (EmcadSpec(name="emcad"), subsets),
+    ],
+    ids=["deep", "nnunet", "subsets"],
 )
 def test_several_outputs_are_supervised_as_their_network_asks(made, spec, combine):
     net = Several()
@@ -111,8 +117,22 @@ def test_several_outputs_are_supervised_as_their_network_asks(made, spec, combin
     outputs = net(batch["image"])
     found = task.loss(net, parts, batch, AT)
     torch.testing.assert_close(found.sum, combine(task.objective, outputs, batch["mask"], None).sum())
-    other = subsets if combine is deep else deep
-    assert not torch.isclose(found.sum, other(task.objective, outputs, batch["mask"], None).sum())
+    for other in (deep, NNUNET, subsets):
+        others = other(task.objective, outputs, batch["mask"], None).sum()
+        assert torch.isclose(found.sum, others) == (other is combine)
+
+
+@pytest.mark.slow
+def test_of_nnunets_network_the_head_of_the_coarsest_output_has_a_gradient_of_0():
+    torch.manual_seed(0)
+    task = Segment3d(net=DynUNetSpec(name="dynunet", filters=[4, 8, 8, 8]))
+    patch = (8, 32, 32)
+    parts = task.build(Meta(3, (1, *patch), "x", class_names=NAMES, spacing=(3.0, 1.0, 1.0), axes="yzx"), {}, 0)
+    mask = torch.randint(0, 3, (2, *patch), dtype=torch.uint8)
+    task.loss(parts.learns, parts, {"image": torch.randn(2, 1, *patch), "mask": mask}, AT).sum.backward()
+    zero = {name for name, p in parts.learns.named_parameters() if p.grad is not None and not p.grad.any()}
+    assert zero == {f"deep_supervision_heads.1.conv.conv.{word}" for word in ("weight", "bias")}
+    assert all(p.grad is not None for p in parts.learns.parameters())
 
 
 def test_the_logged_dice_is_that_of_the_organs_voxels_taken_together(made):

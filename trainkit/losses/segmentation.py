@@ -137,12 +137,18 @@ Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Logits (B, C, *S), mask (B, *S) and weights (C,) to the loss of each sample, (B,)."""
 
 
-def deep(loss: Loss, outputs: Sequence[Tensor], mask: Tensor, weights: Tensor | None = None) -> Tensor:
+def deep(
+    loss: Loss, outputs: Sequence[Tensor], mask: Tensor, weights: Tensor | None = None, *, coarsest: bool = True
+) -> Tensor:
     """Loss (B,) of outputs of several sizes, the finest first, weighted 1, 1/2, 1/4 ... and these divided by their sum.
 
-    The mask (B, *S) is brought to the size of each output by taking the voxel nearest to the middle of each of its.
+    Without `coarsest` the last of several has weight 0, as in nnU-Net. It is still computed, so that the parameters of
+    its head have a gradient, of 0: with several processes each waits for the gradients of all parameters. The mask
+    (B, *S) is brought to the size of each output by taking the voxel nearest to the middle of each of its.
     """
     share = [0.5**k for k in range(len(outputs))]
+    if not coarsest and len(share) > 1:
+        share[-1] = 0.0
     terms = [
         part / sum(share) * loss(output, nearest(mask, output.shape[2:]), weights)
         for part, output in zip(share, outputs, strict=True)

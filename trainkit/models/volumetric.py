@@ -53,14 +53,15 @@ class DynUNetSpec:
     """Channels of each level, finest first; there are fewer levels where the patch is too small for them. nnU-Net has
     32, 64, 128, 256, 320, 320."""
     deep_supervision: bool = True
-    """Scores and a loss at every level but the two coarsest."""
+    """A loss at every level but the two coarsest, weighted 1, 1/2, 1/4 ... by nnU-Net's rule: there are scores at the
+    last level but one too, with weight 0."""
     res_block: bool = False
     """Residual blocks instead of plain ones."""
     dropout: float = 0.0
     """Share of the values set to zero after each convolution."""
     weights: str | None = None
     """A file, `run:NAME` or `models:/ID` to start from; None: random."""
-    supervision: ClassVar[str] = "deep"
+    supervision: ClassVar[str] = "nnunet"
 
     def __post_init__(self) -> None:
         _check(self.filters, 3, self.weights, self.dropout)

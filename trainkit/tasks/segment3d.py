@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ from trainkit.windows import Weight, sliding
 
 TOLERANCE = 1.0
 """mm, for an organ that has none of its own."""
+_COMBINED = {"deep": losses.deep, "nnunet": partial(losses.deep, coarsest=False), "subsets": losses.subsets}
+"""The loss of several outputs, by the `supervision` of a network."""
 
 
 @dataclass(kw_only=True)
@@ -95,8 +98,7 @@ class Segment3d:
         if isinstance(out, Tensor):
             finest, loss_B = out, self.objective(out, mask, weights)
         else:
-            combine = losses.subsets if self.net.supervision == "subsets" else losses.deep
-            finest, loss_B = out[0], combine(self.objective, out, mask, weights)
+            finest, loss_B = out[0], _COMBINED[self.net.supervision](self.objective, out, mask, weights)
         return Loss(loss_B.sum(), len(mask), {"dice": _pooled_dice(finest.detach().argmax(1), mask)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
