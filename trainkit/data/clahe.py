@@ -19,38 +19,36 @@ def equalise(image: np.ndarray, clip: float = 2.0, tiles: int = 8) -> np.ndarray
 def equalise_plane(plane: np.ndarray, clip: float = 2.0, tiles: int = 8) -> np.ndarray:
     """Equalise uint8 (h, w) by `tiles` x `tiles` tiles, whose mappings are blended between the tiles' centres.
 
-    A tile's histogram is cut at `clip` times its mean height, at least 1, and what is cut off is spread over all bins;
-    the running sum of it, brought to 0 .. 255, is the tile's mapping.
+    As OpenCV's `createCLAHE(clip, (tiles, tiles))` does. A tile's histogram is cut at `clip` times its mean height,
+    rounded down, at least 1, and what is cut off is spread over all bins, what is then left over every so many of them;
+    the running sum of it, brought to 0 .. 255 and rounded, is the tile's mapping. Where `tiles` does not divide both
+    sides, the picture is mirrored about its last row and column until it does, by a row and a column or more.
     """
     height, width = plane.shape
-    down, right = min(tiles, height), min(tiles, width)
-    tile_y, centre_y = _tiles(height, down)
-    tile_x, centre_x = _tiles(width, right)
-    place = (tile_y[:, None] * right + tile_x) * _BINS + plane
-    histogram = np.bincount(place.ravel(), minlength=down * right * _BINS).reshape(down, right, _BINS)
-    pixels = histogram.sum(-1, keepdims=True)
-    limit = np.maximum(1.0, clip * pixels / _BINS)
-    cut = np.maximum(histogram - limit, 0).sum(-1, keepdims=True)
-    levelled = np.minimum(histogram, limit) + cut / _BINS
-    mapping = np.cumsum(levelled, -1) * (255 / pixels)
-    # Beyond the outermost centres the nearest tile alone counts.
-    y0, y1, dy = _between(np.arange(height), centre_y)
-    x0, x1, dx = _between(np.arange(width), centre_x)
-    dy = dy[:, None]
-    above = mapping[y0[:, None], x0, plane] * (1 - dx) + mapping[y0[:, None], x1, plane] * dx
-    below = mapping[y1[:, None], x0, plane] * (1 - dx) + mapping[y1[:, None], x1, plane] * dx
-    return np.clip(np.rint(above * (1 - dy) + below * dy), 0, 255).astype(np.uint8)
+    beyond = [tiles - side % tiles for side in plane.shape] if height % tiles or width % tiles else [0, 0]
+    seen = np.pad(plane, [(0, more) for more in beyond], mode="reflect")
+    tall, wide = (side // tiles for side in seen.shape)
+    tile = (np.arange(seen.shape[0]) // tall)[:, None] * tiles + np.arange(seen.shape[1]) // wide
+    histogram = np.bincount((tile * _BINS + seen).ravel(), minlength=tiles * tiles * _BINS).reshape(tiles, tiles, _BINS)
+    levelled = np.minimum(histogram, max(1, int(clip * tall * wide / _BINS)))
+    each, left = np.divmod((histogram - levelled).sum(-1, keepdims=True), _BINS)
+    step, bins = _BINS // np.maximum(left, 1), np.arange(_BINS)
+    levelled += each + ((bins % step == 0) & (bins // step < left))
+    # In float32, as there: what lies near a half is rounded alike.
+    mapping = np.rint(np.cumsum(levelled, -1).astype(np.float32) * (np.float32(255) / np.float32(tall * wide)))
+    y0, y1, dy = _between(height, tall, tiles)
+    x0, x1, dx = _between(width, wide, tiles)
+    y0, y1, dy = y0[:, None], y1[:, None], dy[:, None]
+    above = mapping[y0, x0, plane] * (1 - dx) + mapping[y0, x1, plane] * dx
+    below = mapping[y1, x0, plane] * (1 - dx) + mapping[y1, x1, plane] * dx
+    return np.rint(above * (1 - dy) + below * dy).astype(np.uint8)
 
 
-def _tiles(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The tile of each position, and where each tile has its centre; tiles differ by one pixel at most."""
-    edges = np.arange(count + 1) * size // count
-    return np.repeat(np.arange(count), np.diff(edges)), (edges[:-1] + edges[1:] - 1) / 2
+def _between(size: int, side: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The tiles of `side` pixels before and after each of `size` places, and the share of the second, float32.
 
-
-def _between(places: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The centres before and after each place, and how far it is from the one to the other, 0 to 1."""
-    after = np.searchsorted(centres, places, side="right")
-    low, high = np.maximum(after - 1, 0), np.minimum(after, len(centres) - 1)
-    gap = np.where(high > low, centres[high] - centres[low], 1.0)
-    return low, high, np.where(high > low, (places - centres[low]) / gap, 0.0)
+    Beyond the outermost centres both are the nearest tile.
+    """
+    place = np.arange(size, dtype=np.float32) * (np.float32(1) / np.float32(side)) - np.float32(0.5)
+    before = np.floor(place).astype(int)
+    return np.maximum(before, 0), np.minimum(before + 1, count - 1), place - before.astype(np.float32)
