@@ -119,6 +119,13 @@ def test_a_set_opens_as_what_it_holds(opened):
     assert list(opened.evaluations) == ["val", "val.ranked", "val.reranked"]
     kinds = [split.protocol.kind for split in opened.evaluations.values()]
     assert kinds == ["scores", "ranked", "reranked"]
+    assert not opened.evaluations["val.reranked"].protocol.strict
+
+
+def test_a_block_says_which_overlap_reranking_asks_for(home, tmp_path):
+    with environment(TRAINKIT_CACHE=tmp_path):
+        opened = block(home, evaluate={"val": str(home / "val")}, rerank_strict=True).open(seed=3)
+    assert opened.evaluations["val.reranked"].protocol.strict
 
 
 def test_every_combination_of_modalities_asks_for_every_person(opened):

@@ -452,7 +452,7 @@ def test_bound_of_chance_is_that_of_as_many_guesses_as_persons():
 # ---- re-ranking
 
 
-def plain_reranked(vectors, queries, nearest, averaged, share):
+def plain_reranked(vectors, queries, nearest, averaged, share, strict):
     """Zhong et al.'s distance with sets and loops, (queries, gallery)."""
     size = len(vectors)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -471,7 +471,7 @@ def plain_reranked(vectors, queries, nearest, averaged, share):
         wider = set(own)
         for j in own:
             theirs = mutual(j, round(nearest / 2))
-            if 3 * len(theirs & own) >= 2 * len(theirs):
+            if len(theirs & own) / len(theirs) > 2 / 3 - 1e-9 + 2e-9 * strict:
                 wider |= theirs
         for j in wider:
             weight[i, j] = math.exp(-distance[i, j] / distance[i].max())
@@ -486,14 +486,27 @@ def plain_reranked(vectors, queries, nearest, averaged, share):
     return final
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("nearest", "averaged", "share"), [(20, 6, 0.3), (5, 1, 0.0), (3, 4, 0.5), (60, 60, 0.1)])
-def test_reranked_distances_equal_those_written_out(nearest, averaged, share):
+def test_reranked_distances_equal_those_written_out(nearest, averaged, share, strict):
     rng = np.random.default_rng(nearest)
     rows = rng.normal(size=(50, 6)) + 2 * rng.normal(size=(8, 6))[rng.integers(0, 8, 50)]
     vectors = ranking.whole(rows)
-    made = Reranked.make(vectors[:20], vectors[20:], ranking.LENGTH, nearest, averaged, share)
-    expected = plain_reranked(vectors.astype(np.float64), 20, nearest, averaged, share)
+    made = Reranked.make(vectors[:20], vectors[20:], ranking.LENGTH, nearest, averaged, share, strict)
+    expected = plain_reranked(vectors.astype(np.float64), 20, nearest, averaged, share, strict)
     np.testing.assert_allclose(-made.scores(slice(0, 20), slice(0, 30)), expected, atol=1e-7)
+    other = Reranked.make(vectors[:20], vectors[20:], ranking.LENGTH, nearest, averaged, share, not strict)
+    # A set that has exactly two thirds of its members in another is common with 20 neighbours.
+    if nearest == 20:
+        assert not np.allclose(-other.scores(slice(0, 20), slice(0, 30)), expected, atol=1e-3)
+
+
+def test_the_protocol_says_which_overlap_joins_neighbourhoods():
+    features, protocol = drawn(3, count=300, persons=20, skill=1.1, size=8)
+    plain, strict = (
+        score_search(features, replaced(protocol, kind="reranked", strict=one), mean).metrics for one in (False, True)
+    )
+    assert plain["map"] != strict["map"] and plain["map"] == pytest.approx(strict["map"], abs=0.02)
 
 
 def test_a_reranked_distance_is_the_same_in_any_block(monkeypatch):

@@ -86,6 +86,9 @@ class People:
     hold_out: HoldOut | None = None
     """People who are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
     of their names."""
+    rerank_strict: bool = False
+    """When NAME.reranked joins two neighbourhoods: where two thirds or more of the one are in the other, as the paper
+    of k-reciprocal re-ranking writes; or, true, where more than two thirds are, as its authors' code computes."""
     leakage: Literal["refuse", "allow"] = "refuse"
     """What a person or a picture that is both trained on and scored does: end the run, or warn."""
     name: Literal["people"] = "people"
@@ -138,7 +141,7 @@ class People:
         for name, place in places.items():
             index = whole if place == HELD_OUT else people_index.indexed(place, "val")
             rows = held if place == HELD_OUT else np.arange(len(index))
-            asked[name] = index, searches(index, rows, known, f"data.evaluate.{name}")
+            asked[name] = index, searches(index, rows, known, f"data.evaluate.{name}", self.rerank_strict)
             if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
                 words = ", ".join(MODALITIES[m] for m in strange)
                 told.append(f"{name}: its records of {words} are left out, for none are trained on")
@@ -491,7 +494,7 @@ def combined(
 
 
 def searches(
-    index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str
+    index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str, strict: bool
 ) -> dict[str, tuple[np.ndarray, Search]]:
     """What is scored of `rows` of a set, by the end of a split's name: rows of the index, and who asks for whom.
 
@@ -512,7 +515,7 @@ def searches(
         drawn = {"": (gallery,)}
     made = {end: _search(index, queries, galleries, where) for end, galleries in drawn.items()}
     own, first = made[""]
-    return made | {f".{kind}": (own, replace(first, kind=kind)) for kind in ("ranked", "reranked")}
+    return made | {f".{kind}": (own, replace(first, kind=kind, strict=strict)) for kind in ("ranked", "reranked")}
 
 
 def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> dict[str, np.ndarray]:

@@ -140,6 +140,8 @@ class Search:
     """Whose records of its own place a query does not meet: its person's, or (SYSU-MM01's protocol) anybody's."""
     kind: Literal["scores", "ranked", "reranked"] = "scores"
     """Scores; pictures of ranked lists too; or scores after k-reciprocal re-ranking."""
+    strict: bool = False
+    """Of re-ranking: see `metrics.rerank`."""
 
     def __post_init__(self):
         _one_length(self, "person", "place")

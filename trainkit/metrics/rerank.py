@@ -1,8 +1,9 @@
 """k-reciprocal re-ranking: whoever is near should also be near to the same others.
 
 Zhong et al., "Re-ranking Person Re-identification with k-reciprocal Encoding" (CVPR 2017), with the settings of its
-section 4.1. Neighbour sets are kept as sparse matrices and distances computed where they are asked for, so memory grows
-with the records and not with their pairs; time does with the pairs.
+section 4.1. A neighbourhood is joined to another that holds two thirds of it or more, as the paper writes; the authors'
+code asks for more than two thirds (`strict`). Neighbour sets are kept as sparse matrices and distances computed where
+they are asked for, so memory grows with the records and not with their pairs; time does with the pairs.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ class Reranked:
         nearest: int = NEAREST,
         averaged: int = AVERAGED,
         share: float = SHARE,
+        strict: bool = False,
     ) -> Reranked:
         """Find the neighbourhoods of `queries` (Q, D) and `gallery` (G, D), whole numbers, rows as long as `length`."""
         if nearest < 1 or averaged < 1 or not 0 <= share <= 1:
             raise ValueError(f"nearest {nearest} and averaged {averaged} must be 1 or more, share {share} from 0 to 1")
         vectors = np.concatenate([queries, gallery])
         first, farthest = _neighbours(vectors, min(max(nearest + 1, averaged), len(vectors)), length)
-        sets = _expanded(*(_mutual(first[:, : k + 1]) for k in (nearest, round(nearest / 2))))
+        sets = _expanded(*(_mutual(first[:, : k + 1]) for k in (nearest, round(nearest / 2))), strict)
         near = _weighted(sets, vectors, farthest, length)
         mean = _indicator(first[:, :averaged]) / min(averaged, first.shape[1])
         return cls(vectors, len(queries), farthest, sparse.csr_array(mean @ near), length, share)
@@ -112,12 +114,15 @@ def _mutual(first: np.ndarray) -> sparse.csr_array:
     return sparse.csr_array(near.multiply(near.T))
 
 
-def _expanded(full: sparse.csr_array, half: sparse.csr_array) -> sparse.csr_array:
-    """R*(i, k): with the smaller set R(j, k/2) of each j in R(i, k), where 2/3 of it are in R(i, k)."""
+def _expanded(full: sparse.csr_array, half: sparse.csr_array, strict: bool) -> sparse.csr_array:
+    """R*(i, k): with the smaller set R(j, k/2) of each j in R(i, k), where 2/3 of it are in R(i, k).
+
+    `strict`: where more than 2/3 are.
+    """
     size = half.sum(axis=1)
     # The overlap of R(i, k) and R(j, k/2), kept where j is in R(i, k).
     overlap = (full @ half.T).multiply(full).tocoo()
-    enough = 3 * overlap.data >= 2 * size[overlap.col]
+    enough = (np.greater if strict else np.greater_equal)(3 * overlap.data, 2 * size[overlap.col])
     joined = sparse.csr_array((overlap.data[enough], (overlap.row[enough], overlap.col[enough])), shape=full.shape)
     return sparse.csr_array(full + joined @ half)
 

@@ -98,7 +98,7 @@ def _scored(queries: np.ndarray, gallery: np.ndarray, protocol: Search) -> Score
         return Cosines(queries, gallery)
     from trainkit.metrics.rerank import Reranked
 
-    return Reranked.make(queries, gallery, LENGTH)
+    return Reranked.make(queries, gallery, LENGTH, strict=protocol.strict)
 
 
 def _checked(name: str, rows: np.ndarray, protocol: Search) -> np.ndarray:
