@@ -246,16 +246,20 @@ def test_maps_to_be_drawn_come_with_pictures_that_are_to_be_drawn(made):
 # What is deployed
 
 
+@pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("size", [(24, 32), (25, 39), (64, 96)])
-def test_what_is_deployed_maps_pixels_to_the_scores_that_are_evaluated(made, size):
+def test_what_is_deployed_maps_pixels_to_the_scores_that_are_evaluated(made, size, corners):
     net, mean, std = Sees().eval(), (0.4, 0.5, 0.3), (0.2, 0.3, 0.25)
-    task, _ = made(net)
+    task, _ = made(net, align_corners=corners)
     pixels = torch.randint(0, 256, (2, 3, *size), generator=torch.Generator().manual_seed(0)).float()
     with torch.no_grad():
         logits = task.deployable(net, mean, std)(pixels)
     image = torch.stack([(pixels[:, c] / 255 - mean[c]) / std[c] for c in range(3)], 1)
     assert logits.shape == (2, 4, *size) and logits.dtype == torch.float32
     torch.testing.assert_close(logits.softmax(1), task.probabilities(net, image), rtol=1e-5, atol=1e-6)
+    other, _ = made(net, align_corners=not corners)
+    fits = not any(side % task._multiple for side in size)  # then only scores are resized, by borders
+    assert torch.equal(other.probabilities(net, image), task.probabilities(net, image)) == fits
 
 
 # A real network

@@ -22,12 +22,8 @@ def pictures(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def bilinear(x, size):
-    return F.interpolate(x, size, mode="bilinear", align_corners=False)
-
-
-def softmax(scores, size):
-    return bilinear(scores, size).softmax(1)
+def bilinear(x, size, align_corners=False):
+    return F.interpolate(x, size, mode="bilinear", align_corners=align_corners)
 
 
 def mirrored(x, axes):
@@ -51,28 +47,32 @@ def test_what_arithmetic_adds_to_a_side_is_no_further_multiple():
     assert rounded(353, 32) == 384
 
 
+@pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("mirrors", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize(("scales", "multiple"), [((1.0,), 1), ((1.0,), 8), ((0.5, 1.0, 1.75), 4), ((0.3, 1.25), 1)])
-def test_the_mean_over_sizes_and_mirror_images_is_that_of_a_loop(scales, multiple, mirrors):
+def test_the_mean_over_sizes_and_mirror_images_is_that_of_a_loop(scales, multiple, mirrors, corners):
     image, sizes, parts = pictures(2, 3, 22, 30), [], []
 
     def forward(seen):
         sizes.append(tuple(seen.shape[2:]))
         return COARSE(seen)
 
-    found = probabilities(forward, image, scales=scales, mirrors=mirrors, multiple=multiple)
+    found = probabilities(forward, image, scales=scales, mirrors=mirrors, multiple=multiple, align_corners=corners)
     assert found.shape == (2, 4, 22, 30) and found.dtype == torch.float32
     expected = []
     for scale in scales:
         size = tuple(int(np.ceil(round(side * scale) / multiple)) * multiple for side in (22, 30))
         for axes in subsets(mirrors):
             expected.append(size)
-            seen = bilinear(image, size)
-            parts.append(mirrored(softmax(COARSE(mirrored(seen, axes)), (22, 30)), axes))
+            scores = COARSE(mirrored(bilinear(image, size, corners), axes))
+            # The networks of the public implementation enlarge their scores to what they saw, by its borders.
+            scores = bilinear(scores, size) if corners else scores
+            parts.append(mirrored(bilinear(scores, (22, 30), corners).softmax(1), axes))
     assert sizes == expected
     torch.testing.assert_close(found, torch.stack(parts).mean(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("mirrors", [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize(
     ("scales", "window", "starts"),
@@ -84,12 +84,13 @@ def test_the_mean_over_sizes_and_mirror_images_is_that_of_a_loop(scales, multipl
         ((1.0, 0.5), (32, 30), ([0], [0])),
     ],
 )
-def test_windows_are_averaged_as_a_loop_over_them_does(scales, window, starts, mirrors):
+def test_windows_are_averaged_as_a_loop_over_them_does(scales, window, starts, mirrors, corners):
     image, parts = pictures(2, 3, 32, 30, seed=1), []
-    found = probabilities(COARSE, image, scales=scales, window=window, mirrors=mirrors, batch_size=3)
+    settings = {"scales": scales, "window": window, "mirrors": mirrors, "batch_size": 3}
+    found = probabilities(COARSE, image, **settings, align_corners=corners)
     for scale in scales:
         size = round(32 * scale), round(30 * scale)
-        seen = bilinear(image, size) if scale != 1 else image
+        seen = bilinear(image, size, corners) if scale != 1 else image
         low = [max(0, w - s) // 2 for w, s in zip(window, size, strict=True)]
         room = torch.zeros(2, 3, *(max(w, s) for w, s in zip(window, size, strict=True)))
         room[:, :, low[0] : low[0] + size[0], low[1] : low[1] + size[1]] = seen
@@ -97,11 +98,11 @@ def test_windows_are_averaged_as_a_loop_over_them_does(scales, window, starts, m
         for y, x in itertools.product(*starts):
             here = (slice(None), slice(None), slice(y, y + window[0]), slice(x, x + window[1]))
             for axes in subsets(mirrors):
-                total[here] += mirrored(softmax(COARSE(mirrored(room[here], axes)), window), axes)
+                total[here] += mirrored(bilinear(COARSE(mirrored(room[here], axes)), window).softmax(1), axes)
                 count[here[2:]] += 1
         assert (count > 0).all()
         total = (total / count)[:, :, low[0] : low[0] + size[0], low[1] : low[1] + size[1]]
-        parts.append(bilinear(total, (32, 30)))
+        parts.append(bilinear(total, (32, 30), corners))
     torch.testing.assert_close(found, torch.stack(parts).mean(0), rtol=1e-4, atol=1e-6)
 
 

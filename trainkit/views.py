@@ -2,6 +2,10 @@
 
 As BiSeNet is evaluated (facts of the public implementation: sizes 0.5 to 1.75, the mirror image, windows whose stride
 is two thirds of their side, softmax before any mean). Where windows overlap their mean is taken.
+
+Pixels are seen as squares whose centres lie at (i + 1/2). The public implementation does so within its networks, but
+lays the centres of the outermost pixels on each other (`align_corners`) where it brings a picture to another size and
+what was found back; it enlarges scores to the size of what the network saw first.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ def probabilities(
     window: Sequence[int] = (0, 0),
     multiple: int = 1,
     batch_size: int = 4,
+    align_corners: bool = False,
 ) -> Tensor:
     """Class probabilities, float32 (B, classes, H, W), of pictures (B, channels, H, W): a mean over `scales`.
 
@@ -52,23 +57,33 @@ def probabilities(
     total = None
     for scale in scales:
         if window[0]:
-            found = _through_windows(forward, image, scale, mirrors, window, multiple, batch_size)
+            found = _through_windows(forward, image, scale, mirrors, window, multiple, batch_size, align_corners)
         else:
-            found = _whole(forward, image, scale, mirrors, multiple)
+            found = _whole(forward, image, scale, mirrors, multiple, align_corners)
         total = found if total is None else total.add_(found)
     return total.div_(len(scales))
 
 
+def brought_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
+    """Class scores (B, C, *size), float32 or wider, of pictures that a network saw at the size `seen`."""
+    return resized(resized(scores, seen) if align_corners else scores, size, align_corners)
+
+
 def _whole(
-    forward: Callable[[Tensor], Tensor], image: Tensor, scale: float, mirrors: Sequence[bool], multiple: int
+    forward: Callable[[Tensor], Tensor],
+    image: Tensor,
+    scale: float,
+    mirrors: Sequence[bool],
+    multiple: int,
+    align_corners: bool,
 ) -> Tensor:
     size = image.shape[2:]
-    seen = _resized(image, [rounded(length * scale, multiple) for length in size])
+    seen = _resized(image, [rounded(length * scale, multiple) for length in size], align_corners)
     total, flips = None, _flips(mirrors)
     for flip in flips:
         scores = forward(seen.flip(flip) if flip else seen)
         # Turned back while it is small.
-        part = resized(scores.flip(flip) if flip else scores, size).softmax(1)
+        part = brought_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
         total = part if total is None else total.add_(part)
     return total.div_(len(flips))
 
@@ -81,9 +96,10 @@ def _through_windows(
     window: Sequence[int],
     multiple: int,
     batch_size: int,
+    align_corners: bool,
 ) -> Tensor:
     size = image.shape[2:]
-    seen = _resized(image, [max(1, round(length * scale)) for length in size])
+    seen = _resized(image, [max(1, round(length * scale)) for length in size], align_corners)
     window = [rounded(side, multiple) for side in window]
     found = [
         sliding(
@@ -98,15 +114,15 @@ def _through_windows(
         )
         for picture in seen
     ]
-    return torch.stack([resized(part[None], size)[0] for part in found])
+    return torch.stack([resized(part[None], size, align_corners)[0] for part in found])
 
 
 def _flips(mirrors: Sequence[bool]) -> list[list[int]]:
     return list(combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
 
 
-def _resized(image: Tensor, size: Sequence[int]) -> Tensor:
+def _resized(image: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
     """Pictures as `resized` scores, in their own precision."""
     if image.shape[2:] == torch.Size(size):
         return image
-    return F.interpolate(image, tuple(size), mode="bilinear", align_corners=False)
+    return F.interpolate(image, tuple(size), mode="bilinear", align_corners=align_corners)

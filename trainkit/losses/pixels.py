@@ -169,12 +169,12 @@ def over(part: Tensor, whole: Tensor) -> Tensor:
     return part.sum() / whole.sum().clamp_min(torch.finfo(part.dtype).tiny)
 
 
-def resized(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """Class scores (B, C, *size), bilinear (`align_corners=False`), in float32 or wider whatever they came in."""
+def resized(logits: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
+    """Class scores (B, C, *size), bilinear, in float32 or wider whatever they came in."""
     logits = at_least_float32(logits)
     if logits.shape[2:] == torch.Size(size):
         return logits
-    return F.interpolate(logits, tuple(size), mode="bilinear", align_corners=False)
+    return F.interpolate(logits, tuple(size), mode="bilinear", align_corners=align_corners)
 
 
 @torch.no_grad()

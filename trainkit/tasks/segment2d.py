@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainkit import metrics, views
 from trainkit.errors import UserError
-from trainkit.losses.pixels import PixelLoss, looked_up, over, resized
+from trainkit.losses.pixels import PixelLoss, looked_up, over
 from trainkit.losses.segmentation import nearest
 from trainkit.metrics import boundaries, scenes
 from trainkit.models import segmenter
@@ -43,6 +43,9 @@ class Segment2d:
     """By how much of the picture's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
     window_batch: int = 4
     """Windows at once, where pictures are seen through windows."""
+    align_corners: bool = False
+    """Whether a picture that is seen at another size, and what is found in it, are resized with the centres of their
+    outermost pixels on each other, as in evaluations of the public BiSeNet; else with their borders."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.aux_weight < float("inf"):
@@ -155,6 +158,7 @@ class Segment2d:
             window=window,
             multiple=self._multiple,
             batch_size=self.window_batch,
+            align_corners=self.align_corners,
         )
 
     def score(self, rows: Rows, split: Split) -> Scores:
@@ -167,15 +171,17 @@ class Segment2d:
         It maps RGB pixels 0 .. 255, float (B, 3, H, W), to logits (B, classes, H, W): what `probabilities` of one
         scale takes the softmax of. `mean` and `std` are those of the data, of pixels 0 to 1.
         """
-        return Deployable(net, mean, std, self._multiple).eval()
+        return Deployable(net, mean, std, self._multiple, self.align_corners).eval()
 
 
 class Deployable(nn.Module):
     """Pixels to class scores: normalises, brings sides up to multiples, and scores back to the size of the picture."""
 
-    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], multiple: int):
+    def __init__(
+        self, net: nn.Module, mean: Sequence[float], std: Sequence[float], multiple: int, align_corners: bool = False
+    ):
         super().__init__()
-        self.net, self.multiple = net, multiple
+        self.net, self.multiple, self.align_corners = net, multiple, align_corners
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
 
@@ -186,8 +192,8 @@ class Deployable(nn.Module):
         # Of numbers from 0 alone: exported, a division of negative ones is rounded towards 0.
         size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
         if size != [height, width]:
-            image = F.interpolate(image, size, mode="bilinear", align_corners=False)
-        return resized(self.net(image)["logits"][0], (height, width))
+            image = F.interpolate(image, size, mode="bilinear", align_corners=self.align_corners)
+        return views.brought_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
 
 
 def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
