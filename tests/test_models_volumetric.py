@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ UNET = UNetSpec(name="unet", filters=[4, 8, 12])
 DYNUNET = DynUNetSpec(name="dynunet", filters=[4, 8, 12, 16])
 SEGRESNET = SegResNetSpec(name="segresnet", filters=4, blocks=[1, 2, 2])
 SLICES = SlicesSpec(name="slices", encoder="tu-test_resnet", decoder="unet", filters=[16, 8, 8])
+ACTIVATIONS = {"paper": torch.nn.ReLU, "code": torch.nn.ReLU6}
 EMCAD = EmcadSpec(name="emcad", encoder="test_convnext")
 
 # Kernels and strides
@@ -177,6 +179,26 @@ def test_the_decoder_has_as_many_parameters_as_published():
     assert round(count / 1e6, 2) == 1.91
 
 
+def test_the_decoder_of_the_published_code_shares_one_spatial_attention_and_starts_from_small_weights():
+    torch.manual_seed(0)
+    paper, code = (emcad.Decoder([12, 8, 4], form=form) for form in ("paper", "code"))
+    size = {name: p.numel() for name, p in paper.named_parameters()}
+    shared = {name: p.numel() for name, p in code.named_parameters()}
+    gone = {f"refine.{level}.1.conv.weight" for level in (1, 2)}
+    assert set(size) - set(shared) == gone and size == shared | dict.fromkeys(gone, 98)
+    seen = []
+    code.refine[0][1].register_forward_hook(lambda module, given, out: seen.append(tuple(given[0].shape)))
+    code([torch.randn(2, c, 4 * 2**i, 3 * 2**i) for i, c in enumerate([12, 8, 4])])
+    assert seen == [(2, 12, 4, 3), (2, 8, 8, 6), (2, 4, 16, 12)]
+    convolved = [m for m in emcad.Decoder([64, 32, 16], form="code").modules() if isinstance(m, torch.nn.Conv2d)]
+    every = torch.cat([m.weight.flatten() for m in convolved])
+    assert every.std().item() == pytest.approx(0.02, rel=0.05) and abs(every.mean().item()) < 1e-3
+    assert not any(m.bias.any() for m in convolved if m.bias is not None)
+    for form, decoder in (("paper", paper), ("code", code)):
+        found = {type(m) for part in (*decoder.up, *decoder.gate) for m in part.modules() if "ReLU" in type(m).__name__}
+        assert found == {ACTIVATIONS[form]}
+
+
 def test_channels_are_shuffled_as_a_table_is_read_by_columns():
     x = torch.arange(12.0).view(1, 12, 1, 1)
     assert emcad.shuffle(x, 3).flatten().tolist() == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
@@ -283,6 +305,7 @@ def test_emcad_maps_patches_to_scores():
     contract(
         EmcadSpec(name="emcad", encoder="test_resnet", neighbours=1, drop_path=0.1), Meta(3, (1, 3, 32, 32), "x"), 4
     )
+    contract(replace(EMCAD, form="code"), Meta(3, (1, 2, 32, 32), "x"), 4)
 
 
 def test_an_encoder_starts_from_the_weights_of_timms_classifier(tmp_path):

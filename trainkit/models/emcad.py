@@ -3,6 +3,8 @@
 Rahman, Munir, Marculescu, "EMCAD: Efficient Multi-scale Convolutional Attention Decoding for Medical Image
 Segmentation" (CVPR 2024, arXiv 2405.06880), written from the paper: with maps of 512, 320, 128 and 64 channels
 (PVTv2-B2; Wang et al., 2022) and kernels of 1, 3 and 5 the decoder has 1.91 million parameters, as published.
+
+The published training code differs from the paper in the decoder; these facts of it are in `Form`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ from trainkit.task import Meta
 
 STRIDES = (4, 8, 16, 32)
 """Of the four maps of the encoder, finest first."""
+Form = Literal["paper", "code"]
+"""The decoder as the paper describes it: a spatial attention at each level, ReLU where maps are enlarged and gated, and
+PyTorch's first weights. Or as the published code trains it: one spatial attention for all levels, ReLU6 there, and all
+convolutions with first weights from a normal distribution of deviation 0.02 and biases 0."""
 
 
 @dataclass(kw_only=True)
@@ -39,6 +45,9 @@ class EmcadSpec:
     """Of the depth-wise convolutions that run beside each other."""
     expansion: int = 2
     """Channels between the two 1x1 convolutions of a block, per channel of its map."""
+    form: Form = "paper"
+    """The decoder of the paper, or that of the published code: one spatial attention for all levels in place of one at
+    each, ReLU6 in place of ReLU where maps are enlarged and gated, and first weights of deviation 0.02."""
     neighbours: int = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
@@ -121,8 +130,9 @@ class Attention(nn.Sequential):
 class Gate(nn.Module):
     """LGAG: what the encoder passes on, gated by both sides through grouped 3x3 convolutions."""
 
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, activation: type[nn.Module] = nn.ReLU):
         super().__init__()
+        self.activation = activation()
         hidden = max(1, channels // 2)
         groups = hidden if channels % hidden == 0 else 1
 
@@ -134,18 +144,18 @@ class Gate(nn.Module):
 
     def forward(self, coarse: Tensor, passed: Tensor) -> Tensor:
         """`passed` (N, C, H, W), gated; `coarse` has the same shape."""
-        return passed * self.judge(F.relu(self.coarse(coarse) + self.passed(passed)))
+        return passed * self.judge(self.activation(self.coarse(coarse) + self.passed(passed)))
 
 
 class Up(nn.Sequential):
     """EUCB: enlarged twice, a depth-wise 3x3 convolution, a 1x1 convolution to the channels of the finer level."""
 
-    def __init__(self, before: int, after: int):
+    def __init__(self, before: int, after: int, activation: type[nn.Module] = nn.ReLU):
         super().__init__(
             nn.Upsample(scale_factor=2),
             nn.Conv2d(before, before, 3, padding=1, groups=before, bias=False),
             nn.BatchNorm2d(before),
-            nn.ReLU(),
+            activation(),
             nn.Conv2d(before, after, 1),
         )
 
@@ -153,18 +163,32 @@ class Up(nn.Sequential):
 class Decoder(nn.Module):
     """From maps of `channels`, coarsest first, each twice the size of the one before, to as many refined ones."""
 
-    def __init__(self, channels: Sequence[int], kernels: Sequence[int] = (1, 3, 5), expansion: int = 2):
+    def __init__(
+        self, channels: Sequence[int], kernels: Sequence[int] = (1, 3, 5), expansion: int = 2, form: Form = "paper"
+    ):
         super().__init__()
+        activation = nn.ReLU if form == "paper" else nn.ReLU6
         self.refine = nn.ModuleList(Attention(c, kernels, expansion) for c in channels)
-        self.up = nn.ModuleList(Up(a, b) for a, b in pairwise(channels))
-        self.gate = nn.ModuleList(Gate(c) for c in channels[1:])
+        self.up = nn.ModuleList(Up(a, b, activation) for a, b in pairwise(channels))
+        self.gate = nn.ModuleList(Gate(c, activation) for c in channels[1:])
+        self.shared = form == "code"
+        if form == "code":
+            for refine in self.refine[1:]:
+                refine[1] = nn.Identity()
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d):
+                    nn.init.normal_(module.weight, std=0.02)
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Maps (N, C, H, W), coarsest first."""
         out = [self.refine[0](maps[0])]
         for up, gate, refine, passed in zip(self.up, self.gate, self.refine[1:], maps[1:], strict=True):
             x = up(out[-1])
-            out.append(refine(x + gate(x, passed)))
+            channels, places, scales = refine
+            places = self.refine[0][1] if self.shared else places
+            out.append(scales(places(channels(x + gate(x, passed)))))
         return out
 
 
@@ -174,10 +198,10 @@ class Emcad(nn.Module):
     All are enlarged to the size of the picture, for the loss adds them up.
     """
 
-    def __init__(self, encoder: nn.Module, classes: int, kernels: Sequence[int], expansion: int):
+    def __init__(self, encoder: nn.Module, classes: int, kernels: Sequence[int], expansion: int, form: Form = "paper"):
         super().__init__()
         channels = encoder.feature_info.channels()[::-1]
-        self.encoder, self.decoder = encoder, Decoder(channels, kernels, expansion)
+        self.encoder, self.decoder = encoder, Decoder(channels, kernels, expansion, form)
         self.heads = nn.ModuleList(nn.Conv2d(c, classes, 1) for c in channels)
         self.last = getattr(encoder, "output_fmt", None) == "NHWC"
 
@@ -212,7 +236,7 @@ def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         wanted = f"a network with maps at strides {', '.join(map(str, STRIDES))}"
         raise UserError("task.net.encoder", f"{spec.encoder}: {reason}"[:300], wanted) from error
-    made = Slices(Emcad(encoder, meta.classes, spec.kernels, spec.expansion), spec.neighbours)
+    made = Slices(Emcad(encoder, meta.classes, spec.kernels, spec.expansion, spec.form), spec.neighbours)
     probe(made, meta, spec.encoder)
     decoder = sum(p.numel() for p in made.net.decoder.parameters())
     about = f"{spec.encoder} with kernels {by(spec.kernels)}, {about_slices(spec.neighbours, STRIDES[-1])}"
