@@ -1,12 +1,19 @@
 """Unusual and bad pictures and sets, as a recipe meets them: read right, or refused by file and row."""
 
+import io
+import os
+import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from trainkit.data import hashed
+from trainkit.data import hashed, importing, pictures
+from trainkit.data.faces import Faces
 from trainkit.data.images import Images
 from trainkit.errors import UserError
 
@@ -95,6 +102,116 @@ def test_damaged_and_empty_files_are_named_all_at_once(root):
     assert "3 unusable pictures" in str(error.value)
 
 
+def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
+    (root / "cat" / "gone.png").symlink_to("nowhere.png")
+    (root / "cat" / "round.png").symlink_to("round.png")
+    (root / "dog" / "folder.png").mkdir()
+    noise(7).save(root / "dog" / "folder.png" / "0.png")
+    os.mkfifo(root / "dog" / "pipe.JPG")
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(str(root / "dog" / "socket.png"))
+    bound.close()
+    for data in (Images(train=str(root), image_size=SIZE), Faces(train=str(root), image_size=SIZE)):
+        with pytest.raises(UserError) as error:
+            data.open(0)
+        assert str(error.value).splitlines()[:-1] == [
+            f"{root}: 5 unusable pictures:",
+            f"  {root}/cat/gone.png: a link that leads nowhere; expected a picture file",
+            f"  {root}/cat/round.png: cannot be read (Too many levels of symbolic links); expected a picture file",
+            f"  {root}/dog/folder.png: a folder; expected a picture file",
+            f"  {root}/dog/pipe.JPG: a named pipe; expected a picture file",
+            f"  {root}/dog/socket.png: a socket; expected a picture file",
+        ]
+    report = importing.import_pictures(root, tmp_path / "out", size=(SIZE, SIZE), damaged="skip")
+    assert (report.rows, len([note for note in report.notes if note.startswith("skipped: ")])) == (6, 5)
+
+
+def test_of_many_damaged_files_the_first_are_named_and_all_are_counted(root):
+    for k in range(30):
+        (root / "dog" / f"x{k:02}.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"30 unusable pictures:(\n  .*/x\d\d\.png: 0 bytes.*){20}\n  and 10 more\n"):
+        opened(root)
+
+
+def test_a_set_of_damaged_files_is_not_read_to_its_end(root, monkeypatch):
+    monkeypatch.setattr(importing, "_COUNTED", 25)
+    for k in range(30):
+        (root / "dog" / f"x{k:02}.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"25 unusable pictures or more:(\n  .*){20}\n  and 5 more\n"):
+        opened(root)
+
+
+NAMES = {b"caf\xe9": r"caf\xe9", b"two\nlines": r"two\x0alines", "c1\x85".encode(): r"c1\u0085"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", [b"%s/0.png", b"cat/%s.png", b"cat/%s/0.png"])
+def test_names_that_no_table_could_hold_are_refused_before_anything_is_read(root, name, where, monkeypatch):
+    monkeypatch.setattr(pictures, "read", None)
+    file = os.fsencode(root) + b"/" + where % name
+    os.makedirs(os.path.dirname(file), exist_ok=True)
+    shutil.copy(root / "cat" / "0.png", file)
+    shown = (where % NAMES[name].encode()).decode().removesuffix("/0.png")
+    faces = where.count(b"/") == 1
+    for block in (Images, Faces) if faces else (Images,):
+        with pytest.raises(UserError) as error:
+            block(train=str(root), image_size=SIZE).open(0)
+        assert str(error.value).splitlines()[:2] == [
+            f"{root}: 1 name not in UTF-8, or with control characters:",
+            f"  {shown}",
+        ]
+        assert "rename" in error.value.remedy
+
+
+def test_names_in_any_script_stay_as_they_are(tmp_path):
+    names = ("猫", "a b\u3000c", "naïve, \"'=#", "👩\u200d🚀", "می\u200cخواهم")
+    root = two_classes(tmp_path / "set", names=names)
+    assert opened(root).train.names == tuple(sorted(names))
+
+
+def test_a_set_that_was_packed_with_such_names_is_refused(root):
+    split = opened(root).train
+    file = split.packed.path / "names.json"
+    file.write_text('["caf\\udce9", "dog"]')
+    with pytest.raises(UserError, match=r"1 name not in UTF-8.*\n  caf\\xe9\n.*import the set again"):
+        _ = split.packed.class_names
+
+
+def test_names_of_classes_in_a_table_are_held_to_the_same(tmp_path):
+    encoded = io.BytesIO()
+    noise(1).save(encoded, "png")
+    table = pa.table({"label": ["cat", "two\nlines"], "image": [encoded.getvalue()] * 2})
+    pq.write_table(table, tmp_path / "set.parquet")
+    with pytest.raises(UserError, match=r"row 1.*1 name not in UTF-8, or with control characters:\n  two\\x0alines"):
+        opened(tmp_path / "set.parquet")
+
+
+def test_folders_without_pictures_are_named_in_every_run(root, caplog):
+    (root / "cow" / "young").mkdir(parents=True)
+    (root / "dog" / "small").mkdir()
+    (root / "dog" / "small" / "notes.txt").write_text("none yet")
+    (root / ".git").mkdir()
+    noise(9).save(root / "title.png")
+    for _ in range(2):
+        caplog.clear()
+        opened(root)
+        assert f"{root}: left out: 2 folders without pictures: cow, dog/small" in caplog.messages
+        assert f"{root}: left out: 1 picture in no folder of a class: title.png" in caplog.messages
+
+
+def test_of_faces_what_lies_deeper_is_named(root, caplog):
+    (root / "dog" / "2020").mkdir()
+    (root / "dog" / "2020" / "more").mkdir()
+    (root / "eve").mkdir()
+    noise(9).save(root / "dog" / "2020" / "9.png")
+    Faces(train=str(root), image_size=SIZE).open(0)
+    said = [message.removeprefix(f"{root}: left out: ") for message in caplog.messages if "left out" in message]
+    assert said == [
+        f"1 picture in folders within those of classes: {root}/dog/2020/9.png",
+        "1 folder without pictures: eve",
+    ]
+
+
 def test_a_row_that_was_damaged_after_packing_is_named(root, monkeypatch):
     split = opened(root).train
     monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
@@ -138,8 +255,6 @@ def test_a_picture_that_names_no_group_is_named(root):
 
 
 def test_an_evaluation_set_of_pairs_is_no_set_of_classes(root, tmp_path):
-    from trainkit.data import importing
-
     (root / "pairs.csv").write_text("path_a,path_b,same\ncat/0.png,cat/1.png,1\ncat/0.png,dog/0.png,0\n")
     importing.import_evaluation(root / "pairs.csv", tmp_path / "pairs", image_size=SIZE)
     with pytest.raises(UserError, match="an evaluation set; expected a set with classes"):

@@ -176,6 +176,19 @@ def test_names_that_others_chose_order_a_terminal_nothing(tmp_path, caplog, monk
         logging.getLogger("any.library").warning("class %s", ORDERS)
     assert r"class \x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp" in caplog.text
     assert errors.visible("Zoë\t名\n→ 1 µs") == "Zoë\t名\n→ 1 µs"
+    assert errors.visible(os.fsdecode(b"caf\xe9")) == r"caf\udce9"
+
+
+def test_a_set_with_a_name_that_is_not_utf8_is_refused_wherever_it_lies(tmp_path):
+    home = tmp_path / os.fsdecode(b"caf\xe9")
+    people(home / "faces")
+    out = tmp_path / "out"
+    said = ask("data", "import", str(home / "faces"), str(out), "--image-size", "16")
+    assert "6 pictures of 2 people" in said
+    (home / "faces" / "ben").rename(home / "faces" / os.fsdecode(b"bj\xf6rn"))
+    for words in ([], ["--size", "16x16"]):
+        said = ask("data", "import", str(home / "faces"), str(tmp_path / "other"), *words, code=errors.EXIT_CODE)
+        assert "/faces: 1 name not in UTF-8, or with control characters:\n  bj\\xf6rn\nexpected" in said, said
 
 
 def test_nothing_prints_past_that():

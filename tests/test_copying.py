@@ -273,7 +273,8 @@ def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_writ
     assert "pictures of 1 class (across); expected a folder for each of two classes" in said
     (here / "patterns" / "other").mkdir()
     (here / "patterns" / "other" / "a.heic").write_bytes(b"")
-    assert "pictures of 1 class (across); 1 file (1 .heic) that are not read" in refused("convnext", "patterns")
+    said = refused("convnext", "patterns")
+    assert "(across); 1 folder without pictures: other; 1 file (1 .heic) that are not read" in said
     (here / "patterns" / "across" / "000.png").write_bytes(b"no picture")
     (here / "down").rename(here / "patterns" / "down")
     assert "patterns/across/000.png: " in refused("convnext", "patterns")
@@ -353,7 +354,7 @@ def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_
 
 def test_classes_may_be_called_anything_that_a_folder_may(here):
     stripes(here / "patterns", 6, 1)
-    for old, new in (("across", "a\tb # <- c"), ("down", "line\nbreak"), ("slanted", "blüte {x: [1]")):
+    for old, new in (("across", "a  b # <- c"), ("down", "- 'x': \"y\""), ("slanted", "blüte {x: [1]")):
         (here / "patterns" / old).rename(here / "patterns" / new)
     recipe, copied = fitted("convnext", "patterns")
     assert recipe.name == "mine" and copied.seen[0].count("blüte") == 1

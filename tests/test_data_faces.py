@@ -306,6 +306,13 @@ def test_a_bad_line_of_pairs_is_named(tmp_path, lines, words):
         importing.import_evaluation(file, tmp_path / "out", image_size=SIZE)
 
 
+def test_a_pipe_that_pairs_name_is_not_waited_for(tmp_path):
+    root = people(tmp_path / "p")
+    os.mkfifo(root / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png.*: a named pipe; expected a picture file"):
+        importing.import_evaluation(csv_of(root, ["anna/0.png,pipe.png,1"]), tmp_path / "out", image_size=SIZE)
+
+
 def test_a_link_out_of_the_folder_is_refused(tmp_path):
     root = people(tmp_path / "p")
     (root / "link.png").symlink_to("/etc/passwd")

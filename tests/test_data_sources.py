@@ -225,7 +225,7 @@ def test_open_eyes_alone_are_still_called_open(tmp_path):
 )
 def test_a_picture_that_is_not_of_mrl_eye_is_named(tmp_path, name):
     root = put(mrl(tmp_path / "eyes"), name)
-    with pytest.raises(UserError, match=f"{Path(name).name}: no picture of MRL Eye"):
+    with pytest.raises(UserError, match=f"1 picture not named as those of MRL Eye:\n  {name}\n"):
         importing.import_pictures(root, tmp_path / "out", size=(6, 10), damaged="skip")
 
 

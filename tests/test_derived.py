@@ -171,7 +171,8 @@ def test_mistakes_name_the_file(cache, tmp_path):
     with pytest.raises(UserError, match=r"ann/2\.png.*cannot be decoded"):
         derived.folder(source)
     Image.fromarray(photograph(1, 12, 40)).save(source / "ann" / "2.png")
-    with pytest.raises(UserError, match=r"ann/2\.png.*40 x 12 pixels"):
+    (source / "ann" / "3.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"2 unusable pictures:\n.*ann/2\.png.*40 x 12 pixels.*\n.*ann/3\.png: 0 bytes"):
         derived.folder(source)
     assert not [p for p in cache.iterdir() if p.is_dir()]  # nothing is left of what failed
 

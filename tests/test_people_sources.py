@@ -181,6 +181,7 @@ GOOD = ("a.png", "p", "c", "rgb", "")
         (("b\n.png", "p", "c", "rgb", ""), "a path in one line"),
         (("index.csv", "p", "c", "rgb", ""), "index.csv is no picture"),
         (("b.png", "p\nq", "c", "rgb", ""), "a name in one line"),
+        (("b.png", "p", "c\x85d", "rgb", ""), "1 name not in UTF-8, or with control characters:\n  c\\u0085d\n"),
         (("b.png", "p", "c", "rgb"), "4 cells"),
         (("b.png", "p", "c", "rgb", "", ""), "6 cells"),
         (("", "p", "c", "text", "w" * 10_001), "a caption of 10001 characters"),

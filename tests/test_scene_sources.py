@@ -12,7 +12,7 @@ import pytest
 import scenes
 from PIL import Image
 
-from trainkit.data import packing, pictures, scene_labels, scene_sources
+from trainkit.data import packed_masks, packing, pictures, scene_labels, scene_sources
 from trainkit.data.scene_files import classes_of, picture_shape
 from trainkit.data.scene_labels import from_palette, numbered
 from trainkit.data.scene_sources import open_scenes
@@ -155,16 +155,42 @@ def test_what_fits_no_other_is_counted_and_named(tmp_path):
         open_scenes(str(tmp_path))
 
 
-def test_names_that_cannot_be_printed_are_escaped(tmp_path):
+def test_names_that_no_table_could_hold_are_refused(tmp_path):
     scenes.folders(tmp_path, splits=())
     for kind, suffix in (("images", b".jpg"), ("masks", b".png")):
         os.rename(tmp_path / kind / f"p000{suffix.decode()}", os.fsencode(tmp_path / kind) + b"/\xffa\n" + suffix)
-    os.rename(tmp_path / "masks" / "p001.png", os.fsencode(tmp_path / "masks") + b"/\xfe.png")
+    with pytest.raises(UserError) as error:
+        open_scenes(str(tmp_path))
+    assert str(error.value).splitlines()[:2] == [
+        f"{tmp_path}/images: 1 name not in UTF-8, or with control characters:",
+        r"  \xffa\x0a.jpg",
+    ]
+
+
+def test_what_is_no_picture_may_have_any_name(tmp_path):
+    scenes.folders(tmp_path, splits=())
+    (tmp_path / "masks" / os.fsdecode(b"\xff.txt")).write_text("notes")
+    assert open_scenes(str(tmp_path)).left_out == (r"1 file that is no picture: \xff.txt",)
+
+
+@pytest.mark.parametrize("kind", ["nowhere", "folder", "pipe"])
+def test_a_picture_and_a_mask_that_are_no_files_are_refused_by_name(tmp_path, kind, cache):
+    scenes.folders(tmp_path, splits=())
+    for file in (tmp_path / "images" / "p001.jpg", tmp_path / "masks" / "p002.png"):
+        file.unlink()
+        if kind == "nowhere":
+            file.symlink_to("nowhere")
+        elif kind == "folder":
+            file.mkdir()
+        else:
+            os.mkfifo(file)
     source = open_scenes(str(tmp_path))
-    assert source.ids() == ["p002.jpg", "p003.jpg", "\\udcffa\\n.jpg"]
-    assert source.left_out[1] == "1 mask without a picture: \\udcfe.png"
-    assert (classes_of(source.scenes[2], LABELS) == drawn(0, 0)).all()
-    assert source.scenes[2].where == f"{tmp_path}/images/\\udcffa\\n.jpg"
+    assert len(source) == 4 and not source.left_out
+    said = {"nowhere": "a link that leads nowhere", "folder": "a folder", "pipe": "a named pipe"}[kind]
+    with pytest.raises(UserError) as error:
+        packed_masks.pack_masks_once(source, LABELS, None)
+    for name in ("images/p001.jpg", "masks/p002.png"):
+        assert f"{tmp_path}/{name}: {said}; expected a picture file" in str(error.value)
 
 
 def test_two_pictures_of_one_name_are_refused(tmp_path):

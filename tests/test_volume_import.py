@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from scans import affine, put, put_case, put_set, volume
 
 from trainkit import cli
-from trainkit.data import hashed, nifti, packed_volumes, volume_import, volume_prepare, volume_report, volume_sources
+from trainkit.data import (
+    folders,
+    hashed,
+    nifti,
+    packed_volumes,
+    volume_import,
+    volume_prepare,
+    volume_report,
+    volume_sources,
+)
 from trainkit.data.packed_volumes import PackedVolumes
 from trainkit.data.volume_prepare import Preparation
 from trainkit.errors import UserError
@@ -70,6 +79,18 @@ def test_a_resampled_set_keeps_what_was_annotated(files, tmp_path):
     same = PackedVolumes(plain.out)
     assert (same.fingerprints() == data.fingerprints()).all()
     assert "resampled to 2 x 1 x 1 mm (12 x 15 x 12 voxels in the median)" in "\n".join(report.lines())
+
+
+def test_a_set_that_was_packed_with_names_that_no_table_could_hold_is_refused(tmp_path, monkeypatch):
+    for number, name in enumerate(("a", "caf\udce9")):
+        put_case(tmp_path / "scans", name, *volume(number))
+    with pytest.raises(UserError, match=r"1 name not in UTF-8, or with control characters:\n  caf\\xe9\n"):
+        volume_import.import_volumes(tmp_path / "scans", tmp_path / "set")
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "check_names", lambda *_: None)
+        volume_import.import_volumes(tmp_path / "scans", tmp_path / "set")
+    with pytest.raises(UserError, match=r"cases\.json: 1 name not .*\n  caf\\xe9\n.*import the set again"):
+        PackedVolumes(tmp_path / "set")
 
 
 def test_axes_follow_the_slices_and_can_be_asked_for(tmp_path):

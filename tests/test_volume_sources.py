@@ -347,10 +347,24 @@ def test_a_cell_of_several_lines_is_one_cell(tom500):
     assert notes == {"1": "a\nb", "20": "c\u2028d", "3": "e"}
 
 
+def test_volumes_whose_names_no_table_could_hold_are_refused(tom500):
+    for part in ("image", "label"):
+        volume(tom500 / "train" / part / os.fsdecode(b"\xff.nii"))
+        volume(tom500 / "train" / part / "two\nlines.nii")
+    said = refused(f"{tom500}#train")
+    assert "2 names not in UTF-8, or with control characters:" in said
+    assert said.splitlines()[1:3] == [r"  two\x0alines", r"  \xff"]
+
+
+def test_a_folder_called_as_a_volume_is_named(tom500):
+    (tom500 / "train" / "image" / "30.nii.gz").mkdir()
+    assert open_volumes(f"{tom500}#train").left_out == ("image/30.nii.gz: not a file",)
+
+
 def test_names_of_files_that_are_not_utf8_can_be_printed(tom500):
     volume(tom500 / "train" / "image" / os.fsdecode(b"\xff.nii"))
     (text,) = open_volumes(f"{tom500}#train").left_out
-    assert text.encode() == b"image/\\udcff.nii: an image without a label map"
+    assert text == "image/\\xff.nii: an image without a label map"
 
 
 def test_label_0_is_the_background_whatever_it_is_called(decathlon):

@@ -63,13 +63,14 @@ def of_disk(error: OSError, where: str | os.PathLike[str] = "") -> UserError | N
     return UserError(str(path), found, remedy="free some space; what was written before is intact")
 
 
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
     """Text for a terminal, which obeys what stands in it: names of files and classes are anybody's.
 
-    What begins an order to it, goes back in a line, or turns the direction of writing is shown as in Python's source.
+    What begins an order to it, goes back in a line, turns the direction of writing, or stands for a byte that is not
+    UTF-8 is shown as in Python's source.
     """
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
@@ -78,6 +79,13 @@ def few(names: Iterable[str], most: int = 5) -> str:
     """The first names and how many more there are: `a, b, c, d, e and 7 more`."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def listing(texts: Iterable[str], most: int = 20) -> str:
+    """The first texts, each on a line of its own, and how many more there are."""
+    every = list(texts)
+    lines = every[:most] + ([f"and {len(every) - most} more"] if len(every) > most else [])
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def number_of(count: int, many: str, one: str = "") -> str:

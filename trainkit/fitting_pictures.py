@@ -106,7 +106,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     data, source = recipe.data, _open(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
-        found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *_unread(source)])
+        found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
         raise UserError(train, found, "a folder for each of two classes or more: <class>/<picture>")
     fitted.put("data.train", train)
     fitted.drop("data.group", "data.hold_out", "task.class_weights")
@@ -301,9 +301,4 @@ def _said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str
     height, width = looked.median
     said = f"{train}: {looked.total} pictures of {len(counts)} {many} ({few(looked.counts, 8)}), {of_each} each"
     yield f"{said}, {height} x {width} px"
-    yield from (f"left out: {sentence}" for sentence in _unread(source))
-
-
-def _unread(source: Source) -> Iterator[str]:
-    if source.kind == "folder" and (others := pictures.others_below(Path(source.where))):
-        yield f"{pictures.counted(others)} that are not read as pictures"
+    yield from (f"left out: {sentence}" for sentence in source.left_out)

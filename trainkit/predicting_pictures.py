@@ -6,9 +6,7 @@ A picture is seen as those that the run is scored on: cut or squeezed to their s
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,17 +156,9 @@ def open_pictures(text: str) -> Source:
 
 def _below(root: Path) -> list[Path]:
     """Pictures in a folder and in those below it, in the order of their paths."""
-    files = sorted(chain(_directly_in(root), pictures.files_below(root)), key=lambda file: file.relative_to(root))
+    found = pictures.below(root)
+    files = sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
     return [file for file in files if not file.name.startswith(".")]
-
-
-def _directly_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.is_file()]
-    except OSError as error:
-        raise UserError(str(folder), f"cannot be read ({error.strerror or error})", "a folder of pictures") from None
-    return [folder / name for name in names if os.path.splitext(name)[1].lower() in pictures.SUFFIXES]
 
 
 def _plain(root: Path, files: Sequence[Path], where: str) -> Source:

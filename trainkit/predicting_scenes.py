@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from trainkit.data import pictures
+from trainkit.data import folders, pictures
 from trainkit.errors import UserError, few
 from trainkit.predicting import Begun, OnProgress, Predicted, Rebuilt, check_free, rebuilt
 from trainkit.store import RunFolder
@@ -151,12 +151,10 @@ def _of_scene(scenes: Sequence[Scene], row: int) -> tuple[bytes, str]:
 
 
 def _below(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
-    except OSError as error:
-        raise UserError(str(folder), f"cannot be read ({error.strerror or error})", "a folder of pictures") from None
-    return [folder / name for name in names if os.path.splitext(name)[1].lower() in pictures.SUFFIXES]
+    _, inner, rest = next(folders.walk(folder))
+    names = sorted(name for name in (*inner, *rest) if pictures.is_called_picture(name) and not name.startswith("."))
+    folders.check_names(str(folder), names)
+    return [folder / name for name in names]
 
 
 def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.ndarray:

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
-from trainkit.data import packing, pictures
+from trainkit.data import importing, packing, pictures
 from trainkit.data.modalities import CP, MODALITIES, NIR, RGB, SK
 from trainkit.errors import UserError
 
@@ -52,11 +52,11 @@ def folder(path: Path) -> Path:
     cache, keyed by the files of `path`. Processes that start together make it once.
 
     Raises:
-        UserError: no pictures of people there, a damaged or tiny one (naming it), or the cache cannot be written.
+        UserError: no pictures of people there, damaged or tiny ones (naming them), or the cache cannot be written.
     """
     if not path.is_dir():
         raise UserError(str(path), "no such folder", "a folder of people, <person>/<picture>.jpg")
-    files = pictures.files_below(path, nested=False)
+    files = pictures.below(path, nested=False).files
     if not files:
         raise UserError(str(path), "no pictures", "photographs of people in <person>/<picture>.jpg")
     made = packing.cache_root() / f"derived-{packing.key(['derived', VERSION, str(path.absolute())], files)}"
@@ -82,12 +82,14 @@ def _write(path: Path, files: Sequence[Path], to: Path) -> None:
     aside = to.with_name(f".{to.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        rows, people = [], {}
+        rows, people, damaged = [], {}, []
         for file in files:
             people.setdefault(file.parent.name, []).append(file)
         for person, photographs in people.items():
-            rows += _person(person, photographs, aside)
-        with open(aside / "index.csv", "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows += _person(person, photographs, aside, damaged)
+        if damaged:
+            raise importing.unusable(str(path), damaged, "mend or remove them")
+        with open(aside / "index.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("path", "person", "camera", "modality", "text"))
             writer.writerows(rows)
@@ -107,15 +109,24 @@ def _write(path: Path, files: Sequence[Path], to: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _person(person: str, photographs: Sequence[Path], to: Path) -> list[tuple[str, str, str, str, str]]:
-    """Write the pictures of a person; rows of the index, in the order of the photographs."""
+def _person(
+    person: str, photographs: Sequence[Path], to: Path, damaged: list[str]
+) -> list[tuple[str, str, str, str, str]]:
+    """Write the pictures of a person; rows of the index, in the order of the photographs.
+
+    What cannot be used is added to `damaged`, in a sentence each.
+    """
     rows, seen = [], []
     for number, (file, code) in enumerate(zip(photographs, divided(person, len(photographs)), strict=True)):
-        encoded = pictures.read(file, str(file))
-        pixels = pictures.decode(encoded, str(file))
-        if min(pixels.shape[:2]) < SMALLEST:
-            found = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
-            raise UserError(str(file), found, f"{SMALLEST} or more on each side")
+        try:
+            encoded = pictures.read(file, str(file))
+            pixels = pictures.decode(encoded, str(file))
+            if min(pixels.shape[:2]) < SMALLEST:
+                found = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
+                raise UserError(str(file), found, f"{SMALLEST} or more on each side")
+        except UserError as error:
+            damaged.append(str(error))
+            continue
         name = f"{MODALITIES[code]}/{person}/{number:03d}{file.suffix.lower() if code == RGB else '.png'}"
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         if code == RGB:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from trainkit.data import folders
 from trainkit.errors import UserError
 
 MANIFEST_LIMIT = 1 << 20
@@ -24,6 +25,7 @@ HASHED_AT_OPEN = 64 << 20
 """Largest file whose SHA-256 is compared whenever the folder is opened, in bytes."""
 
 REBUILD = "remove the folder and import the set again"
+RENAME = f"rename them in its source, {REBUILD}"
 
 
 def sha256(path: Path) -> str:
@@ -59,13 +61,14 @@ def lines(path: Path, count: int) -> list[str]:
 
 
 def listed(path: Path) -> tuple[str, ...]:
-    """The texts of a JSON file that is a list of them. Raises UserError where it is not."""
+    """The names in a JSON file that is a list of them. Raises UserError where it is not, or where tables hold none."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise unreadable(path, error) from None
     if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
         raise UserError(str(path), "no list of texts", remedy=REBUILD)
+    folders.check_names(str(path), found, RENAME)
     return tuple(found)
 
 

@@ -12,19 +12,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainkit.data import duplicates, evaluations, packed, pictures, sources
+from trainkit.data import duplicates, evaluations, folders, packed, pictures, sources
 from trainkit.data.packed import Packed, Store, Writer
 from trainkit.data.pictures import Fit
 from trainkit.data.protocols import Protocol
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, listing, number_of
 
 Progress = Callable[[int, int], None]
 """Called with (rows or cases done, those in all)."""
 
 Resize = Literal["no", "down", "any"]
 
-_NAMED = 20
+_COUNTED = 1000
+"""Unusable pictures after which a set that is to be whole is read no further."""
 _CHUNK = 64
 
 
@@ -68,12 +69,13 @@ def import_pictures(
     `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
     out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
     its rows have no class.
-    Raises UserError naming the damaged pictures by file and row, up to 20 of them.
+    Raises UserError for damaged pictures: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
     out = Path(out)
     source = source if isinstance(source, Source) else sources.open_source(source, network=True)
     if source.size == 0:
         raise UserError(source.where, "no pictures", "at least one")
+    folders.check_names(source.where, source.names or ())
     if protocol is not None and damaged == "skip":
         found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
         raise UserError(source.where, found, expected)
@@ -90,9 +92,9 @@ def import_pictures(
         for done, made in enumerate(_prepare(source, recipe), start=1):
             if isinstance(made, UserError):
                 bad.append(str(made))
-                if damaged == "fail" and len(bad) == _NAMED:
+                if damaged == "fail" and len(bad) == _COUNTED:
                     break
-            else:
+            elif damaged == "skip" or not bad:
                 record, pixels, encoded = made
                 writer.add(pixels, encoded)
                 labels.append(record.label)
@@ -102,7 +104,8 @@ def import_pictures(
             if on_progress:
                 on_progress(done, source.size)
         if bad and (damaged == "fail" or len(bad) > damaged_most * source.size):
-            _refuse(source, bad)
+            remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
+            raise unusable(source.where, bad, remedy)
         if not ids:
             raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
         if protocol is None:
@@ -119,7 +122,7 @@ def import_pictures(
             protocol=protocol,
             made_from=f"{source.kind} {Path(source.where).name}",
         )
-    notes = [f"skipped: {text}" for text in bad]
+    notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in bad]
     if renumbered:
         notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
     if size is None:
@@ -253,6 +256,7 @@ def threads() -> int:
 
 
 def _one(record: Record, recipe: _Recipe) -> _Made:
+    folders.check_names(record.where, (record.id, str(record.label), record.group or ""))
     data = pictures.read(record.data, record.where) if isinstance(record.data, Path) else record.data
     pixels = pictures.decode(data, record.where) if isinstance(data, bytes) else data
     original = pixels
@@ -270,15 +274,10 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
     return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded
 
 
-def _refuse(source: Source, bad: list[str]) -> None:
-    more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else " (or more)" if len(bad) == _NAMED else ""
-    listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
-    remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
-    raise UserError(
-        source.where,
-        f"{min(len(bad), _NAMED)}{more} unusable picture{'s' if len(bad) > 1 else ''}:{listing}\n",
-        remedy=remedy,
-    )
+def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
+    """Return what to raise about unusable pictures of a set: the first by name, and how many there are."""
+    count = f"{number_of(len(bad), 'unusable pictures', 'unusable picture')}{' or more' * (len(bad) == _COUNTED)}"
+    return UserError(where, f"{count}:{listing(bad)}\n", remedy=remedy)
 
 
 def oddities(data: Packed) -> list[str]:

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainkit.data.pictures import files_below
+from trainkit.data.pictures import below
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError
+from trainkit.errors import UserError, listing, number_of
 
 STATES = ("closed", "open")
 
@@ -28,19 +28,20 @@ def recognise(root: Path) -> Source | None:
     Taken for it when the first picture has such a name in the folder of its subject; sorted into other folders
     the same files are ordinary classes. Raises UserError at a picture that does not belong there.
     """
-    files = files_below(root)
+    found = below(root)
+    files = found.files
     if not files or _parts(files[0]) is None:
         return None
+    if strange := [file.relative_to(root).as_posix() for file in files if _parts(file) is None]:
+        said = f"{number_of(len(strange), 'pictures')} not named as those of MRL Eye:{listing(strange)}\n"
+        raise UserError(str(root), said, "<subject>/s0001_00001_0_0_0_0_0_01.png", "move them away")
 
     def records() -> Iterator[Record]:
         for file in files:
-            parts = _parts(file)
-            if parts is None:
-                raise UserError(str(file), "no picture of MRL Eye", "<subject>/s0001_00001_0_0_0_0_0_01.png")
-            subject, state = parts
+            subject, state = _parts(file)
             yield Record(file.relative_to(root).as_posix(), state, file, str(file), group=subject)
 
-    return Source("MRL Eye folder", str(root), len(files), records, tuple(files), STATES)
+    return Source("MRL Eye folder", str(root), len(files), records, tuple(files), STATES, left_out=found.left_out())
 
 
 def _parts(file: Path) -> tuple[str, int] | None:

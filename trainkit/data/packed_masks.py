@@ -29,7 +29,7 @@ from trainkit.data.compressed_maps import CompressedMaps
 from trainkit.data.hashed import REBUILD
 from trainkit.data.importing import threads
 from trainkit.data.scene_augment import nearest
-from trainkit.errors import UserError, number_of
+from trainkit.errors import UserError, listing, number_of
 from trainkit.task import IGNORED
 
 if TYPE_CHECKING:
@@ -234,10 +234,8 @@ def _write(
 def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
     """Raise UserError that counts mistakes as `number_of` does and lists the first; nothing where there are none."""
     if bad:
-        listing = "".join(f"\n  {text}" for text in bad[:_NAMED])
-        more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         remedy = "trainkit data verify names all of them"
-        raise UserError(where, f"{number_of(len(bad), many, one)}:{listing}{more}\n", remedy=remedy)
+        raise UserError(where, f"{number_of(len(bad), many, one)}:{listing(bad, _NAMED)}\n", remedy=remedy)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

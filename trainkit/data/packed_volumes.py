@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from trainkit.data import hashed
+from trainkit.data import folders, hashed
 from trainkit.data.hashed import REBUILD
 from trainkit.data.volume_prepare import AXES, Preparation
 from trainkit.errors import UserError
@@ -221,6 +221,7 @@ class PackedVolumes(hashed.Hashed):
             self._crcs = [{name: int(entry["crc"][name]) for name in sorted(expected)} for entry in entries]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise hashed.unreadable(path, error) from None
+        folders.check_names(str(path), (*self.ids(), *self.patients()), hashed.RENAME)
         self._voxels = _ends(math.prod(case.shape) for case in self._cases)
         self._annotated = _ends(math.prod(case.original_shape) for case in self._cases)
         self._places = _ends(count for case in counts for count in case)

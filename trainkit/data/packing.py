@@ -37,6 +37,9 @@ def pack_once(
     if store != "auto":
         made.append(store)
     folder = cache_root() / key(made, found.files)
+    left_out = found.left_out if isinstance(found, Source) else ()
+    for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
+        _log.warning("%s: left out: %s", found.where, sentence)
 
     def make() -> None:
         _log.info("packing %s into %s, once", found.where, folder)
@@ -44,7 +47,7 @@ def pack_once(
         report = importing.import_pictures(
             source, folder, size=size, fit=fit, group=group, store=store, protocol=protocol
         )
-        for note in report.notes:
+        for note in report.notes[len(left_out) :]:
             _log.warning("%s: %s", source.where, note)
 
     make_once(folder, is_packed, make)

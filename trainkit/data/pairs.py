@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainkit.data.folders import inside
 from trainkit.data.protocols import Pairs
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
@@ -18,14 +19,6 @@ FOLDS = 10
 """Runs of lines that accuracy is counted over: the ten folds of LFW."""
 
 _SAME = {"1": True, "0": False, "true": True, "false": False}
-
-
-def inside(root: Path, name: str, where: str) -> Path:
-    """The file `name` in the folder `root`. Raises UserError when the name leads out of it."""
-    path = root / name
-    if not name or "\0" in name or Path(name).is_absolute() or not path.resolve().is_relative_to(root.resolve()):
-        raise UserError(where, repr(name)[:200], f"a path inside {root}")
-    return path
 
 
 def read_csv(file: Path) -> tuple[Source, Pairs]:

@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainkit.data import hashed, packing, people_records, people_sources
+from trainkit.data import folders, hashed, packing, people_records, people_sources
 from trainkit.data.hashed import REBUILD
 from trainkit.data.modalities import MODALITIES, TEXT
 from trainkit.data.people_records import Layout, Rows
@@ -221,14 +221,16 @@ class PeopleIndex(hashed.Hashed):
     @functools.cached_property
     def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         try:
-            names = json.loads((self.path / "names.json").read_text("utf-8", errors="surrogateescape"))
-            return tuple(names["persons"]), tuple(names["cameras"])
+            names = json.loads((self.path / "names.json").read_text("utf-8"))
+            persons, cameras = tuple(names["persons"]), tuple(names["cameras"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise hashed.unreadable(self.path / "names.json", error) from None
+        folders.check_names(self.where, (*persons, *cameras))
+        return persons, cameras
 
     def _lines(self, name: str) -> list[str]:
         try:
-            return (self.path / name).read_text("utf-8", errors="surrogateescape").split("\n")[:-1]
+            return (self.path / name).read_text("utf-8").split("\n")[:-1]
         except (OSError, ValueError) as error:
             raise hashed.unreadable(self.path / name, error) from None
 
@@ -317,7 +319,7 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
         lines = {"ids.txt": [rows.ids[row] for row in order.tolist()], "texts.txt": texts}
         for name, every in lines.items():
             text = "".join(f"{line}\n" for line in every)
-            (writer.folder / name).write_text(text, "utf-8", errors="surrogateescape", newline="")
+            (writer.folder / name).write_text(text, "utf-8", newline="")
         names = json.dumps({"persons": persons, "cameras": cameras}, ensure_ascii=True)
         (writer.folder / "names.json").write_text(names, "utf-8")
         manifest = {"format": FORMAT, "version": VERSION, "kind": layout.kind, "where": layout.where}

@@ -6,13 +6,12 @@ What a picture shows is none of its business: files are listed, never opened.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainkit.data import pictures
+from trainkit.data import folders, pictures
 from trainkit.data.modalities import RGB, TEXT
 from trainkit.errors import UserError, few
 
@@ -24,8 +23,6 @@ EITHER, QUERY, GALLERY = range(3)
 
 LINE_LIMIT = 10_000
 """Longest path, name or caption, in characters."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\x85]")
 
 
 def stamp(folder: str) -> str:
@@ -122,13 +119,15 @@ class Rows:
         if person is not None:
             if not person:
                 raise UserError(where, "no person", "who is shown, in every record")
-            if len(person) > LINE_LIMIT or _CONTROL.search(person):
+            if len(person) > LINE_LIMIT or not folders.is_writable(person):
                 raise UserError(where, f"person {person[:100]!r}", "a name in one line")
         if person is None and (modality != RGB or role == QUERY):
             raise UserError(where, "a distractor that is no gallery picture", "someone to look for, or an rgb picture")
-        if not (id.isascii() and text.isascii()):
+        if not (folders.is_writable(id) and folders.is_writable(camera)):
+            folders.check_names(where, (id, camera))
+        if not text.isascii():
             try:
-                (id + text).encode(errors="surrogateescape")
+                text.encode()
             except UnicodeEncodeError:
                 raise UserError(where, "half a character (a lone surrogate)", "text that UTF-8 can write") from None
         row = len(self.ids)
@@ -164,7 +163,7 @@ class Rows:
         folder, _, name = path.rpartition("/")
         if folder not in self._listed:
             self._check_folder(where, path)
-        if not path or len(path) > LINE_LIMIT or _CONTROL.search(path):
+        if not path or len(path) > LINE_LIMIT or not folders.is_writable(path):
             raise UserError(where, f"the path {path[:300]!r}", "a path in one line")
         if name not in self.names(folder):
             if "\\" in path:

@@ -7,12 +7,14 @@ import io
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
+from trainkit.data import folders
 from trainkit.errors import UserError, few, number_of
 
 if TYPE_CHECKING:  # imported where a picture is read: checking a recipe reads none
@@ -35,45 +37,69 @@ BYTE_CAP = 256 << 20
 _HARMLESS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, 0xE0, *range(0xE3, 0xEE), 0xEF})
 """Segments of a JPEG that say nothing of orientation, colours or a second picture: tables, JFIF, comments, others'."""
 
-_DEPTH = 16
+
+@dataclass(frozen=True)
+class Below:
+    """Pictures that lie below a folder, by their names: none has been opened, and some may be no files."""
+
+    files: list[Path]
+    """Those in folders, each folder's before those of the folders in it, in the order of names."""
+    loose: list[Path]
+    """Those in the folder itself."""
+    deeper: list[Path]
+    """Those below the first folders, where folders in them are not read."""
+    bare: list[str]
+    """Folders without a picture in them or below."""
+    others: Counter[str]
+    """Files of other formats in folders, by suffix; not text or tables."""
+
+    def left_out(self) -> tuple[str, ...]:
+        """Sentences about what lies there and is no picture of a class."""
+        said = (
+            (len(self.loose), "pictures in no folder of a class", few(file.name for file in self.loose)),
+            (len(self.deeper), "pictures in folders within those of classes", few(map(str, self.deeper))),
+            (len(self.bare), "folders without pictures", few(self.bare)),
+        )
+        told = [f"{number_of(count, what)}: {folders.escaped(names)}" for count, what, names in said if count]
+        return (*told, *([f"{counted(self.others)} that are not read as pictures"] if self.others else ()))
 
 
-def files_below(root: Path, *, nested: bool = True) -> list[Path]:
-    """Files of picture formats in the folders below `root`, in the order of names; hidden folders are left out.
+def below(root: Path, *, nested: bool = True) -> Below:
+    """List the pictures below `root`; with `nested` those of folders in folders too. Hidden folders are left out.
 
-    Raises UserError where they cannot be read, or lead in a circle.
+    What is called as a picture and is none, a folder or a link that leads nowhere, is listed: `read` refuses it.
+    Raises UserError where folders cannot be read or lead in a circle, and for names that cannot be written.
     """
+    found, full, every, unwritable = Below([], [], [], [], Counter()), {""}, [], []
+    for place, inner, rest in folders.walk(root):
+        called = [name for name in rest if is_called_picture(name)]
+        if place:
+            if odd := [name for name in inner if is_called_picture(name)]:
+                inner[:] = [name for name in inner if name not in odd]
+                called = sorted([*called, *odd])
+            if len(called) < len(rest):
+                found.others.update(os.path.splitext(name)[1].lower() for name in rest if not name.startswith("."))
+        read = nested or "/" not in place
+        if nested or not place:
+            every += [os.path.join(place, name) for name in inner]
+        if read:
+            unwritable += [path for name in called if not folders.is_writable(path := f"{place}/{name}")]
+        folder = root / place
+        (found.files if place and read else found.deeper if place else found.loose).extend(folder / n for n in called)
+        while called and read and place not in full:
+            full.add(place)
+            place = place.rpartition("/")[0]
+    for suffix in (*SUFFIXES, *_BESIDE):
+        del found.others[suffix]
+    # Of an empty folder within an empty one, only the upper is named.
+    found.bare.extend(name for name in every if name not in full and name.rpartition("/")[0] in full)
+    folders.check_names(str(root), (path.removeprefix("/") for path in unwritable))
+    return found
 
-    def walk(place: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-        seen = place.stat()
-        here = (seen.st_dev, seen.st_ino)
-        if here in above or len(above) > _DEPTH:
-            raise UserError(str(place), "a folder within itself, or too deep", f"at most {_DEPTH} levels")
-        with os.scandir(place) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
-        if above:
-            for entry in ordered:
-                if os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
-                    yield place / entry.name
-        if nested or not above:
-            for entry in ordered:
-                if not entry.name.startswith(".") and entry.is_dir():
-                    yield from walk(place / entry.name, (*above, here))
 
-    try:
-        return list(walk(root, ()))
-    except OSError as error:
-        raise UserError(str(root), f"cannot be read ({error.strerror or error})", "a folder of classes") from None
-
-
-def others_below(root: Path) -> Counter[str]:
-    """Files of other formats in the folders below `root`, by suffix; not what is hidden, text or a table."""
-    found: Counter[str] = Counter()
-    for place, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if Path(place) != root:
-            found.update(os.path.splitext(name)[1].lower() for name in files if not name.startswith("."))
-    return Counter({suffix: count for suffix, count in found.items() if suffix not in SUFFIXES | _BESIDE})
+def is_called_picture(name: str) -> bool:
+    """Return whether a name has the suffix of a picture."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def counted(suffixes: Counter[str]) -> str:
@@ -85,8 +111,8 @@ def counted(suffixes: Counter[str]) -> str:
 def read(path: Path, where: str) -> bytes:
     """The bytes of an encoded picture. Raises UserError when it cannot be read, is empty or beyond the cap."""
     try:
-        if path.stat().st_size > BYTE_CAP:
-            raise UserError(where, f"{path.stat().st_size} bytes", f"at most {BYTE_CAP}")
+        if (size := folders.size_of(path, where, "a picture file")) > BYTE_CAP:
+            raise UserError(where, f"{size} bytes", f"at most {BYTE_CAP}")
         return path.read_bytes()
     except OSError as error:
         raise UserError(where, f"cannot be read ({error.strerror or error})", "a picture file") from None

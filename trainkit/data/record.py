@@ -45,3 +45,5 @@ class Source:
     """Whether faces lie on the template already; those that do not are aligned in any case when they are imported."""
     split: str | None = None
     """Which split of it this is, where it has several."""
+    left_out: tuple[str, ...] = ()
+    """Sentences about what is there and not used, with counts."""

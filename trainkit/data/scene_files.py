@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from trainkit.data import pictures
+from trainkit.data import folders, pictures
 from trainkit.data.pictures import PIXEL_CAP
 from trainkit.data.scene_labels import Labels
 from trainkit.errors import UserError
@@ -93,6 +93,8 @@ def picture_shape(scene: Scene) -> tuple[int, int]:
 def header(scene: Scene) -> tuple[tuple[int, int], int]:
     """`picture_shape`, and the EXIF orientation by which the picture is turned: 1 to 8, 1 for not at all."""
     stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
+    if isinstance(stream, Path):  # PIL would wait for ever at a pipe
+        folders.size_of(stream, scene.where, "a picture file")
     with _opened(stream, scene.where, pictures.FORMATS) as picture:
         width, height = picture.size
         turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
@@ -106,12 +108,7 @@ _ORIENTATION = 0x0112
 
 def mask_where(scene: Scene) -> str:
     """The place of the mask of a scene in words, for messages."""
-    return shown(str(scene.mask)) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
-
-
-def shown(name: str) -> str:
-    """A name as it can be printed and written: bytes that are no UTF-8, and line ends, as escapes."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
+    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 
 class _opened:

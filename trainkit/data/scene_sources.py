@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from trainkit.data import hub, scene_labels, scene_tables, sources
-from trainkit.data.pictures import SUFFIXES
+from trainkit.data import folders, hub, scene_labels, scene_tables, sources
+from trainkit.data.pictures import SUFFIXES, is_called_picture
 from trainkit.data.record import Record, Source
-from trainkit.data.scene_files import Scene, shown
+from trainkit.data.scene_files import Scene
 from trainkit.data.scene_labels import Labels
 from trainkit.data.scene_tables import Rows
 from trainkit.errors import UserError, few, number_of
@@ -70,7 +70,6 @@ _PARTS = (
 
 _T = TypeVar("_T")
 
-_DEPTH = 8
 _BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
 _MASK_TAIL = re.compile(
@@ -243,7 +242,9 @@ def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _inside(name: str, root: Path) -> str | None:
     """A path of a list as one below the root, None where it is not."""
-    if name.isprintable() and not {"", ".", ".."} & set(name.split("/")):
+    if not folders.is_writable(name):
+        return None
+    if not {"", ".", ".."} & set(name.split("/")):
         return name
     pure = PurePosixPath(name)
     if pure.is_absolute():
@@ -251,7 +252,7 @@ def _inside(name: str, root: Path) -> str | None:
             pure = pure.relative_to(root.as_posix())
         except ValueError:
             return None
-    if not pure.parts or ".." in pure.parts or not name.isprintable():
+    if not pure.parts or ".." in pure.parts:
         return None
     return pure.as_posix()
 
@@ -362,24 +363,18 @@ def _folders(folder: Path) -> dict[str, Path]:
 
 
 def _files(root: Path) -> dict[str, Path]:
-    """Files in a folder and those below, by their path below it, in the order of names; hidden ones are left out."""
-    found: dict[str, Path] = {}
+    """Files in a folder and those below, by their path below it, in the order of names; hidden ones are left out.
 
-    def walk(place: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> None:
-        seen = place.stat()
-        here = (seen.st_dev, seen.st_ino)
-        if here in above or len(above) > _DEPTH:
-            raise UserError(str(place), "a folder within itself, or too deep", f"at most {_DEPTH} levels")
-        with os.scandir(place) as entries:
-            ordered = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
-        for entry in ordered:
-            if entry.is_file():
-                found[prefix + entry.name] = place / entry.name
-            elif entry.is_dir():
-                walk(place / entry.name, f"{prefix}{entry.name}/", (*above, here))
-
-    walk(root, "", ())
-    return found
+    What is called as a picture and is none is among them, to be refused when it is read. Raises UserError for names of
+    pictures that cannot be written.
+    """
+    found: list[str] = []
+    for place, inner, rest in folders.walk(root):
+        odd = [name for name in inner if is_called_picture(name)]
+        inner[:] = [name for name in inner if name not in odd]
+        found += [os.path.join(place, name) for name in (*odd, *rest) if not name.startswith(".")]
+    folders.check_names(str(root), filter(is_called_picture, found))
+    return {name: root / name for name in sorted(found, key=lambda name: name.split("/"))}
 
 
 def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) -> tuple[list[Scene], tuple[str, ...]]:
@@ -393,12 +388,12 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
     if not by_name.keys() & of_mask.keys():
         by_name, of_mask = _by_stem(images, where, "pictures", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
     scenes = [
-        Scene(shown(name), images[name], masks[of_mask[key]], shown(str(images[name])))
+        Scene(name, images[name], masks[of_mask[key]], str(images[name]))
         for key, name in by_name.items()
         if key in of_mask
     ]
     if not scenes:
-        first = [few(map(shown, some.values()), 3) for some in (by_name, of_mask)]
+        first = [few(some.values(), 3) for some in (by_name, of_mask)]
         found = f"{number_of(len(by_name), 'pictures')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
         raise UserError(where, f"{found}, no two of one name", "a mask called as each picture")
     said = []
@@ -407,10 +402,10 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
         ("masks without a picture", of_mask, by_name),
     ):
         if lonely := [name for key, name in there.items() if key not in others]:
-            said.append(f"{number_of(len(lonely), what)}: {few(map(shown, lonely))}")
+            said.append(f"{number_of(len(lonely), what)}: {few(lonely)}")
     if odd:
         what = number_of(len(odd), "files that are no pictures", "file that is no picture")
-        said.append(f"{what}: {few(map(shown, odd))}")
+        said.append(f"{what}: {few(map(folders.escaped, odd))}")
     return scenes, tuple(said)
 
 
@@ -429,7 +424,7 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
         ended = tail.fullmatch(stem) if tail else None
         stem = ended[1] if ended else stem
         if stem in found:
-            twice.append(shown(f"{found[stem]} and {name}"))
+            twice.append(f"{found[stem]} and {name}")
         found.setdefault(stem, name)
     if twice:
         found = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"

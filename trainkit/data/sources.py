@@ -155,12 +155,11 @@ def folder(root: Path, *, nested: bool = True) -> Source:
 
     With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
     """
-    files = pictures.files_below(root, nested=nested)
+    below = pictures.below(root, nested=nested)
+    files = below.files
     if not files:
-        loose = [file for file in root.iterdir() if file.suffix.lower() in pictures.SUFFIXES]
-        others = pictures.others_below(root)
-        found = f"no pictures, but {pictures.counted(others)}" if others else "no pictures"
-        found = f"{number_of(len(loose), 'pictures')}, in no folder of a class" if loose else found
+        found = f"no pictures, but {pictures.counted(below.others)}" if below.others else "no pictures"
+        found = f"{number_of(len(below.loose), 'pictures')}, in no folder of a class" if below.loose else found
         raise UserError(str(root), found, "pictures in <class>/<picture>.jpg")
     first = {file.relative_to(root).parts[0] for file in files}
     if (
@@ -179,7 +178,7 @@ def folder(root: Path, *, nested: bool = True) -> Source:
 
     landmarks = root / LANDMARKS
     made_of = (*files, landmarks) if landmarks.is_file() else tuple(files)
-    return Source("folder", str(root), len(files), records, made_of)
+    return Source("folder", str(root), len(files), records, made_of, left_out=below.left_out())
 
 
 def repacked(data: Packed) -> Source:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.pairs import inside
+from trainkit.data.folders import inside
 from trainkit.data.pictures import SUFFIXES
 from trainkit.data.protocols import Identification, Templates
 from trainkit.data.record import Record, Source

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainkit.data import folders
 from trainkit.data.nifti import is_nifti, stem
 from trainkit.data.sources import finding, split_of
 from trainkit.errors import UserError, few
@@ -115,6 +116,7 @@ def open_volumes(
         said = f"; {few(found.left_out, 3)}" if found.left_out else ""
         wanted = "images with label maps of the same names" if labelled else _FILES
         raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted)
+    folders.check_names(where, found.pairs)
     cases = [
         Case(id, find(id, str(image)) if find else id, image, label)
         for id, (image, label) in sorted(found.pairs.items())
@@ -396,10 +398,11 @@ def _others(root: Path, folders: Iterable[Path]) -> list[str]:
             name = _below(root, folder / entry.name)
             if entry.name.startswith("."):
                 said.append(f"{name}: hidden")
-            elif entry.is_dir():
+            elif entry.is_dir() and not is_nifti(entry.name):
                 said += _strays(folder / entry.name, set(), "in a folder below", root)
             elif not entry.is_file():
-                said.append(f"{name}: leads nowhere" if entry.is_symlink() else f"{name}: not a file")
+                nowhere = entry.is_symlink() and not entry.is_dir()
+                said.append(f"{name}: leads nowhere" if nowhere else f"{name}: not a file")
             elif not is_nifti(entry.name):
                 said.append(f"{name}: not called .nii.gz or .nii")
     return said
@@ -512,5 +515,4 @@ def _value(cell: str) -> Value:
 
 
 def _below(root: Path, file: Path) -> str:
-    # A name that is not UTF-8 could not be printed.
-    return file.relative_to(root).as_posix().encode("utf-8", "backslashreplace").decode("utf-8")
+    return folders.escaped(file.relative_to(root).as_posix())

@@ -1,0 +1,116 @@
+"""Folders of data sets: how they are listed, which names in them are refused, which paths lead out of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trainkit.errors import UserError, listing, number_of
+
+_UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_DEPTH = 16
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def is_writable(name: str) -> bool:
+    """Return whether a name fits a line of a UTF-8 text: no control character, and no byte that is not UTF-8."""
+    return _UNWRITABLE.search(name) is None
+
+
+def escaped(name: str) -> str:
+    """Replace what keeps a name from being written by its escape, as bash takes it in $'...': `caf\\xe9`."""
+    return _UNWRITABLE.sub(lambda found: _escape(ord(found[0])), name)
+
+
+def _escape(code: int) -> str:
+    # Python reads the byte 0xE9 that is not UTF-8 as the surrogate 0xDCE9.
+    code = code - 0xDC00 if (byte := 0xDC80 <= code <= 0xDCFF) else code
+    return f"\\x{code:02x}" if byte or code < 0x80 else f"\\u{code:04x}"
+
+
+def check_names(where: str, names: Iterable[str], remedy: str = "") -> None:
+    """Raise UserError for names, or parts of paths, that tables and lists could not hold; all are counted."""
+    if bad := dict.fromkeys(_first_bad(name) for name in names if not is_writable(name)):
+        found = f"{number_of(len(bad), 'names')} not in UTF-8, or with control characters"
+        remedy = remedy or "rename them: in bash, $'...' around a name as listed stands for it"
+        raise UserError(escaped(where), f"{found}:{listing(map(escaped, bad))}\n", "names in UTF-8 on one line", remedy)
+
+
+def _first_bad(path: str) -> str:
+    """Cut a path after its first part that cannot be written: a folder is one mistake, whatever is in it."""
+    parts = path.split("/")
+    end = next(place for place, part in enumerate(parts) if not is_writable(part))
+    return "/".join(parts[: end + 1])
+
+
+def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """List a folder and those below it, links followed: path below `root`, names of folders in it, all other names.
+
+    Names are in order, and hidden folders left out. A folder that the caller takes from the list is not entered.
+    Raises UserError where a folder cannot be read, lies within itself, or is too deep.
+    """
+
+    def enter(below: str, above: tuple[tuple[int, int], ...]) -> Iterator:
+        place = os.path.join(root, below)
+        seen = os.stat(place)
+        here = (seen.st_dev, seen.st_ino)
+        if here in above or len(above) > _DEPTH:
+            raise UserError(place, "a folder within itself, or too deep", f"at most {_DEPTH} levels")
+        with os.scandir(place) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+        inner: list[str] = []
+        rest: list[str] = []
+        for entry in ordered:
+            (inner if _is_folder(entry) else rest).append(entry.name)
+        inner = [name for name in inner if not name.startswith(".")]
+        yield below, inner, rest
+        for name in inner:
+            yield from enter(f"{below}/{name}" if below else name, (*above, here))
+
+    try:
+        yield from enter("", ())
+    except OSError as error:
+        raise UserError(
+            str(error.filename or root), f"cannot be read ({error.strerror or error})", "a folder of files"
+        ) from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def size_of(path: Path, where: str, expected: str) -> int:
+    """Return the bytes of a file. Raises UserError where there is none, or a folder, pipe, socket or device."""
+    try:
+        seen = path.stat()
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError) and path.is_symlink()
+        found = "a link that leads nowhere" if gone else f"cannot be read ({error.strerror or error})"
+        raise UserError(where, found, expected) from None
+    if not stat.S_ISREG(seen.st_mode):
+        raise UserError(where, _KINDS.get(stat.S_IFMT(seen.st_mode), "no file"), expected)
+    return seen.st_size
+
+
+def leads_out(root: Path, path: str) -> bool:
+    """Return whether a path below `root` ends outside of it, by `..` or a link."""
+    return not (root / path).resolve().is_relative_to(root.resolve())
+
+
+def inside(root: Path, name: str, where: str) -> Path:
+    """Return the file `name` in the folder `root`. Raises UserError where the name, or a link, leads out of it."""
+    if not name or not is_writable(name) or Path(name).is_absolute() or leads_out(root, name):
+        raise UserError(where, repr(name)[:200], f"a path inside {root}")
+    return root / name
