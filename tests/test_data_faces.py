@@ -306,6 +306,22 @@ def test_a_bad_line_of_pairs_is_named(tmp_path, lines, words):
         importing.import_evaluation(file, tmp_path / "out", image_size=SIZE)
 
 
+def test_pairs_that_would_count_for_more_or_less_than_one_are_named_at_once(tmp_path):
+    good = ["anna/0.png,anna/1.png,1", "anna/0.png,ben/0.png,0"]
+    bad = ["ben/0.png,anna/0.png,0", "anna/1.png,anna/1.png,1", "./anna/0.png,anna/1.png,0", good[0]]
+    file = csv_of(people(tmp_path / "p"), good + bad)
+    with pytest.raises(UserError) as error:
+        evaluations.recognise(file)
+    assert str(error.value).splitlines() == [
+        f"{file}: 4 pairs of one picture, or there before:",
+        "  line 4: ben/0.png with anna/0.png, as in line 3",
+        "  line 5: anna/1.png with itself",
+        "  line 6: ./anna/0.png with anna/1.png, as in line 2",
+        "  line 7: anna/0.png with anna/1.png, as in line 2",
+        "expected each pair of two pictures once, in either order; remove these lines",
+    ]
+
+
 def test_a_pipe_that_pairs_name_is_not_waited_for(tmp_path):
     root = people(tmp_path / "p")
     os.mkfifo(root / "pipe.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 from trainkit.data.folders import inside
 from trainkit.data.protocols import Pairs
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError
+from trainkit.errors import UserError, listing, number_of
 
 COLUMNS = ["path_a", "path_b", "same"]
 FOLDS = 10
@@ -22,9 +23,15 @@ _SAME = {"1": True, "0": False, "true": True, "false": False}
 
 
 def read_csv(file: Path) -> tuple[Source, Pairs]:
-    """`path_a,path_b,same` with paths relative to the folder of the file; same is 1 or 0. Each picture is read once."""
+    """Read `path_a,path_b,same` with paths relative to the folder of the file; same is 1 or 0. No picture comes twice.
+
+    Raises UserError for a line of another form, a path out of the folder, and all pairs that would count for more or
+    less than one comparison: of a picture with itself, or of two that were compared before, in either order.
+    """
     rows: dict[str, int] = {}
     first, second, same = [], [], []
+    before: dict[frozenset[str], int] = {}
+    wrong: list[str] = []
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             lines = csv.reader(text, strict=True)
@@ -39,11 +46,20 @@ def read_csv(file: Path) -> tuple[Source, Pairs]:
                     if name not in rows:
                         inside(file.parent, name, where)
                     column.append(rows.setdefault(name, len(rows)))
+                pair = frozenset(map(os.path.normpath, line[:2]))
+                if len(pair) == 1:
+                    wrong.append(f"line {lines.line_num}: {line[0]} with itself")
+                elif earlier := before.get(pair):
+                    wrong.append(f"line {lines.line_num}: {line[0]} with {line[1]}, as in line {earlier}")
+                before.setdefault(pair, lines.line_num)
                 same.append(_SAME[line[2].strip().lower()])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(str(file), f"cannot be read ({error})", "a CSV file of pairs") from None
     if not same:
         raise UserError(str(file), "no pairs", "at least one line below the header")
+    if wrong:
+        found = f"{number_of(len(wrong), 'pairs')} of one picture, or there before:{listing(wrong)}\n"
+        raise UserError(str(file), found, "each pair of two pictures once, in either order", "remove these lines")
     names = list(rows)
 
     def records() -> Iterator[Record]:
