@@ -138,12 +138,51 @@ def test_the_same_lists_take_what_is_inside(root):
         LISTS[kind](root, "b/0.png")
 
 
-def test_a_pair_may_not_lead_outside_by_a_link(root):
-    (root / "b.png").symlink_to(root.parent / "secret.png")
+def _templates(root: Path, name: str) -> None:
+    (root / "templates.csv").write_text(f"path,template,media\na/0.png,1,1\n{name},2,1\n")
+    (root / "template_pairs.csv").write_text("first,second,same\n1,2,1\n")
+    evaluations.recognise(root).read()
+
+
+def _identification(root: Path, name: str) -> None:
+    for part in ("probe", "gallery_match"):
+        (root / f"{part}.txt").write_text(f"{name}\n")
+    evaluations.recognise(root).read()
+
+
+LINKED = {kind: LISTS[kind] for kind in ("pairs.csv", "list of scenes", "index of people", "dataset.json")}
+LINKED |= {"templates": _templates, "TinyFace": _identification}
+
+
+@pytest.mark.parametrize("name", ["b.png", "c/1_secret.png", "c/../c/1_secret.png"])
+@pytest.mark.parametrize("kind", LINKED)
+def test_no_list_leads_outside_by_a_link(root, kind, name):
+    picture(root.parent / "1_secret.png")
+    (root / "b.png").symlink_to(root.parent / "1_secret.png")
     (root / "c").symlink_to(root.parent)
-    for name in ("b.png", "c/secret.png"):
-        with pytest.raises(UserError, match="a path inside"):
-            _pairs(root, name)
+    with pytest.raises(UserError, match=r"a path inside|a link out of|a plain path below|no path below the root"):
+        LINKED[kind](root, name)
+
+
+@pytest.mark.parametrize("kind", ["pairs.csv", "list of scenes", "index of people"])
+def test_links_within_a_set_are_followed(root, kind):
+    picture(root / "b" / "0.png")
+    (root / "c").symlink_to("b")
+    (root / "d.png").symlink_to("b/0.png")
+    for name in ("c/0.png", "d.png"):
+        LINKED[kind](root, name)
+
+
+def test_a_folder_of_a_known_layout_may_be_a_link(root):
+    """Whoever laid out the set made it: only what a list names has to lie in the set itself."""
+    (root / "elsewhere").mkdir()
+    picture(root / "elsewhere" / "0002_c1s1_000451_03.jpg")
+    (root / "set").mkdir()
+    (root / "set" / "bounding_box_train").symlink_to(root / "elsewhere")
+    layout = people_sources.find(str(root / "set"))
+    rows = Rows(layout.root)
+    layout.read(rows)
+    assert rows.ids == ["bounding_box_train/0002_c1s1_000451_03.jpg"]
 
 
 # What a recipe has written

@@ -248,8 +248,8 @@ def test_captions_with_half_characters_are_refused(tmp_path):
 
 def test_each_folder_is_listed_once(tmp_path, monkeypatch):
     people.index(tmp_path, 3)
-    listed, listdir = [], os.listdir
-    monkeypatch.setattr(os, "listdir", lambda place: listed.append(place) or listdir(place))
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda place: listed.append(place) or scandir(place))
     rows = read(tmp_path)
     assert len(listed) == len(set(listed)) == len(rows.stamps) == 3 * 4
 

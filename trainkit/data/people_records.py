@@ -83,6 +83,8 @@ class Rows:
         self.stamps: dict[str, str] = {}
         """The folders that were looked into, or looked for, and when each last changed."""
         self._listed: dict[str, frozenset[str]] = {}
+        self._links: dict[str, frozenset[str]] = {}
+        self._from_list: set[str] = set()
         self._taken: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -150,13 +152,15 @@ class Rows:
             # Its time first: what is added while it is listed changes it, and is noticed next time.
             self.stamps[folder] = stamp(place)
             try:
-                names = frozenset(os.listdir(place))
+                with os.scandir(place) as entries:
+                    is_link = {entry.name: entry.is_symlink() for entry in entries}
             except (FileNotFoundError, NotADirectoryError):
-                names = frozenset()
+                is_link = {}
             except OSError as error:
                 found = f"cannot be read ({error.strerror or error})"
                 raise UserError(place, found, "a folder of pictures") from None
-            self._listed[folder] = names
+            self._listed[folder] = names = frozenset(is_link)
+            self._links[folder] = frozenset(name for name in names if is_link[name])
         return names
 
     def _check_path(self, where: str, path: str) -> None:
@@ -171,13 +175,19 @@ class Rows:
             alike = sorted(other for other in self.names(folder) if other.casefold() == name.casefold())
             remedy = f"there is {few(alike)}: the case of letters counts" if alike else ""
             raise UserError(where, f"{path[:300]} is not in {self.root}", "a file that is there", remedy)
+        if name in self._links[folder] and folder in self._from_list and folders.leads_out(self.root, path):
+            raise UserError(where, f"{path[:300]} is a link out of {self.root}", "a file below it")
         if os.path.splitext(name)[1].lower() not in pictures.SUFFIXES:
             raise UserError(where, f"{path[:300]} is no picture", " ".join(sorted(pictures.SUFFIXES)))
 
     def _check_folder(self, where: str, path: str) -> None:
-        """Refuses paths that lead elsewhere."""
+        """Refuse a path that leads elsewhere, in a folder that a list names; one that the reader listed it chose."""
         if path.startswith("/") or {"..", ".", ""} & set(path.split("/")):
             raise UserError(where, f"the path {path[:300]!r}", f"a plain path below {self.root}")
+        folder = path.rpartition("/")[0]
+        if "\0" not in folder and folders.leads_out(self.root, folder):
+            raise UserError(where, f"{folder[:300]} is a link out of {self.root}", "a folder below it")
+        self._from_list.add(folder)
 
 
 def check_persons(rows: Rows) -> None:

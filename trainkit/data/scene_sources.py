@@ -21,6 +21,7 @@ Only names of files are looked at here, and nothing is decoded. What is there an
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import json
@@ -184,6 +185,9 @@ def _list(file: Path, root: Path) -> SceneSource:
             outside = cells[names.index(None)]
             wrong.setdefault("lines with no path below the root", []).append(f"line {number} ({outside[:100]!r})")
             continue
+        if linked := [name for name in names if there.leads_out(root, name)]:
+            wrong.setdefault("lines with a link out of the root", []).append(f"line {number} ({linked[0][:200]})")
+            continue
         image, mask = names
         strange = [name for name in names if os.path.splitext(name)[1].lower() not in SUFFIXES]
         if strange or image == mask:
@@ -262,16 +266,35 @@ class _There:
 
     def __init__(self) -> None:
         self._listed: dict[str, frozenset[str]] = {}
+        self._links: dict[str, frozenset[str]] = {}
+        self._out: dict[str, bool] = {}
 
     def has(self, path: str) -> bool:
         folder, _, name = path.rpartition("/")
+        return name in self._files(folder)
+
+    def leads_out(self, root: Path, name: str) -> bool:
+        """Return whether a link on the way to a file below `root` leads out of it: each folder is asked once."""
+        folder = name.rpartition("/")[0]
+        if folder not in self._out:
+            self._out[folder] = folders.leads_out(root, folder)
+        if self._out[folder]:
+            return True
+        place, _, file = f"{root}/{name}".rpartition("/")
+        self._files(place)
+        return file in self._links[place] and folders.leads_out(root, name)
+
+    def _files(self, folder: str) -> frozenset[str]:
         if folder not in self._listed:
-            try:
-                with os.scandir(folder) as entries:
-                    self._listed[folder] = frozenset(entry.name for entry in entries if entry.is_file())
-            except OSError:
-                self._listed[folder] = frozenset()
-        return name in self._listed[folder]
+            found, links = [], []
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        links.append(entry.name)
+                    if entry.is_file():
+                        found.append(entry.name)
+            self._listed[folder], self._links[folder] = frozenset(found), frozenset(links)
+        return self._listed[folder]
 
 
 # Folders.

@@ -325,9 +325,9 @@ def _listed(root: Path, entry: Any, where: str) -> tuple[Path, Path | None]:
     places = []
     for name in both:
         pure = PurePosixPath(name or ".")
-        if name is not None and (not name or pure.is_absolute() or ".." in pure.parts or not name.isprintable()):
+        if ".." in pure.parts:
             raise UserError(where, repr(name)[:200], f"a path inside {root}")
-        places.append(None if name is None else root / pure)
+        places.append(None if name is None else folders.inside(root, name, where))
     return places[0], places[1]
 
 
