@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 
 import numpy as np
@@ -15,7 +16,7 @@ from pyarrow import parquet
 from runs import ROOT, stripes
 from taken import made
 
-from trainkit import cli, predicting, predicting_pictures, predicting_tables
+from trainkit import cli, predicting, predicting_pictures, predicting_scenes, predicting_tables
 from trainkit.data import importing
 from trainkit.errors import UserError
 
@@ -317,3 +318,19 @@ def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypat
         predicting.predict(run.name, pictures / "val", tmp_path / "other.parquet")
     assert (tmp_path / "there.parquet").read_text() == "kept"
     assert (tmp_path / "other.parquet.parts" / "mine.txt").read_text() == "kept"
+
+
+def test_of_a_folder_no_name_is_taken_that_a_table_could_not_hold_and_no_entry_vanishes(tmp_path):
+    for name in ("a.png", "below/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name)
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    records = list(predicting_pictures.open_pictures(str(tmp_path)).records())
+    assert [record.id for record in records] == ["a.png", "below/b.png", "gone.png"]
+    with pytest.raises(UserError, match=r"gone\.png: a link that leads nowhere"):
+        predicting_pictures.pixels_of(records[2])
+    (tmp_path / os.fsdecode(b"caf\xe9.png")).symlink_to("a.png")
+    (tmp_path / "below" / "two\nlines.png").symlink_to("b.png")
+    for read in (predicting_pictures.open_pictures, predicting_scenes._pictures):
+        with pytest.raises(UserError, match=r"not in UTF-8, or with control characters:\n  caf\\xe9\.png\n"):
+            read(str(tmp_path))
