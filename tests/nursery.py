@@ -5,7 +5,6 @@ Importing took a process 6 to 8 s of processor time, training the toy half a sec
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import json
 import os
@@ -14,7 +13,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -82,7 +80,6 @@ def _fork(order: Mapping[str, Any], rank: int, answers: int) -> int:
     child = os.fork()
     if child:
         return child
-    code = 1
     try:
         os.close(answers)
         if order.get("session"):  # of its own, so that its group can be sent signals
@@ -90,13 +87,13 @@ def _fork(order: Mapping[str, Any], rank: int, answers: int) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, file in enumerate(order["files"], start=1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        code = _train(order, rank)
+        _train(order, rank)
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
-def _train(order: Mapping[str, Any], rank: int) -> int:
-    """What `python trainkit/run.py` does, and its exit code."""
+def _train(order: Mapping[str, Any], rank: int) -> None:
+    """Do what `python trainkit/run.py` does, which ends the process; returns where it does not come so far."""
     import numpy as np
 
     os.environ.clear()
@@ -109,20 +106,12 @@ def _train(order: Mapping[str, Any], rank: int) -> int:
     random.seed()
     np.random.seed()
     sys.argv = [str(RUN), *order["words"], *(order["each"][rank] if order.get("each") else ())]
-    code = 0
     try:
         sabotage.install_from_environment()
         runpy.run_path(str(RUN), run_name="__main__")
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         traceback.print_exc()
-        code = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+        sys.stderr.flush()
 
 
 def _wait(children: list[int], timeout: float) -> list[int]:

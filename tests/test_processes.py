@@ -33,6 +33,19 @@ def train(processes: int, *words: str, code: int = 0, **environment: str) -> Ran
     return Ran(done.returncode, newest())
 
 
+def test_a_process_leaves_when_its_threads_and_handlers_are_done_and_is_not_taken_down_object_by_object():
+    code = (
+        "import atexit, os, threading, time; from trainkit import launcher\n"
+        "class Held:\n    def __del__(self): os.write(1, b'taken down\\n')\n"
+        "held = Held()\n"
+        "atexit.register(print, 'handler', end='')\n"
+        "threading.Thread(target=lambda: time.sleep(0.2) or print('thread')).start()\n"
+        "launcher.leave(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "thread\nhandler", "")
+
+
 def test_two_processes_train_and_score_like_one_resume_to_the_bit_and_score_a_checkpoint_identically():
     plain = ["task.norm=false", "task.dropout=0.0", "train.length=20 steps", "log.every=1 steps", "train.ema=null"]
     one, two = run(*plain), train(2, *plain)

@@ -67,6 +67,7 @@ def _launch(order: Order, stop: Stop) -> int:
             outcome, folder = _run(recipe, child, machine, store, needs, stop)
         if outcome.status == "KILLED":
             raise Stopped
+        machine.accelerator.free_memory()  # for the run that needs this one; behind the last run a second for nothing
         return folder
 
     def whole(
@@ -186,7 +187,6 @@ def _run(
                 witness.say(f"left   {tracker.remains}")
             folder.leaving.unlink(missing_ok=True)
             folder.release()
-    machine.accelerator.free_memory()
     machine.wait()
     return outcome, folder
 

@@ -31,7 +31,3 @@ if __name__ == "__main__":
         traceback.print_exc()
         code = 1
     launcher.leave(code)
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        # Threads of gloo outlive the process group and abort about 1 in 14 interpreters on their way out.
-        os._exit(code)
-    sys.exit(code)
