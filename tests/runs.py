@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,11 +85,14 @@ def stop_after(steps: int):
     return lambda: next(asked) >= steps
 
 
-def run(*words: str, recipe: Path = TOY, stopping=lambda: False, resume: str | None = None, folds: bool = False) -> Ran:
-    """Run a recipe in this process, in the store that the environment names; the newest run, with folds the last."""
+def run(*words: str, recipe: Path = TOY, stopping=lambda: False, resume: str | None = None, **asked: Any) -> Ran:
+    """Run a recipe in this process, in the store that the environment names; the newest run, with folds the last.
+
+    `asked` are other fields of the order.
+    """
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
-    code = launch(Order(recipe, words, ("toy",), resume, folds=folds), stopping)
+    code = launch(Order(recipe, words, ("toy",), resume, **asked), stopping)
     return Ran(code, newest())
 
 

@@ -59,7 +59,6 @@ FULL = "OSError 28"
 IMPORTS = 3000
 """A new process that trains looks for 4,100 modules."""
 WORDS = ("checkpoints={every: 2 steps, keep_last: 2}", "log.every=2 steps", "train.length=3 epochs")
-TINY = (str(TOY), "--plugin", "toy", "name=next", "train.length=1 steps", "evaluations={}", "best=null")
 
 
 @dataclass
@@ -103,9 +102,8 @@ def job(words: Sequence[str], home: Path, database: Path) -> Job:
 
 
 def trainings() -> list[RunFolder]:
-    """Runs of the job, oldest first; not those that score it, nor the next one after it."""
-    found = [(folder.info(), folder) for folder in Store.locate().runs()]
-    return [folder for info, folder in found if not info.evaluates and info.recipe != "next"]
+    """Runs of the job, oldest first; not those that score it."""
+    return [folder for folder in Store.locate().runs() if not folder.info().evaluates]
 
 
 def finished() -> RunFolder:
@@ -143,8 +141,8 @@ def killed_once(job: Job, phase: str, rng: random.Random, home: Path, database: 
 
 
 def go_on(job: Job) -> None:
-    """Start what was killed once more; behind all that it was to do, where there is nothing to resume, another run."""
-    assert ran(TINY if ended() and not trainings()[-1].leaving.exists() else job.words) == 0
+    """Start what was killed once more."""
+    assert ran(job.words) == 0
 
 
 def ended() -> bool:
@@ -220,7 +218,7 @@ def test_killed_behind_its_end_a_run_is_promoted_by_the_next_start_and_not_train
         assert ended() and not promoted()
         assert ran(words) == 0
         assert finished().name in promoted() and not finished().leaving.exists() and not unsound(finished())
-        assert ran(words) == 0 and len(trainings()) == 2, "what was left is done, and another one begins"
+        assert ran(words) == 0 and len(trainings()) == 1, "all has been done"
 
 
 def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy, tmp_path, database):

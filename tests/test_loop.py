@@ -376,16 +376,45 @@ def test_a_changed_recipe_is_not_resumed():
         run("optim.lr=0.01", resume=first.folder.name)
 
 
-def test_resume_or_start_serves_the_first_time_and_every_other():
-    from trainkit.launch import launch
-    from trainkit.order import Order
+def test_resume_or_start_serves_the_first_time_and_every_other(capsys):
+    begun = run(resume="", or_start=True, stopping=stop_after(3))
+    assert begun.code == 143
+    again = run(resume="", or_start=True)
+    assert again.code == 0 and again.folder == begun.folder and again.folder.info().status == "FINISHED"
+    capsys.readouterr()
+    written = {path: path.stat().st_mtime_ns for path in again.folder.path.rglob("*")}
+    done = run(resume="", or_start=True)
+    said = "has finished (same recipe, data and program); to train again leave --resume-or-start out"
+    assert done.code == 0 and capsys.readouterr().out == f"run {again.folder.name} {said}\n"
+    assert done.folder == again.folder, "it is not trained again"
+    assert {path: path.stat().st_mtime_ns for path in again.folder.path.rglob("*")} == written
+    changed = run("seed=1", resume="", or_start=True, stopping=stop_after(3))
+    assert changed.folder != again.folder, "a changed recipe starts a run of its own"
+    anew = run(stopping=stop_after(3))
+    assert anew.folder != again.folder and run(resume="", or_start=True).folder == anew.folder, (
+        "one begun later goes on"
+    )
 
-    begun = launch(Order(TOY, (), ("toy",), resume="", or_start=True), stop_after(3)), newest()
-    assert begun[0] == 143
-    again = launch(Order(TOY, (), ("toy",), resume="", or_start=True), lambda: False), newest()
-    assert again[0] == 0 and again[1] == begun[1] and again[1].info().status == "FINISHED"
-    launch(Order(TOY, ("seed=1",), ("toy",), resume="", or_start=True), stop_after(3))
-    assert newest() != again[1], "a changed recipe starts a run of its own"
+
+@pytest.mark.parametrize("changed", ["data", "program"])
+def test_resume_or_start_takes_no_run_of_other_data_or_another_program_for_its_own(changed):
+    words = ("train.length=1 steps", "evaluations={}", "best=null")
+    first = run(*words, resume="", or_start=True).folder
+    if changed == "data":
+        first.update(key="0" * 32)
+    else:
+        assert first.info().program.keys() == {"source of trainkit", "source of toy", "torch"}
+        first.update(program={**first.info().program, "source of toy": "0" * 12})
+    second = run(*words, resume="", or_start=True).folder
+    assert second != first and second.info().status == "FINISHED"
+
+
+def test_seeds_are_begun_by_resume_or_start_and_trained_once():
+    from trainkit.store import Store
+
+    for _ in range(2):
+        assert run("train.length=1 steps", resume="", or_start=True, seeds=2).code == 0
+    assert [folder.info().recipe for folder in Store.locate().runs()].count("toy") == 2
 
 
 def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():

@@ -15,9 +15,10 @@ from trainkit import config, faults, lineage, provenance
 from trainkit.errors import UserError
 from trainkit.launcher import Stop, Stopped
 from trainkit.needs import Need, gather
-from trainkit.opening import about, begin, ending
+from trainkit.opening import about, begin, ending, finished
 from trainkit.order import Order, children_of, load
 from trainkit.recipe import Recipe
+from trainkit.redact import without_secrets
 from trainkit.store import RunFolder, run_key, write_aside
 
 META = "meta.json"
@@ -58,14 +59,14 @@ def _launch(order: Order, stop: Stop) -> int:
 
         machine = Machine(recipe)
         # Of the settings of a sweep the first stands for all.
-        machine.agree({"recipe": config.digest(recipe), **provenance.program()})
+        machine.agree({"recipe": config.digest(recipe), **provenance.program(*order.plugins)})
         store = Store.locate()
         machine.lead(store.ready)
 
     def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
         with stop.later():
-            outcome, folder = _run(recipe, child, machine, store, needs, stop)
-        if outcome.status == "KILLED":
+            status, folder = _run(recipe, child, machine, store, needs, stop)
+        if status == "KILLED":
             raise Stopped
         machine.accelerator.free_memory()  # for the run that needs this one; behind the last run a second for nothing
         return folder
@@ -78,8 +79,7 @@ def _launch(order: Order, stop: Stop) -> int:
             needs = gather(child, recipe, machine, store, train)
         if machine.any(stop())():
             return "KILLED", None
-        outcome, folder = _run(recipe, child, machine, store, needs, stop, parent, watch)
-        return outcome.status, folder
+        return _run(recipe, child, machine, store, needs, stop, parent, watch)
 
     if order.folds:
         from trainkit import folds
@@ -108,10 +108,11 @@ def _run(
     stop: Stop,
     parent: str | None = None,
     watch: Any = None,
-) -> tuple[Any, RunFolder]:
-    """Train one recipe as one run, beneath the run `parent` where there is one: its outcome and its folder.
+) -> tuple[str, RunFolder]:
+    """Train one recipe as one run, beneath the run `parent` where there is one: its status and its folder.
 
-    `watch` is told of its evaluations and may end it: `family.Watch`.
+    Where the order is to resume or start, one that has finished takes its place. `watch` is told of its evaluations and
+    may end it: `family.Watch`.
     """
     from trainkit import costs, integrity, loop, registry
     from trainkit.report import closing
@@ -122,13 +123,23 @@ def _run(
         machine.configure(recipe)
         data = recipe.data.open(recipe.seed)
         machine.agree({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
+        recipe_hash, program = config.digest(recipe), provenance.program(*order.plugins)
+        key, new = run_key(recipe_hash, data.meta.digest), any(need.new for need in needs.values())
+
+        def look() -> str | None:
+            done = finished(order, store, recipe.name, recipe_hash, key, program)
+            return done and str(done.path)
+
+        # The runs of several are looked for above; one that needed other weights was another training.
+        if parent is None and not new and (done := machine.lead(look)) is not None:
+            if machine.main:
+                _say_done(RunFolder(Path(done)), store)
+            return "FINISHED", RunFolder(Path(done))
         checked = integrity.ensure(recipe, data, machine, store)
-    recipe_hash = config.digest(recipe)
 
     def open_folder() -> tuple[str, bool]:
         # What was interrupted may have been a run that this one needs, or an earlier fold; it has been finished by now.
-        begins = order.or_start or parent is not None or any(need.new for need in needs.values())
-        begins = begins and order.resume == ""
+        begins = order.resume == "" and (parent is not None or new)
         folder, resuming = begin(order, store, recipe.name, recipe.seed, recipe_hash, config.dump(recipe), begins)
         write_aside(folder.path / META, json.dumps(asdict(data.meta), indent=1) + "\n")
         return str(folder.path), resuming
@@ -172,7 +183,7 @@ def _run(
             with contextlib.nullcontext() if outcome.status == "KILLED" else stop.at_once():
                 closing.write(witness, outcome, hurried=stop.told)
             # Before the end is said: a finished run is used in place of another by its key.
-            folder.update(data_digest=data.meta.digest, key=run_key(recipe_hash, data.meta.digest))
+            folder.update(data_digest=data.meta.digest, key=key, program=program)
             if outcome.status == "FINISHED" and parent is None:
                 with contextlib.suppress(OSError):  # of a full disk; then a run that is killed from here on is over
                     folder.leaving.touch()
@@ -188,7 +199,20 @@ def _run(
             folder.leaving.unlink(missing_ok=True)
             folder.release()
     machine.wait()
-    return outcome, folder
+    return outcome.status, folder
+
+
+def _say_done(folder: RunFolder, store: Any) -> None:
+    """Name a run that had finished before, and send what it has left."""
+    from trainkit import tracking
+
+    said = "has finished (same recipe, data and program); to train again leave --resume-or-start out"
+    print(f"run {folder.name} {said}", flush=True)
+    if folder.info().unsent:
+        try:
+            tracking.send_rest(folder, store)
+        except UserError as error:
+            print(f"left   {without_secrets(str(error))}; later: trainkit sync {folder.name}", flush=True)
 
 
 @contextlib.contextmanager

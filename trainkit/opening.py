@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit import copying
 from trainkit.errors import UserError, of_disk
 from trainkit.order import Order
 from trainkit.redact import without_secrets
-from trainkit.store import RunFolder, write_aside
+from trainkit.store import RunFolder, Store, write_aside
 
 PATIENCE = 120.0
 """Seconds for which a run that is to be continued waits for another process that sends what it had left."""
@@ -22,13 +22,14 @@ def begin(
     """The folder of the run that an order starts or continues, claimed, and whether it is continued.
 
     `name` and `recipe_hash` are what the run is found by, `text` its recipe. `begins`: where --resume finds nothing to
-    continue, one is started. Raises UserError when there is nothing to continue, or it is finished.
+    continue, one is started, as with --resume-or-start. Raises UserError when there is nothing to continue, or it is
+    finished.
     """
     folder = None
     if order.resume is not None:
         folder = store.find(order.resume) if order.resume else store.newest_unfinished(name, recipe_hash)
     away = store.elsewhere(name, recipe_hash) if folder is None and order.resume is not None else ""
-    if folder is None and (begins or order.resume is None):
+    if folder is None and (begins or order.or_start or order.resume is None):
         if away:
             print(away, flush=True)
         folder = store.new_run(name, seed, recipe_hash)
@@ -43,6 +44,19 @@ def begin(
         raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
     folder.claim(PATIENCE)
     return folder, True
+
+
+def finished(
+    order: Order, store: Store, name: str, recipe_hash: str, key: str, program: Mapping[str, str]
+) -> RunFolder | None:
+    """The finished run that --resume-or-start finds where there is nothing to continue: all has been done.
+
+    A job that is started again once its training is over, since its machine or a later command failed, does not train
+    twice. None for an order without that option.
+    """
+    if not order.or_start or store.newest_unfinished(name, recipe_hash) is not None:
+        return None
+    return store.finished_with(key, program)
 
 
 def about(order: Order) -> str:

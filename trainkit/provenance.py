@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
 import socket
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -49,8 +51,6 @@ def _git(root: Path, *words: str) -> str | None:
 
 def place() -> dict[str, str]:
     """Versions and hardware."""
-    import sys
-
     import psutil
 
     from trainkit import __version__
@@ -71,13 +71,21 @@ def place() -> dict[str, str]:
     return tags
 
 
-def program() -> dict[str, str]:
-    """What has to be the same in all processes of a run: a digest of trainkit's source, and torch's version."""
-    here = Path(__file__).resolve().parent
-    digest = hashlib.sha256()
-    for file in sorted(here.rglob("*.py")):
-        digest.update(f"{file.relative_to(here)}\0".encode() + file.read_bytes())
-    return {"source of trainkit": digest.hexdigest()[:12], "torch": metadata.version("torch")}
+@functools.cache
+def program(*plugins: str) -> dict[str, str]:
+    """What has to be the same in all processes of a run: digests of the sources of trainkit and of plug-ins, which have
+    been imported, and torch's version. All as it was when this was first asked, whatever changes on the disk later.
+    """
+    sources = {f"source of {package}": _source(package) for package in ("trainkit", *plugins)}
+    return {**sources, "torch": metadata.version("torch")}
+
+
+def _source(package: str) -> str:
+    module, digest = sys.modules[package], hashlib.sha256()
+    for place in map(Path, getattr(module, "__path__", None) or [module.__file__]):
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(f"{file.relative_to(place)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def cpu_name() -> str:

@@ -27,7 +27,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,6 +73,8 @@ class RunInfo:
     data_digest: str | None = None
     key: str | None = None
     """`run_key` of the recipe and data; equal keys mean that the run need not be repeated."""
+    program: Mapping[str, str] | None = None
+    """`provenance.program` of the process that finished it."""
     parent: str | None = None
     follows: str | None = None
     """Name of the run against which it says what was changed."""
@@ -569,10 +571,10 @@ class Store:
                 return f"{info.name} is said to be going on, on {info.host}; {gone}"
         return ""
 
-    def finished_with(self, key: str) -> RunFolder | None:
-        """The newest finished run of this `run_key`."""
+    def finished_with(self, key: str, program: Mapping[str, str] | None = None) -> RunFolder | None:
+        """The newest finished run of this `run_key`, and of this `provenance.program` where one is given."""
         for info, folder in reversed(self._known(key)):
-            if info.key == key and info.status == "FINISHED":
+            if info.key == key and info.status == "FINISHED" and program in (None, info.program):
                 return folder
         return None
 

@@ -64,7 +64,7 @@ class Training(Plain):
 @words_argument
 @check_option
 @resume_option
-@click.option("--resume-or-start", "or_start", is_flag=True, help="The same; where there is none, start one.")
+@click.option("--resume-or-start", "or_start", is_flag=True, help="The same; start one unless one has finished.")
 @elastic_option
 @click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out.")
 @click.option("--seeds", type=int, metavar="N", help="Train with N seeds, as `trainkit repeat`.")
