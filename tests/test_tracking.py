@@ -838,6 +838,28 @@ def test_runs_are_found_by_name_beginning_id_and_folder(store):
         store.find("../../etc")
 
 
+def test_a_run_that_ended_before_its_first_step_makes_no_name_ambiguous(store):
+    whole, failed, killed = (store.new_run("faces", 0, "aaaa11") for _ in range(3))
+    whole.update(status="FINISHED", last_step=9)
+    failed.update(status="FAILED")
+    failed.release()
+    with pytest.raises(UserError, match="2 runs begin so"):
+        store.find("faces")  # the third is going on
+    killed.release()  # as of a process that is gone
+    assert store.find("faces") == whole and store.find(failed.name) == failed and store.find(killed.name) == killed
+    (killed.checkpoints / "step-000000004").mkdir()
+    with pytest.raises(UserError, match=f"2 runs begin so; the newest are {whole.name}, {killed.name}"):
+        store.find("faces")
+    (killed.checkpoints / "step-000000004").rmdir()
+    (killed.path / "members.json").write_text("{}")
+    with pytest.raises(UserError, match="2 runs begin so"):
+        store.find("faces")
+    for other in (store.new_run("eyes", 0, "bbbb22") for _ in range(2)):
+        other.release()
+    with pytest.raises(UserError, match="2 runs begin so"):
+        store.find("eyes")
+
+
 def test_the_newest_unfinished_run_is_found_and_finished_ones_are_reused(store):
     runs = [store.new_run("faces", seed, "aaaa") for seed in range(4)]
     key = run_key("aaaa", "digest")

@@ -23,13 +23,10 @@ from trainkit.errors import UserError, visible
 from trainkit.opening import about, begin, ending
 from trainkit.order import Child, Order
 from trainkit.recipe import Recipe
-from trainkit.store import RunFolder, Store, run_key, write_aside
+from trainkit.store import MEMBERS, RunFolder, Store, run_key, write_aside
 
 Watch = Callable[[int, Mapping[str, float]], bool]
 """Told on the first process of each evaluation: step, and scores by full name. True ends the run as KILLED."""
-
-MEMBERS = "members.json"
-"""File in the folder of the run above that names those beneath it: `{"fold 0": "toy-s0-1121-0200-c131"}`."""
 
 
 class Train(Protocol):

@@ -40,6 +40,8 @@ from trainkit.refusals import Away, is_refusal, passes, reason
 
 ENROLMENT = "enrolment.json"
 """File of a run's folder that says what MLflow is to know of its beginning: `enrolment.Enrolment`."""
+MEMBERS = "members.json"
+"""File in the folder of a run above others that names those beneath it: `{"fold 0": "toy-s0-1121-0200-c131"}`."""
 _SENDS = b"sends"
 """Content of a lock that is held to send what a run has left."""
 _LOCK_SECONDS = 10.0
@@ -244,6 +246,12 @@ class RunFolder:
         if info.host != socket.gethostname() and not _OWN_DISK.fullmatch(_disk(self.path)):
             return info.status == "RUNNING"
         return self._asked(lambda file: not _lock(file), True)
+
+    def ended_unbegun(self) -> bool:
+        """Whether this run ended before its first step, and no run stands beneath it: nothing of it can be used."""
+        info = self.info()
+        made = info.last_step or any(self.checkpoints.glob("step-*")) or (self.path / MEMBERS).is_file()
+        return not made and info.status != "FINISHED" and not self.alive()
 
     def trains(self) -> bool:
         """Whether this run is alive, and not only until what it has left is sent, or its process has ended."""
@@ -487,6 +495,7 @@ class Store:
     def find(self, word: str, beside: RunFolder | None = None) -> RunFolder:
         """The run of this name, unique beginning of a name, or MLflow id.
 
+        A run that ended before its first step makes no beginning of a name ambiguous.
         `last` is the newest training that finished, `best` that with the best primary metric of the experiment of the
         run `beside`, or of the last. Raises UserError naming the nearest.
         """
@@ -506,6 +515,8 @@ class Store:
         if word:
             by_id = [folder for info, folder in known if info.run_id == word]
             matches = by_id or [folder for _, folder in known if folder.name.startswith(word)]
+            if len(matches) > 1:
+                matches = [folder for folder in matches if not folder.ended_unbegun()] or matches
             if len(matches) == 1:
                 return matches[0]
             if matches:
