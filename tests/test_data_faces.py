@@ -12,7 +12,7 @@ from PIL import Image
 from trainkit.data import evaluations, hub, importing, packed, sources
 from trainkit.data.faces import Faces, _mirrored
 from trainkit.data.packed import Packed
-from trainkit.data.packing import cache_root
+from trainkit.data.packing import cache_root, place
 from trainkit.errors import UserError
 from trainkit.places import locate
 from trainkit.task import Data
@@ -181,9 +181,39 @@ def test_relative_paths_begin_at_the_data_root(tmp_path, monkeypatch):
     assert locate("/x") == Path("/x")
 
 
-def test_packed_sets_lie_beside_data_that_can_be_written_and_else_in_the_users_cache(tmp_path, monkeypatch):
+@pytest.fixture
+def started(faces, tmp_path, monkeypatch) -> Path:
+    """The folder in which a command is started, with nothing in the environment that names a place for packed sets."""
     monkeypatch.delenv("TRAINKIT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "started").mkdir()
+    monkeypatch.chdir(tmp_path / "started")
+    return tmp_path / "started"
+
+
+def test_packing_leaves_nothing_in_the_folder_of_the_start_and_a_private_cache(faces, started, tmp_path):
+    before = os.umask(0)
+    try:
+        faces.open(0)
+    finally:
+        os.umask(before)
+    kept = tmp_path / "xdg" / "trainkit" / "packed"
+    assert not any(started.iterdir()) and any(packed.is_packed(made) for made in kept.iterdir())
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_an_earlier_version_packed_in_the_folder_of_the_start_is_used_there(faces, started, tmp_path, monkeypatch):
+    opened = faces.open(0)
+    kept, old = tmp_path / "xdg" / "trainkit" / "packed", started / ".trainkit-packed"
+    kept.rename(old)
+    monkeypatch.setattr(importing, "import_pictures", lambda *_, **__: pytest.fail("packed again"))
+    again = faces.open(0)
+    assert again.meta.digest == opened.meta.digest and again.train.packed.path.parent == old and not kept.exists()
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "chosen"))
+    assert place("x") == tmp_path / "chosen" / "x"
+
+
+def test_packed_sets_lie_beside_data_that_was_named_and_can_be_written(started, tmp_path, monkeypatch):
     root = tmp_path / "data"
     root.mkdir()
     monkeypatch.setenv("TRAINKIT_DATA", str(root))
@@ -191,6 +221,17 @@ def test_packed_sets_lie_beside_data_that_can_be_written_and_else_in_the_users_c
     root.chmod(0o555)
     assert cache_root() == tmp_path / "xdg" / "trainkit" / "packed"
     root.chmod(0o755)
+    (root / ".trainkit-packed").mkdir(mode=0o555)  # somebody else's
+    assert cache_root() == tmp_path / "xdg" / "trainkit" / "packed"
+
+
+def test_a_user_without_a_home_is_told_to_name_a_place_for_packed_sets(faces, started, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(
+        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+    )
+    with pytest.raises(UserError, match="no home folder; set HOME, XDG_CACHE_HOME or TRAINKIT_CACHE"):
+        faces.open(0)
 
 
 def test_what_is_missing_is_said_without_failing(tmp_path):

@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from trainkit.errors import UserError
+
 
 def data_root() -> Path:
     """Where relative paths begin: `$TRAINKIT_DATA` when it is set, else the current folder."""
@@ -15,6 +17,15 @@ def data_root() -> Path:
 def locate(path: str) -> Path:
     """A path of a recipe as a place on this machine."""
     return data_root() / Path(path).expanduser()
+
+
+def user_cache() -> Path:
+    """The user's folder for what can be made again: `$XDG_CACHE_HOME/trainkit`, else `~/.cache/trainkit`."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit"
+    except RuntimeError:
+        remedy = "set HOME, XDG_CACHE_HOME or TRAINKIT_CACHE"
+        raise UserError("~/.cache/trainkit", "this user has no home folder", remedy=remedy) from None
 
 
 def make_private(folder: Path) -> None:
@@ -36,9 +47,9 @@ def keep_compiled_private() -> None:
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit" / "compiled"
+        folder = user_cache() / "compiled"
         make_private(folder)
         usable = os.access(folder, os.W_OK)
-    except (OSError, RuntimeError):  # the second: of a user without a home
+    except (OSError, UserError):
         usable = False
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder) if usable else tempfile.mkdtemp(prefix="trainkit-compiled-")

@@ -59,7 +59,7 @@ def folder(path: Path) -> Path:
     files = pictures.below(path, nested=False).files
     if not files:
         raise UserError(str(path), "no pictures", "photographs of people in <person>/<picture>.jpg")
-    made = packing.cache_root() / f"derived-{packing.key(['derived', VERSION, str(path.absolute())], files)}"
+    made = packing.place(f"derived-{packing.key(['derived', VERSION, str(path.absolute())], files)}")
     packing.make_once(made, lambda place: (place / "derived.json").is_file(), lambda: _write(path, files, made))
     return made
 

@@ -169,7 +169,7 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
     Raises UserError where the ones that are there are damaged, or are not those of the masks.
     """
     made = [FORMAT, VERSION, masks.digest, asdict(settings)]
-    folder = packing.cache_root() / packing.key(made, ())
+    folder = packing.place(packing.key(made, ()))
 
     def make() -> None:
         begin = time.perf_counter()

@@ -32,7 +32,7 @@ class Faces:
 
     train: str
     """Folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace folder with
-    train.rec, or `sample`. What is not packed is packed once, into `.trainkit-packed` under the data root."""
+    train.rec, or `sample`. What is not packed is packed once, into the cache (`packing.cache_root`)."""
     image_size: int = 112
     """Side of a picture in pixels; larger pictures are made smaller when they are packed."""
     flip: bool = True

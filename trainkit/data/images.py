@@ -74,7 +74,7 @@ class Images:
 
     train: str
     """Folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`, packed folder,
-    or a built-in set: `sample:objects`, `sample:eyes`. What is not packed is packed once, beside the data."""
+    or a built-in set: `sample:objects`, `sample:eyes`. What is not packed is packed once, into the cache."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
     image_size: int | tuple[int, int] = 224

@@ -164,7 +164,7 @@ def pack_masks_once(
     read; files that cannot be read; values or colours that stand for no class.
     """
     made = [FORMAT, VERSION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
-    folder = packing.cache_root() / packing.key(made, source.files)
+    folder = packing.place(packing.key(made, source.files))
 
     def make() -> None:
         begin = time.perf_counter()

@@ -16,7 +16,10 @@ from trainkit.data.packed import Packed, is_packed
 from trainkit.data.pictures import Fit
 from trainkit.data.record import Source
 from trainkit.errors import UserError
-from trainkit.places import data_root
+from trainkit.places import data_root, make_private, user_cache
+
+_BESIDE = ".trainkit-packed"
+"""Folder of packed sets under the data root."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ def pack_once(
     made = [packed.FORMAT, packed.VERSION, found.kind, found.where, getattr(found, "split", None), size, fit, group]
     if store != "auto":
         made.append(store)
-    folder = cache_root() / key(made, found.files)
+    folder = place(key(made, found.files))
     left_out = found.left_out if isinstance(found, Source) else ()
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
         _log.warning("%s: left out: %s", found.where, sentence)
@@ -61,7 +64,7 @@ def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], 
     import filelock
 
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private(folder.parent)
         # Not over what is there, nor through a link that came with the data.
         with contextlib.suppress(FileExistsError), open(folder.parent / ".gitignore", "x") as note:
             note.write("*\n")
@@ -74,18 +77,31 @@ def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], 
 
 
 def cache_root() -> Path:
-    """Where sets are packed: `$TRAINKIT_CACHE`, else beside the data, else (where read-only) the user's cache."""
+    """Where sets are packed: `$TRAINKIT_CACHE`, else beside the data that `$TRAINKIT_DATA` names where that can be
+    written, else the user's cache.
+    """
     if chosen := os.environ.get("TRAINKIT_CACHE"):
         return Path(chosen).expanduser().absolute()
-    root = data_root()
+    if os.environ.get("TRAINKIT_DATA") and _writable(beside := data_root() / _BESIDE):
+        return beside
+    return user_cache() / "packed"
+
+
+def place(name: str) -> Path:
+    """The path of something in the cache; that of an earlier version, which packed beside data wherever that was,
+    where it has made it and `$TRAINKIT_CACHE` names no other place.
+    """
+    before = data_root() / _BESIDE / name
+    return before if os.path.exists(before) and not os.environ.get("TRAINKIT_CACHE") else cache_root() / name
+
+
+def _writable(folder: Path) -> bool:
+    folder = folder if os.path.exists(folder) else folder.parent
     try:
         # Permission bits as well as access: the superuser could write to what its owner has set read-only.
-        writable = root.stat().st_mode & 0o222 and os.access(root, os.W_OK)
+        return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
     except OSError:
-        writable = False
-    if writable:
-        return root / ".trainkit-packed"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit" / "packed"
+        return False
 
 
 def key(made: list[Any], files: Iterable[Path]) -> str:

@@ -63,7 +63,7 @@ def indexed(text: str, part: str = "train") -> PeopleIndex:
     made = [FORMAT, VERSION, layout.kind, layout.where]
     # The folders are known only from a scan, so they are noted under a name that the annotations alone give.
     first = packing.key(made, layout.annotations)
-    noted = packing.cache_root() / f"{first}.folders"
+    noted = packing.place(f"{first}.folders")
     found: list[Path] = []
 
     def is_there(_: Path) -> bool:

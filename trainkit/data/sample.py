@@ -25,6 +25,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from trainkit.errors import UserError
+from trainkit.places import make_private, user_cache
 
 VERSION = 1
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -46,7 +47,7 @@ def root() -> Path:
         return Path(cache)
     if data := os.environ.get("TRAINKIT_DATA"):
         return Path(data) / ".trainkit-sample"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit"
+    return user_cache()
 
 
 def folder(image_size: int = 64) -> Path:
@@ -82,7 +83,7 @@ def drawn_once(name: str, write: Callable[[Path], None], megabytes: int) -> Path
         return target
     aside = target.with_name(f"{target.name}.part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_private(target.parent)
         with FileLock(f"{target}.lock"):
             if (target / "sample.json").is_file():
                 return target

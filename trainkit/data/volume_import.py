@@ -155,14 +155,14 @@ def pack_volumes_once(
 ) -> PackedVolumes:
     """The packed form of a source, made when it is not there yet. Processes that start together make it once.
 
-    It lies in `packing.cache_root()`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
+    It lies at `packing.place`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
     """
     cases = [(case.id, case.patient, str(case.image), str(case.label), dict(case.clinical)) for case in source.cases]
     asked = None if spacing is None else [float(mm) for mm in spacing]
     named = None if (known := _names(source, names)) is None else list(known)
     versions = packed_volumes.FORMAT, packed_volumes.VERSION, volume_prepare.VERSION, packed_volumes.FOREGROUND_CAP
     made = [*versions, source.kind, source.where, named, asked, axes, cases]
-    folder = packing.cache_root() / f"volumes-{packing.key(made, source.files)}"
+    folder = packing.place(f"volumes-{packing.key(made, source.files)}")
 
     def make() -> None:
         _log.info("preparing %s into %s, once", source.where, folder)
