@@ -115,6 +115,11 @@ def test_help_names_every_verb_and_every_verb_has_help():
         (["data", "info", "nosuch"], "nosuch: does not exist"),
         (["data", "import", "nosuch", "x"], "nosuch: does not exist"),
         (["check", "adadistill", "optim.lrr=1"], "optim.lrr"),
+        (
+            ["check", "face_teacher", "train.length=40 steps"],
+            'is longer than the training, length \'40 steps\', which would end at 0.89 of the full rate; shorten the '
+            'warm-up too: train.schedule.warmup.over="4 steps"',
+        ),
     ],
 )
 def test_every_mistake_is_one_message_and_exit_code_2(words, message, tmp_path, monkeypatch):

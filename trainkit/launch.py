@@ -114,7 +114,7 @@ def _run(
     Where the order is to resume or start, one that has finished takes its place. `watch` is told of its evaluations and
     may end it: `family.Watch`.
     """
-    from trainkit import costs, integrity, loop, registry
+    from trainkit import costs, integrity, loop, plan, registry
     from trainkit.report import closing
     from trainkit.speed import ceilings
     from trainkit.witness import Witness
@@ -122,6 +122,7 @@ def _run(
     with stop.at_once():
         machine.configure(recipe)
         data = recipe.data.open(recipe.seed)
+        plan.updates(recipe, data)  # mistakes in it are said before a run is begun
         machine.agree({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
         recipe_hash, program = config.digest(recipe), provenance.program(*order.plugins)
         key, new = run_key(recipe_hash, data.meta.digest), any(need.new for need in needs.values())

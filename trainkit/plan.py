@@ -31,7 +31,7 @@ class Plan:
     def make(recipe: Recipe, data: Opened, world: int, rank: int) -> Plan:
         """The plan of a recipe, whose task has built its network, on `world` processes.
 
-        Raises UserError when the numbers do not divide, or leave batch norm too few samples.
+        Raises UserError when the numbers do not divide, leave batch norm too few samples, or are those of `updates`.
         """
         batch = recipe.train.batch_size
         share, rest = divmod(batch, world)
@@ -54,10 +54,7 @@ class Plan:
                 "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
             )
         refuse_few(recipe, micro, batch, world)
-        per_epoch = data.train.size // batch
-        if per_epoch == 0:
-            raise UserError("train.batch_size", f"{batch}, of {data.train.size} samples", f"at most {data.train.size}")
-        steps = recipe.train.length.steps(per_epoch, batch)
+        per_epoch, steps = updates(recipe, data)
         return Plan(steps, per_epoch, batch, micro, share // micro, world, rank)
 
     def where(self, step: int) -> tuple[int, int]:
@@ -83,6 +80,22 @@ class Plan:
             for m in range(self.accumulation):
                 first = (m * self.world + self.rank) * self.micro_batch
                 yield epoch, order[update, first : first + self.micro_batch]
+
+
+def updates(recipe: Recipe, data: Opened) -> tuple[int, int]:
+    """Updates of an epoch and of the whole training.
+
+    Raises UserError where a batch is larger than the data, or the warm-up longer than the training.
+    """
+    train, size = recipe.train, data.train.size
+    per_epoch = size // train.batch_size
+    if per_epoch == 0:
+        raise UserError("train.batch_size", f"{train.batch_size}, of {size} samples", f"at most {size}")
+    try:
+        train.schedule.refuse_short(train.length, per_epoch, train.batch_size)
+    except ValueError as error:
+        raise UserError("train", f"of {number_of(per_epoch, 'updates')} an epoch, {error}") from None
+    return per_epoch, train.length.steps(per_epoch, train.batch_size)
 
 
 def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:

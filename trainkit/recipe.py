@@ -183,6 +183,7 @@ class Train:
         _positive(self, "batch_size", "micro_batch")
         if self.micro_batch and self.batch_size % self.micro_batch:
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
+        self.schedule.refuse_short(self.length, None, self.batch_size)
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema is {self.ema}; a decay between 0 and 1 is needed, such as 0.999")
 

@@ -101,12 +101,18 @@ Share = Annotated[float, BeforeValidator(_read_share), PlainSerializer(_write_sh
 
 @dataclass(kw_only=True)
 class Warmup:
-    """The climb to the full learning rate at the start."""
+    """The climb to the full learning rate at the start.
+
+    Over W updates, the update that follows t finished ones has the share (t + 1) / W of the climb behind it: the first
+    is made at 1 / W of it, update W at the full rate, and the curve begins with update W + 1. docs/recipes.md compares
+    this with published codes.
+    """
 
     over: TrainingSpan
+    """Not longer than the training."""
     kind: Literal["linear", "exponential", "quadratic"] = "linear"
     start: float = 0.0
-    """Factor at step 0; an exponential climb needs one above 0."""
+    """Factor from which the climb begins, before the first update; an exponential climb needs one above 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < 1:
@@ -141,6 +147,28 @@ class Curve:
         if not (0 < self.gamma < 1 and self.power > 0 and 0 <= self.floor < 1):
             raise ValueError("needed: 0 < gamma < 1, power > 0 and 0 <= floor < 1")
 
+    def refuse_short(self, length: Span, steps_per_epoch: int | None, batch_size: int) -> None:
+        """Raise ValueError when the warm-up is longer than the training, which would end below the full rate.
+
+        `steps_per_epoch` is None where the data is not known yet: then only spans that compare without it are refused.
+        """
+        if self.warmup is None:
+            return
+        over = self.warmup.over
+        if steps_per_epoch is None:
+            if (over.unit == "epochs") != (length.unit == "epochs"):
+                return
+            steps_per_epoch = 1_000_000  # an epoch of this many updates compares two spans in epochs exactly
+        warm, steps = (span.steps(steps_per_epoch, batch_size) for span in (over, length))
+        if warm > steps:
+            part = length.amount / 10
+            tenth = Span(max(1e-6, round(part, 6)) if length.unit == "epochs" else max(1, part // 1), length.unit)
+            raise ValueError(
+                f"the warm-up, schedule.warmup.over '{over}', is longer than the training, length '{length}', which "
+                f"would end at {self.warmup.factor(steps / warm):.2g} of the full rate; shorten the warm-up too: "
+                f'train.schedule.warmup.over="{tenth}"'
+            )
+
     def factor(self, step: int, steps: int, steps_per_epoch: int, batch_size: int) -> float:
         """Factor for the update that follows `step` finished ones, of `steps` in all.
 
@@ -148,7 +176,7 @@ class Curve:
         """
         warm = self.warmup.over.steps(steps_per_epoch, batch_size) if self.warmup else 0
         if self.warmup and step < warm:
-            # The climb reaches the full rate with its last step, so that no update is wasted on a rate of 0.
+            # Its last update has the full rate, and no update is spent on a rate of 0.
             return self.warmup.factor((step + 1) / warm)
         if self.name == "steps":
             return self.gamma ** sum(step >= at.steps(steps_per_epoch, batch_size) for at in self.at)
