@@ -24,7 +24,14 @@ from contest import Contest, Sample, Target
 
 ROOT = Path(__file__).resolve().parents[1]
 EAGER = "import torch, timm, accelerate, datasets, mlflow"
-SHORT = ("train.length=1 steps", "log.every=1 steps", "evaluations={}", "best=null", "checkpoints.at_end=false")
+SHORT = (
+    "train.length=1 steps",
+    "train.schedule.warmup=null",
+    "log.every=1 steps",
+    "evaluations={}",
+    "best=null",
+    "checkpoints.at_end=false",
+)
 
 
 def torch(case: str) -> Sample:

@@ -146,6 +146,7 @@ def test_the_published_recipe_runs_on_pictures_laid_out_as_published(processes, 
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
     small = ["data.crop=[64, 128]", "data.eval_crop=[64, 64]", "train.length=2 steps", "train.batch_size=4"]
+    small += ["train.schedule.warmup.over=1 step"]
     small += ["task.net.width=0.125", "log={every: 1 steps, system_every: null}", "loader.workers=1"]
     done = spawn(processes, str(ROOT / "recipes" / "cityscapes.yaml"), *small)
     assert done.returncode == 0, done.stderr[-2000:]
