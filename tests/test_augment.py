@@ -226,11 +226,11 @@ def test_pixels_are_normalised_by_mean_and_std():
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        ({"flip": 1.5}, "flip is 1.5"),
-        ({"shift": -1}, "shift is -1"),
+        ({"flip": 1.5}, "flip"),
+        ({"shift": -1}, "shift"),
         ({"affine": {"scale": [1.2, 0.8]}}, "scale is"),
         ({"affine": {"degrees": 200}}, "degrees"),
-        ({"distort": {"hue": [-0.7, 0.1]}}, "hue is"),
+        ({"distort": {"hue": [-0.7, 0.1]}}, "hue"),
         ({"erase_area": [0.1, 1.5]}, "erase_area"),
         ({"clahe_tiles": 0}, "clahe_tiles"),
         ({"name": "timm", "crop_pct": 0.0}, "crop_pct"),

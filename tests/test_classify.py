@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainkit import optim, pretrained, seeding, weights
+from trainkit.blocks import validate
 from trainkit.errors import UserError
 from trainkit.models.classifier import Network
 from trainkit.recipe import Group, LrRule, Optim
@@ -356,13 +357,13 @@ def test_a_weight_of_a_class_is_above_zero(weight):
     "settings",
     [
         lambda: Network(model="x", tune="linear"),
-        lambda: Network(model="x", drop_path=1.0),
+        lambda: validate(Network, {"model": "x", "drop_path": 1.0}, {}),
         lambda: Network(model="convnext_atto", weights="pretrained"),
         lambda: Mix(),
-        lambda: Mix(mixup=-1.0, cutmix=1.0),
-        lambda: Mix(mixup=1.0, prob=0.0),
-        lambda: Classify(net=Network(model="x"), smoothing=1.0),
-        lambda: Optim(lr=1.0, layer_decay=0.0),
+        lambda: validate(Mix, {"mixup": -1.0, "cutmix": 1.0}, {}),
+        lambda: validate(Mix, {"mixup": 1.0, "prob": 0.0}, {}),
+        lambda: validate(Classify, {"net": {"model": "x"}, "smoothing": 1.0}, {}),
+        lambda: validate(Optim, {"lr": 1.0, "layer_decay": 0.0}, {}),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings):

@@ -117,7 +117,7 @@ def test_help_names_every_verb_and_every_verb_has_help():
         (["check", "adadistill", "optim.lrr=1"], "optim.lrr"),
         (
             ["check", "face_teacher", "train.length=40 steps"],
-            'is longer than the training, length \'40 steps\', which would end at 0.89 of the full rate; shorten the '
+            "is longer than the training, length '40 steps', which would end at 0.89 of the full rate; shorten the "
             'warm-up too: train.schedule.warmup.over="4 steps"',
         ),
     ],

@@ -1,20 +1,24 @@
 """The loader of recipes: one test for each kind of mistake with its exact words, and the way back to YAML."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 from pydantic import BeforeValidator, Field
 
-from trainkit.config import ConfigError, Named, Problem, brief, digest, dump, flat, load, parse
+from trainkit import recipe as blocks
+from trainkit.config import RECIPES, ConfigError, Named, Problem, brief, digest, dump, flat, load, parse
 from trainkit.errors import UserError
 from trainkit.recipe import Recipe
 
@@ -686,3 +690,73 @@ def test_importing_the_loader_and_the_schema_imports_nothing_heavy():
         "pyarrow",
     }
     assert heavy & set(out.stdout.split()) == set() and "pydantic" in out.stdout.split()
+
+
+# ---- Ranges of numbers -----------------------------------------------------------------------------------------------
+
+
+def numbers(kind: Any, place: str, known: set[type], marks: tuple = ()) -> Iterator[tuple[str, set[str]]]:
+    """Place and bounds (`ge`, `gt`, `le`, `lt`) of every number that a value of this type may hold."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        inner, *own = get_args(kind)
+        if not (is_dataclass(inner) and any(hasattr(mark, "func") for mark in own)):  # such as a span, read from a text
+            yield from numbers(inner, place, known, (*marks, *own))
+    elif origin in (Union, types.UnionType, list, tuple, dict):
+        for member in get_args(kind):
+            yield from numbers(member, place, known, marks if origin in (Union, types.UnionType) else ())
+    elif is_dataclass(kind) and kind not in known:
+        known.add(kind)
+        hints = get_type_hints(kind, include_extras=True)
+        for f in fields(kind):
+            if f.init:
+                yield from numbers(hints[f.name], f"{kind.__name__}.{f.name}", known)
+    elif kind in (int, float):
+        rules = [rule for mark in marks for rule in getattr(mark, "metadata", ())]
+        yield place, {key for rule in rules for key in ("ge", "gt", "le", "lt") if hasattr(rule, key)}
+
+
+UNBOUNDED = {"Network.args", "TimmSpec.args", "ReidSpec.args", "SmpSpec.args"}
+"""Arguments that are handed on to networks of other libraries, which alone know what each may be."""
+
+
+def test_no_number_of_a_recipe_is_without_a_lower_and_an_upper_bound():
+    known: set[type] = set()
+    found = list(numbers(Recipe, "", known))
+    for words in blocks.TABLES.values():
+        for place in words.values():
+            module, _, name = place.partition(":")
+            found += numbers(getattr(importlib.import_module(module), name), "", known)
+    assert len(known) > 90 and len(found) > 280
+    assert {place for place, has in found if not (has & {"ge", "gt"} and has & {"le", "lt"})} == UNBOUNDED
+
+
+@pytest.mark.parametrize(
+    ("recipe", "word", "message"),
+    [
+        ("face_teacher", "optim.betas=[2, 2]", "optim.betas.0 .* found 2, expected a value below 1"),
+        ("face_teacher", "optim.betas=[0.9, 1.0]", r"optim.betas.1 .* found 1\.0, expected a value below 1"),
+        ("face_teacher", "optim.momentum=-1", "found -1, expected a value at least 0"),
+        ("face_teacher", "optim.weight_decay=-1e-4", "expected a value at least 0"),
+        ("face_teacher", "optim.groups=[{match: '*', lr_scale: -1}]", "expected a value at least 0"),
+        ("face_teacher", "optim.groups=[{match: '*', weight_decay: -1}]", "expected a value at least 0"),
+        ("face_teacher", "data.image_size=1000000000", "expected a value at most 4,096"),
+        ("face_teacher", "device.threads=1000000", "expected a value at most 1,024"),
+        ("face_teacher", "loader.workers=1000000", "expected a value at most 128"),
+        ("face_teacher", "task.margin.m=-0.5", "expected a value at least 0"),
+        ("face_teacher", "limits.hang=999999999 h", "longer than the 100000 h"),
+        ("convnext", "data.image_size=1000000000", "found 1000000000, expected a value at most 8,192"),
+        ("convnext", "data.image_size=[32, 0]", "data.image_size"),
+        ("eye_state", "task.net={name: eye_convnext, base_channels: 1024, num_blocks: 16}", "131072 channels"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_when_the_recipe_is_read(recipe, word, message):
+    with pytest.raises(ConfigError, match=message):
+        load(RECIPES / f"{recipe}.yaml", [word])
+
+
+def test_nesterov_needs_momentum():
+    words = ["optim.nesterov=true", "optim.momentum=0.0"]
+    with pytest.raises(ConfigError, match="needs a momentum above 0"):
+        load(RECIPES / "face_teacher.yaml", words)
+    assert load(RECIPES / "face_teacher.yaml", [*words, "optim.name=adamw"]).optim.nesterov

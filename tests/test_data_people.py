@@ -16,6 +16,7 @@ from PIL import Image
 from runs import environment
 
 from trainkit import blocks, plan
+from trainkit.blocks import validate
 from trainkit.data import augment, people, sample_people
 from trainkit.data.augment import Light
 from trainkit.data.modalities import MODALITIES, RGB, TEXT, subsets
@@ -24,6 +25,7 @@ from trainkit.data.sampling import PK, ModalPK, Pairs
 from trainkit.data.tokens import Captions, Words
 from trainkit.errors import UserError
 from trainkit.recipe import TABLES
+from trainkit.schedule import Curve
 from trainkit.task import Data
 
 SMALL = {"image_size": (16, 8), "text": Captions(length=12, vocabulary=500)}
@@ -411,7 +413,7 @@ def test_an_evaluation_gives_records_as_they_come_and_has_no_queries(opened):
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_processes_read_whole_blocks_of_different_people(home, world):
     data = block(home, sampler=ModalPK(people=2, each=3, batches_per_epoch=8)).open(0)
-    train = SimpleNamespace(batch_size=12, micro_batch=None, length=None)
+    train = SimpleNamespace(batch_size=12, micro_batch=None, length=None, schedule=Curve())
     recipe = SimpleNamespace(train=train, task=None)
     if world == 4:
         with pytest.raises(UserError, match=r"P x K of data\.sampler"):
@@ -523,18 +525,19 @@ def test_the_digest_follows_pictures_words_and_people(home, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"image_size": 0}, "image_size must be 1 or more"),
-        ({"std": (0.0, 1.0, 1.0)}, "numbers above 0"),
-        ({"token_dropout": 1.0}, "share from 0 to below 1"),
+        ({"image_size": 0}, "image_size"),
+        ({"std": [0.0, 1.0, 1.0]}, "std"),
+        ({"token_dropout": 1.0}, "token_dropout"),
         ({"modalities": ["nir", "text"]}, "rgb is needed"),
         ({"evaluate": {"v": "held_out"}}, "hold_out does not say who"),
-        ({"evaluate": {"held_out": "b"}, "hold_out": 0.5}, "choose another name"),
+        ({"evaluate": {"held_out": "b"}, "hold_out": "50%"}, "choose another name"),
         ({"evaluate": {"train": "b"}}, "`train` is not"),
     ],
 )
 def test_contradictions_in_the_block_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        People(**({"train": "a", "sampler": BLOCK} | wrong))
+        sampler = {"name": BLOCK.name, "people": BLOCK.people, "each": BLOCK.each}
+        validate(People, {"train": "a", "sampler": sampler} | wrong, {})
 
 
 def test_the_block_is_read_strictly_and_written_back():

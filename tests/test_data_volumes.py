@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainkit.blocks import validate
 from trainkit.data import loading, volume_cache
 from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer
 from trainkit.data.volume_augment import Noise, Rotate, VolumeAugment
@@ -234,7 +235,7 @@ def test_missing_files_are_named(tmp_path, train):
         {"patch": (0, 4, 4)},
         {"patch": (4096, 4096, 4096)},
         {"spacing": (1.0, 0.0, 1.0)},
-        {"spacing": (1.0, math.inf, 1.0)},
+        {"spacing": (1.0, 1e9, 1.0)},
         {"patches": 0},
         {"few": 0},
         {"foreground": 1.1},
@@ -253,7 +254,7 @@ def test_missing_files_are_named(tmp_path, train):
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(ValueError):
-        Volumes(**({"train": "x", "patch": (8, 8, 8)} | wrong))
+        validate(Volumes, {"train": "x", "patch": [8, 8, 8]} | wrong, {})
 
 
 def test_labels_axes_and_grids_that_differ_are_refused(tmp_path, train):

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from trainkit.blocks import validate
 from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import (
     AdaFace,
@@ -264,7 +265,7 @@ def test_classes_are_predicted_from_scaled_cosines_without_a_margin():
 @pytest.mark.parametrize("margin", [ArcFace, CosFace])
 def test_impossible_ramps_and_scales_are_refused(margin, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        margin(**wrong)
+        validate(margin, wrong, {})
 
 
 def test_a_block_may_choose_no_margin_only_where_a_plain_classifier_will_do():

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainkit.blocks import validate
 from trainkit.errors import UserError
 from trainkit.losses.segmentation import SegmentationLoss, deep, nearest, subsets
 
@@ -235,7 +236,7 @@ def test_shapes_that_do_not_belong_together_are_refused():
 )
 def test_settings_without_meaning_are_refused(settings):
     with pytest.raises(ValueError):
-        SegmentationLoss(**settings)
+        validate(SegmentationLoss, settings, {})
 
 
 def test_a_weight_of_no_class_names_the_nearest():

@@ -7,6 +7,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from trainkit import order
+from trainkit.config import RECIPES
 from trainkit.errors import UserError
 from trainkit.models import IResNetSpec, MobileFaceNetSpec, Net, TimmSpec, build, macs
 from trainkit.models.iresnet import IResNet
@@ -139,7 +141,7 @@ def test_the_block_is_chosen_by_its_name():
     assert adapter.validate_python({"name": "timm", "model": "resnet18"}) == TimmSpec(name="timm", model="resnet18")
     with pytest.raises(ValidationError, match="iresnet18"):
         adapter.validate_python({"name": "iresnet19"})
-    with pytest.raises(ValidationError, match="width is 0"):
+    with pytest.raises(ValidationError, match="width"):
         adapter.validate_python({"name": "mobilefacenet", "width": 0})
 
 
@@ -175,3 +177,37 @@ def test_a_misspelt_timm_model_suggests_the_right_one():
 def test_a_timm_net_that_does_not_take_the_size_is_refused(side):
     with pytest.raises(UserError, match=f"does not take 3 x {side} x {side}"):
         build(TimmSpec(name="timm", model="test_vit"), (3, side, side))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "message"),
+    [
+        (
+            "convnext",
+            ["task.net.model=convnext_ato"],
+            r"task\.net\.model: .* no model 'convnext_ato'; did you mean .*atto",
+        ),
+        ("face_teacher", ["task.net={name: timm, model: resnet5}"], r"task\.net\.model: .*did you mean resnet5"),
+        ("reid", ["task.net.model=nosuchthing"], r"task\.net\.model: .*timm\.list_models\(\) lists the names"),
+        (
+            "segment",
+            ["task.net={name: bisenetv1, encoder: resnet1x}"],
+            r"task\.net\.encoder: .*'resnet1x'; did you mean",
+        ),
+        ("convnext", ["optim.name=timm:lam"], r"optim\.name: .*did you mean timm:lamb"),
+    ],
+)
+def test_a_name_that_timm_lacks_is_refused_before_anything_is_built_or_read(recipe, words, message, monkeypatch):
+    import timm
+
+    def build(*_, **__):
+        raise AssertionError("a network is built")
+
+    monkeypatch.setattr(timm, "create_model", build)
+    with pytest.raises(UserError, match=message):
+        order.check(order.Order(RECIPES / f"{recipe}.yaml", words))
+
+
+def test_names_that_timm_has_pass():
+    for recipe, *words in (["convnext", "optim.name=timm:lookahead_adamw"], ["tom500", "optim.name=timm:Lamb"]):
+        order.refuse_unknown(order.load(order.Order(RECIPES / f"{recipe}.yaml", words)))

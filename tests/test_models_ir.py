@@ -211,7 +211,7 @@ def test_the_block_is_checked():
     assert adapter.validate_python({"name": "ir101", "bgr": True}) == IRSpec(name="ir101", bgr=True)
     with pytest.raises(ValidationError, match="ir101"):
         adapter.validate_python({"name": "ir100"})
-    with pytest.raises(ValidationError, match=r"dropout is 1\.0"):
+    with pytest.raises(ValidationError, match="dropout"):
         adapter.validate_python({"name": "ir18", "dropout": 1})
     with pytest.raises(UserError, match="square pictures of 16 pixels or more"):
         build(IRSpec(name="ir18"), (3, 112, 96))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainkit import weights
+from trainkit.blocks import validate
 from trainkit.errors import UserError
 from trainkit.models import bisenet, segmenter
 from trainkit.models import points as pointwise
@@ -168,8 +169,8 @@ def test_norms_are_replaced():
         assert kinds == {wanted}
         assert dict(net.named_parameters()).keys() == dict(plain.named_parameters()).keys()
         assert net(torch.randn(2, 3, 64, 96), torch.rand(2, 64, 96))["logits"][0].isfinite().all()
-    with pytest.raises(ValueError, match="groups is 0"):
-        Norm(groups=0)
+    with pytest.raises(ValueError, match="groups"):
+        validate(Norm, {"groups": 0}, {})
 
 
 def test_pretrained_weights_fill_the_encoder(tmp_path):
@@ -242,9 +243,9 @@ def test_weights_are_found_where_the_recipe_says():
 @pytest.mark.parametrize(
     ("cls", "given", "said"),
     [
-        (BiSeNetV1Spec, {"width": 0.0}, "width is 0.0"),
+        (BiSeNetV1Spec, {"width": 0.0}, "width"),
         (BiSeNetV1Spec, {"encoder": "resnet18", "weights": "pretrained"}, "need a tag, as in resnet18.tv_in1k"),
-        (BiSeNetV2Spec, {"width": 9.0}, "width is 9.0"),
+        (BiSeNetV2Spec, {"width": 9.0}, "width"),
         (BiSeNetV2Spec, {"weights": "pretrained"}, "no encoder with such weights"),
         (SmpSpec, {"encoder": "resnet18", "decoder": "fpn", "weights": "pretrained"}, "those of timm"),
         (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "weights": "pretrained"}, "need a tag"),
@@ -254,7 +255,7 @@ def test_weights_are_found_where_the_recipe_says():
 def test_what_no_network_can_be_is_refused(cls, given, said):
     names = {BiSeNetV1Spec: "bisenetv1", BiSeNetV2Spec: "bisenetv2", SmpSpec: "smp"}
     with pytest.raises(ValueError, match=said):
-        cls(name=names[cls], **given)
+        validate(cls, {"name": names[cls], **given}, {})
 
 
 @pytest.mark.parametrize(

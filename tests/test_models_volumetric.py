@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainkit import weights
+from trainkit.blocks import validate
 from trainkit.errors import UserError
 from trainkit.models import emcad, patches, slices, volumetric
 from trainkit.models.volumetric import DynUNetSpec, EmcadSpec, SegResNetSpec, SlicesSpec, UNetSpec
@@ -103,7 +104,7 @@ def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(
     ("cls", "given", "words"),
     [
         (UNetSpec, {"filters": [8]}, "2 levels or more"),
-        (UNetSpec, {"filters": [8, 0]}, "1 to 4096"),
+        (UNetSpec, {"filters": [8, 0]}, "filters"),
         (UNetSpec, {"filters": [8, 8], "dropout": 1.0}, "dropout"),
         (UNetSpec, {"filters": [8, 8], "res_units": -1}, "res_units"),
         (UNetSpec, {"filters": [8, 8], "weights": "pretrained"}, "only networks of slices"),
@@ -112,7 +113,7 @@ def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(
         (SegResNetSpec, {"filters": 8, "blocks": [1]}, "two levels"),
         (SegResNetSpec, {"filters": 8, "blocks": [1, 1], "deep_supervision": 0}, "deep_supervision"),
         (SegResNetSpec, {"filters": 8, "blocks": [1, 1], "weights": "pretrained"}, "only networks of slices"),
-        (SlicesSpec, {"encoder": "resnet18", "decoder": "unet", "neighbours": 3}, "neighbours is 3"),
+        (SlicesSpec, {"encoder": "resnet18", "decoder": "unet", "neighbours": 3}, "neighbours"),
         (SlicesSpec, {"encoder": "resnet18.a1", "decoder": "unet", "weights": "pretrained"}, "those of timm"),
         (SlicesSpec, {"encoder": "tu-resnet18", "decoder": "unet", "weights": "pretrained"}, "need a tag"),
         (SlicesSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "filters": [8, 8, 8]}, "fpn does not have"),
@@ -133,7 +134,7 @@ def test_what_no_network_is_made_of_is_refused(cls, given, words):
         EmcadSpec: "emcad",
     }
     with pytest.raises(ValueError, match=words):
-        cls(name=word[cls], **given)
+        validate(cls, {"name": word[cls], **given}, {})
 
 
 def test_weights_are_found_where_the_recipe_says():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainkit.agenda import Agenda, recorded_decisions
+from trainkit.blocks import validate
 from trainkit.journal import Event
 from trainkit.schedule import Curve, Gate, Safeguard, Span, Warmup
 
@@ -192,10 +193,10 @@ def test_a_warm_up_as_long_as_the_training_is_taken_and_one_in_another_unit_wait
     [
         lambda: Curve(name="steps"),
         lambda: Curve(name="cosine", at=[Span.parse("1 step")]),
-        lambda: Curve(gamma=1.0),
-        lambda: Curve(floor=1.0),
-        lambda: Curve(power=0.0),
-        lambda: Warmup(over=Span.parse("1 step"), start=1.0),
+        lambda: validate(Curve, {"gamma": 1.0}, {}),
+        lambda: validate(Curve, {"floor": 1.0}, {}),
+        lambda: validate(Curve, {"power": 0.0}, {}),
+        lambda: validate(Warmup, {"over": "1 step", "start": 1.0}, {}),
         lambda: Warmup(over=Span.parse("1 step"), kind="exponential"),
     ],
 )

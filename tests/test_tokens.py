@@ -173,7 +173,7 @@ def test_the_block_makes_what_it_names(tmp_path, monkeypatch):
     assert "no.txt does not exist" in Captions(tokenizer="clip", file="no.txt").missing()
     for wrong in ({"tokenizer": "clip"}, {"file": "a"}, {"length": 2}, {"vocabulary": 2}):
         with pytest.raises(ValueError):
-            Captions(**wrong)
+            validate(Captions, wrong, {})
 
 
 # ---- Leaving out -----------------------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ def explain(error: ValidationError, cls: type, source: Source, tables: Tables) -
         if path in problems and not said:
             continue  # of the members of a union, the one with words of its own speaks
         text, at = dotted(path), source.at(path)
-        bound = next((f"{word} {ctx[key]:g}" for key, word in _BOUNDS.items() if key in ctx), "")
+        bound = next((f"{word} {_number(ctx[key])}" for key, word in _BOUNDS.items() if key in ctx), "")
         if sort in ("unexpected_keyword_argument", "extra_forbidden"):
             blocks = blocks or list(_blocks(cls, source.tree, tables))
             homes = [home for home, block in blocks if path[-1] in _hints(block)]
@@ -331,6 +331,10 @@ def _unknown(key: str, keys: list[str], homes: list[str], base: Problem) -> Prob
     if near := nearest(key, keys):
         return replace(base, found="unknown key", nearest=near)
     return replace(base, found="unknown key", remedy=f"there are {', '.join(keys)}")
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
 def _one_line(text: str) -> str:

@@ -16,7 +16,7 @@ from trainkit.errors import UserError
 from trainkit.launcher import Stop, Stopped
 from trainkit.needs import Need, gather
 from trainkit.opening import about, begin, ending, finished
-from trainkit.order import Order, children_of, load
+from trainkit.order import Order, children_of, load, refuse_unknown
 from trainkit.recipe import Recipe
 from trainkit.redact import without_secrets
 from trainkit.store import RunFolder, run_key, write_aside
@@ -53,6 +53,7 @@ def _launch(order: Order, stop: Stop) -> int:
     with stop.at_once():
         children = children_of(order)
         recipe = children[0].recipe if order.sweep else load(order)
+        refuse_unknown(recipe, *(child.recipe for child in children))
         stop.seconds = recipe.limits.stop.seconds
         from trainkit.machine import Machine
         from trainkit.store import Store

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 
 from trainkit import config, copying, pretrained
+from trainkit.blocks import nearest
 from trainkit.errors import UserError
 from trainkit.places import locate
 from trainkit.recipe import Recipe
@@ -55,16 +56,19 @@ def check(order: Order) -> str:
     """The resolved recipe, of several the first; sentences about data and weights that are not there yet, about lines
     that a copy has marked; and of a sweep its settings. Touches no device or store.
 
-    Raises ConfigError with every mistake of the recipe and of the recipes it needs.
+    Raises ConfigError with every mistake of the recipe and of the recipes it needs, else UserError for what timm lacks.
     """
     children = children_of(order)
     recipe = children[0].recipe if order.sweep else load(order)
+    refuse_unknown(recipe, *(child.recipe for child in children))
     notes = list(recipe.data.missing())
     said = [f"to decide: {line}" for line in copying.open_lines(order.path, recipe)]
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
             other = Order(beside(order.path, source.recipe), plugins=order.plugins)
-            open_lines = copying.open_lines(other.path, load(other))
+            needed = load(other)
+            refuse_unknown(needed)
+            open_lines = copying.open_lines(other.path, needed)
             said += [f"to decide: {other.path.name}, {line}" for line in open_lines]
         elif source.weights.startswith(pretrained.PREFIX):
             if not pretrained.is_here(source.weights):
@@ -77,6 +81,38 @@ def check(order: Order) -> str:
         said += [f"and {len(children) - _SHOWN} more"] if len(children) > _SHOWN else []
         said += [f"one of {order.sweep.tpe} that will be proposed"] if order.sweep.tpe else []
     return config.dump(recipe) + "".join(f"# {line}\n" for line in said)
+
+
+def refuse_unknown(*recipes: Recipe) -> None:
+    """Raise UserError for the first network or optimizer of timm that timm does not have, with the nearest names.
+
+    timm, which takes seconds to import, is imported where a recipe names something of it, and no network is built. A
+    field says by `metadata={"timm": PREFIX}` that it names a network of timm where its text begins so.
+    """
+    for recipe in recipes:
+        for where, model in _of_timm(recipe, ""):
+            from trainkit.models import classifier
+
+            classifier.refuse_unknown(model, where)
+        if recipe.optim.name.startswith("timm:"):
+            from timm.optim import list_optimizers
+
+            if (name := recipe.optim.name[5:].lower().rpartition("_")[2]) not in (known := list_optimizers()):
+                near = nearest(name, known)
+                remedy = f"did you mean timm:{near}?" if near else "timm.optim.list_optimizers() lists the names"
+                raise UserError("optim.name", f"timm has no optimizer {name!r}", remedy=remedy)
+
+
+def _of_timm(block: object, path: str) -> Iterator[tuple[str, str]]:
+    """Key path and name of every network of timm in a block."""
+    if not is_dataclass(block):
+        return
+    for f in fields(block):
+        value, place = getattr(block, f.name), f"{path}.{f.name}".lstrip(".")
+        prefix = f.metadata.get("timm")
+        if prefix is not None and value.startswith(prefix):
+            yield place, value.removeprefix(prefix)
+        yield from _of_timm(value, place)
 
 
 def load(order: Order) -> Recipe:

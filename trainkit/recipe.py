@@ -10,7 +10,21 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from trainkit.blocks import Named
+from trainkit.ranges import (
+    MANY,
+    BatchSize,
+    Count,
+    FractionAboveZero,
+    FractionBelowOne,
+    FractionBetween,
+    NotNegative,
+    Positive,
+    Score,
+    Whole,
+)
 from trainkit.schedule import AnySpan, Curve, Share, Span, TrainingSpan
 from trainkit.targets import Targets, settled
 
@@ -37,10 +51,8 @@ _NOT_IN_HASH = {"hash": False}
 when something goes wrong: an interrupted run may be resumed with another answer."""
 
 
-def _positive(block: object, *names: str) -> None:
-    for name in names:
-        if getattr(block, name) is not None and getattr(block, name) <= 0:
-            raise ValueError(f"{name} is {getattr(block, name)}; it must be above 0")
+WeightDecay = Annotated[float, Field(ge=0, le=100)]
+"""Share of a weight that is taken off it, times the learning rate."""
 
 
 @dataclass(kw_only=True)
@@ -49,8 +61,8 @@ class Group:
 
     match: str
     """Pattern of parameter names with `*` and `?`; one that matches nothing is an error."""
-    lr_scale: float = 1.0
-    weight_decay: float | None = None
+    lr_scale: NotNegative = 1.0
+    weight_decay: WeightDecay | None = None
 
 
 @dataclass(kw_only=True)
@@ -59,10 +71,7 @@ class LrRule:
 
     name: Literal["linear", "sqrt"]
     """In proportion to the samples per update (Goyal et al. 2017, arXiv 1706.02677), or to their square root."""
-    batch_size: int = 256
-
-    def __post_init__(self) -> None:
-        _positive(self, "batch_size")
+    batch_size: BatchSize = 256
 
 
 @dataclass(kw_only=True)
@@ -72,16 +81,13 @@ class AdaptiveClip:
     Adaptive gradient clipping (Brock et al., ICML 2021, arXiv 2102.06171).
     """
 
-    factor: float = 0.01
+    factor: Positive = 0.01
     """Largest length of a unit's gradient, as a share of that of its weights."""
-    eps: float = 1e-3
+    eps: Positive = 1e-3
     """Weights are taken to be at least this long, so that what starts at zero can move."""
     leave_out: list[str] = field(default_factory=list)
     """Patterns of parameter names that are not clipped, such as the last layer of a classifier; one that matches
     nothing is an error."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "factor", "eps")
 
 
 @dataclass(kw_only=True)
@@ -90,36 +96,35 @@ class Optim:
 
     name: str = "sgd"
     """`sgd`, `adam`, `adamw`, or `timm:NAME` for any of timm's."""
-    lr: float
+    lr: Annotated[float, Field(gt=0, le=1000)]
     lr_rule: LrRule | None = None
     """None: `lr` is what it says, whatever the batch."""
-    momentum: float = 0.9
+    momentum: FractionBelowOne = 0.9
     """For `sgd`."""
     nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[FractionBelowOne, FractionBelowOne] = (0.9, 0.999)
     """For `adam` and `adamw`."""
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    eps: FractionAboveZero = 1e-8
+    weight_decay: WeightDecay = 0.0
     decay_1d: bool = True
     """Whether biases, norm weights and other one-dimensional parameters decay too."""
-    clip_norm: float | None = None
+    clip_norm: Annotated[float, Field(gt=0, le=1e12)] | None = None
     """Largest norm of the whole gradient; the gradient is scaled down to it."""
     clip_agc: AdaptiveClip | None = None
     """Clipping by units in place of the whole gradient."""
     groups: list[Group] = field(default_factory=list)
-    layer_decay: float | None = None
+    layer_decay: FractionAboveZero | None = None
     """Factor on the rate from each block to the one below it; the head has the full rate. For networks of timm."""
     fused: bool = True
     """One kernel for all parameters, where the optimizer has one."""
 
     def __post_init__(self) -> None:
-        _positive(self, "lr", "clip_norm", "eps")
         if self.clip_norm is not None and self.clip_agc is not None:
             raise ValueError("clip_norm and clip_agc are two ways to clip; give one")
         if not self.name.startswith("timm:") and self.name not in ("sgd", "adam", "adamw"):
             raise ValueError(f"no optimizer {self.name!r}; there are sgd, adam, adamw and timm:NAME")
-        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
-            raise ValueError(f"layer_decay is {self.layer_decay}; a factor above 0 and up to 1 is needed, such as 0.9")
+        if self.name == "sgd" and self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov is true and momentum 0; Nesterov's step needs a momentum above 0, such as 0.9")
 
 
 @dataclass(kw_only=True)
@@ -129,17 +134,12 @@ class Spikes:
     policy: Literal["warn", "rollback"] = "warn"
     """What one does: it is said, with an event; or the run goes back to a checkpoint from before, and leaves the
     updates around it out."""
-    window: int = 128
-    """Updates whose losses are compared with."""
-    deviations: float = 8.0
+    window: Annotated[int, Field(ge=16, le=MANY)] = 128
+    """Updates whose losses are compared with; of fewer than 16 nobody knows how much they scatter."""
+    deviations: Positive = 8.0
     """How many robust deviations above their median, of logarithms, is a spike."""
-    leave_out: int = 200
+    leave_out: Count = 200
     """Updates that are left out, half of them before the spike."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "deviations", "leave_out")
-        if self.window < 16:
-            raise ValueError(f"window is {self.window}; of fewer than 16 losses nobody knows how much they scatter")
 
 
 @dataclass(kw_only=True)
@@ -158,15 +158,15 @@ class Train:
 
     length: TrainingSpan
     """The whole training: `26 epochs`, `80k steps`."""
-    batch_size: int
+    batch_size: BatchSize
     """Samples per update, over all processes."""
-    micro_batch: int | None = None
+    micro_batch: BatchSize | None = None
     """Samples per process and forward; accumulation follows from it. None: the whole share of a process at once."""
     schedule: Curve = field(default_factory=Curve)
     precision: Literal["auto", "no", "bf16", "fp16", "fp8"] = "auto"
     """`auto`: what the launcher says, else bf16 where the GPU has it, fp16 where not, float32 on a CPU."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    ema: float | None = None
+    ema: FractionBetween | None = None
     """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
     nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)
     """What a loss or gradient that is not finite does: end the run, leave that update out, or go back to the last
@@ -180,12 +180,9 @@ class Train:
     """Whether updates are computed twice now and then; None: none is. A GPU needs `device.deterministic`."""
 
     def __post_init__(self) -> None:
-        _positive(self, "batch_size", "micro_batch")
         if self.micro_batch and self.batch_size % self.micro_batch:
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
         self.schedule.refuse_short(self.length, None, self.batch_size)
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema is {self.ema}; a decay between 0 and 1 is needed, such as 0.999")
 
 
 @dataclass(kw_only=True)
@@ -201,22 +198,19 @@ class Device:
     """The CUDA allocator grows its segments instead of splitting them."""
     deterministic: bool = False
     """Only kernels that repeat their bits. Needed for bit equality on a GPU; a CPU has it at equal threads."""
-    threads: int | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of each process. None: what the launcher set."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "threads")
 
 
 @dataclass(kw_only=True)
 class Loader:
     """How batches are read."""
 
-    workers: int = 0
+    workers: Annotated[int, Field(ge=0, le=128)] = 0
     """Worker processes per training process; 0 reads in the process itself, by threads: best for what is packed."""
     start: Literal["fork", "spawn", "forkserver"] | None = None
     """How workers are started. None: the platform's way."""
-    prefetch: int = 2
+    prefetch: Annotated[int, Field(ge=1, le=1024)] = 2
     """Batches each worker reads ahead; without workers, beside a GPU, a thread of the process."""
     pin: bool = True
     """Page-locked memory for batches on their way to a GPU, so that copies need not be waited for; of no use on a
@@ -231,8 +225,6 @@ class Loader:
     """Time after which a silent worker is replaced; of workers that are lost, the fourth ends the run."""
 
     def __post_init__(self) -> None:
-        if self.workers < 0 or self.prefetch < 1:
-            raise ValueError("workers must be 0 or more and prefetch 1 or more")
         if not self.timeout.timed:
             raise ValueError(f"timeout is '{self.timeout}'; a time is needed, such as 5 min")
 
@@ -268,11 +260,8 @@ class Evaluation:
     at_end: bool = True
     budget: Share | None = None
     """Largest share of wall-clock that this evaluation may take; it is held less often when it is dear."""
-    batch_size: int = 256
+    batch_size: BatchSize = 256
     """Samples per process and forward; whole volumes are read one by one, and cut into windows."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "batch_size")
 
 
 @dataclass(kw_only=True)
@@ -290,8 +279,8 @@ class Checkpoints:
 
     every: AnySpan | None = field(default_factory=lambda: Span(1, "epochs"))
     at_end: bool = True
-    keep_last: int = 2
-    keep_best: int = 1
+    keep_last: Count = 2
+    keep_best: Whole = 1
     lose_at_most: AnySpan | None = field(default_factory=lambda: Span(10, "minutes"), metadata=_NOT_IN_HASH)
     """Most time of training that a process which is killed takes with it, however far apart `every` is; in the first
     minutes of a process at most half of what it did, so that a run which is killed again and again gets on."""
@@ -300,8 +289,6 @@ class Checkpoints:
     which a run ends must be written either way."""
 
     def __post_init__(self) -> None:
-        if self.keep_last < 1 or self.keep_best < 0:
-            raise ValueError("keep_last must be 1 or more and keep_best 0 or more")
         if self.lose_at_most is not None and not self.lose_at_most.timed:
             raise ValueError(f"lose_at_most is {self.lose_at_most}; a time is needed, such as 10 min")
 
@@ -310,15 +297,10 @@ class Checkpoints:
 class Profile:
     """Which updates are traced."""
 
-    at: int
+    at: Annotated[int, Field(ge=1, le=1000000000)]
     """Update with which the trace begins; the few before it warm the tracer up."""
-    steps: int = 10
-    """How many are traced."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "at", "steps")
-        if self.steps > 200:
-            raise ValueError(f"steps is {self.steps}; a trace of more than 200 updates can hardly be opened")
+    steps: Annotated[int, Field(ge=1, le=200)] = 10
+    """How many are traced; a trace of more than 200 can hardly be opened."""
 
 
 @dataclass(kw_only=True)
@@ -365,13 +347,10 @@ class StopWhen:
 
     metric: str
     mode: Literal["max", "min"] = "max"
-    patience: int
+    patience: Count
     """Evaluations without an improvement before the training ends."""
-    min_delta: float = 0.0
+    min_delta: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """Smallest change that counts as one."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "patience")
 
 
 @dataclass(kw_only=True)
@@ -409,7 +388,7 @@ class Promote:
     alias: str = "champion"
     metric: str | None = None
     """The score that decides, by its full name; None: that of `best`."""
-    max_slower: float | None = 0.1
+    max_slower: FractionBelowOne | None = 0.1
     """Largest share by which the training may be slower than the holder's, in samples/s on the same hardware. None:
     it is not asked."""
 
@@ -418,8 +397,6 @@ class Promote:
             raise ValueError(f"name is {self.name!r}; a name without / : @ and quotes is needed")
         if not re.fullmatch("[A-Za-z0-9_-]+", self.alias) or re.fullmatch("(?i)latest|v[0-9]+", self.alias):
             raise ValueError(f"alias is {self.alias!r}; letters, digits, - and _ are allowed, but not `latest` or `v1`")
-        if self.max_slower is not None and not 0 <= self.max_slower < 1:
-            raise ValueError(f"max_slower is {self.max_slower}; a share from 0 and below 1 is needed, such as 0.1")
 
 
 @dataclass(kw_only=True)
@@ -427,7 +404,7 @@ class Recipe:
     """One experiment, complete in itself."""
 
     name: str
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 0
     task: Annotated[Any, Named("task", TABLES["task"])]
     data: Annotated[Any, Named("data", TABLES["data"])]
     optim: Optim
@@ -435,7 +412,7 @@ class Recipe:
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     best: Best | None = None
     stop_when: StopWhen | None = None
-    time_to: dict[str, list[float] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)
+    time_to: dict[str, list[Score] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)
     """Metrics, and values of each whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. More is better, unless
     `best` or `stop_when` of that metric says otherwise, or the entry does: `{lfw/eer: {at: [0.05], mode: min}}`."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)

@@ -11,7 +11,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from trainkit.ranges import FractionBelowOne, FractionBetween
 
 _UNITS = {
     "step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs", "sample": "samples",
@@ -19,6 +21,8 @@ _UNITS = {
     "min": "minutes", "minute": "minutes", "minutes": "minutes", "h": "hours", "hour": "hours", "hours": "hours",
 }  # fmt: skip
 _SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600}
+_LONGEST = 100_000 * 3600
+"""Seconds; clocks of the system and of torch take no time that is much longer."""
 _WRITTEN = {"seconds": "s", "minutes": "min", "hours": "h"}
 _FACTORS = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
 _SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kKM]?)\s+([a-z]+)")
@@ -40,9 +44,12 @@ class Span:
         amount = round(float(match[1]) * _FACTORS[match[2]], 6) if match else 0
         if match is None or unit is None or not 0 < amount < 1e12:
             raise ValueError(f"{text!r} is no span; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min")
+        span = Span(amount, unit)
+        if span.timed and span.seconds > _LONGEST:
+            raise ValueError(f"{text!r} is longer than the {_LONGEST / 3600:g} h that a time can be")
         if unit in ("steps", "samples") and amount != int(amount):
             raise ValueError(f"{text!r}: {unit} are counted in whole numbers")
-        return Span(amount, unit)
+        return span
 
     def __str__(self) -> str:
         amount = f"{self.amount:.6f}".rstrip("0").rstrip(".")
@@ -95,7 +102,7 @@ AnySpan = Annotated[Span, BeforeValidator(_read_span), _as_text]
 """A span of training or of wall-clock."""
 TrainingSpan = Annotated[Span, BeforeValidator(_read_untimed), _as_text]
 """A span of training."""
-Share = Annotated[float, BeforeValidator(_read_share), PlainSerializer(_write_share, return_type=str)]
+Share = Annotated[FractionBetween, BeforeValidator(_read_share), PlainSerializer(_write_share, return_type=str)]
 """A percentage."""
 
 
@@ -111,12 +118,10 @@ class Warmup:
     over: TrainingSpan
     """Not longer than the training."""
     kind: Literal["linear", "exponential", "quadratic"] = "linear"
-    start: float = 0.0
+    start: FractionBelowOne = 0.0
     """Factor from which the climb begins, before the first update; an exponential climb needs one above 0."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start < 1:
-            raise ValueError(f"start is {self.start}; a factor from 0 up to, not including, 1 is needed")
         if self.kind == "exponential" and self.start == 0:
             raise ValueError("an exponential warm-up needs start above 0, such as 0.1")
 
@@ -134,18 +139,16 @@ class Curve:
     name: Literal["constant", "steps", "cosine", "poly"] = "constant"
     at: list[TrainingSpan] = field(default_factory=list)
     """For `steps`: when the rate is multiplied by `gamma`."""
-    gamma: float = 0.1
-    power: float = 0.9
+    gamma: FractionBetween = 0.1
+    power: Annotated[float, Field(gt=0, le=100)] = 0.9
     """For `poly`: (1 - share of training)^power."""
-    floor: float = 0.0
+    floor: FractionBelowOne = 0.0
     """Factor at the end of `cosine` and `poly`."""
     warmup: Warmup | None = None
 
     def __post_init__(self) -> None:
         if (self.name == "steps") != bool(self.at):
             raise ValueError("`at` lists where a `steps` curve drops, and belongs to that curve alone")
-        if not (0 < self.gamma < 1 and self.power > 0 and 0 <= self.floor < 1):
-            raise ValueError("needed: 0 < gamma < 1, power > 0 and 0 <= floor < 1")
 
     def refuse_short(self, length: Span, steps_per_epoch: int | None, batch_size: int) -> None:
         """Raise ValueError when the warm-up is longer than the training, which would end below the full rate.

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainkit.ranges import Score
+
 PREFIX = "time_to/"
 
 
@@ -17,7 +19,7 @@ PREFIX = "time_to/"
 class Targets:
     """Values of a metric whose first reaching is timed."""
 
-    at: list[float]
+    at: list[Score]
     mode: Literal["max", "min"] = "max"
     """`min`: the metric comes from above, as an error rate does."""
 

@@ -7,7 +7,6 @@ any number of processes, in any batch and after a resume.
 from __future__ import annotations
 
 import functools
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from trainkit import seeding
 from trainkit.data import clahe
+from trainkit.ranges import MANY, Factor, Fraction, FractionAboveZero, Ratio
 
 STREAM = "augment"
 
@@ -54,22 +54,19 @@ class Plain:
 class Affine:
     """Turn, scale, shear and move about the middle, with bilinear interpolation."""
 
-    p: float = 1.0
+    p: Fraction = 1.0
     """Share of the pictures."""
-    degrees: float = 0.0
+    degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
     """Largest turn, either way."""
-    scale: tuple[float, float] = (1.0, 1.0)
+    scale: tuple[Ratio, Ratio] = (1.0, 1.0)
     """Smallest and largest factor on the size; drawn evenly on a logarithmic scale."""
-    translate: float = 0.0
+    translate: Fraction = 0.0
     """Largest move, as a share of each side."""
-    shear: float = 0.0
+    shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
     """Largest shear along the width, in degrees."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p", "translate")
-        check_range(self, "scale", least=0.01)
-        if not (0 <= self.degrees <= 180 and 0 <= self.shear < 90):
-            raise ValueError("needed: degrees from 0 to 180 and shear from 0 to below 90")
+        check_order(self, "scale")
 
 
 @dataclass(kw_only=True)
@@ -80,23 +77,20 @@ class Distort:
     contrast comes first for one half and last for the other.
     """
 
-    p: float = 0.5
-    brightness: tuple[float, float] = (0.875, 1.125)
+    p: Fraction = 0.5
+    brightness: tuple[Factor, Factor] = (0.875, 1.125)
     """Factor on all pixels."""
-    contrast: tuple[float, float] = (0.5, 1.5)
+    contrast: tuple[Factor, Factor] = (0.5, 1.5)
     """Factor on the distance from the mean luminance of the picture."""
-    saturation: tuple[float, float] = (0.5, 1.5)
+    saturation: tuple[Factor, Factor] = (0.5, 1.5)
     """Factor on the distance from a pixel's own luminance."""
-    hue: tuple[float, float] = (-0.05, 0.05)
+    hue: tuple[Annotated[float, Field(ge=-0.5, le=0.5)], Annotated[float, Field(ge=-0.5, le=0.5)]] = (-0.05, 0.05)
     """Turns of the colour circle that are added."""
     swap: bool = True
     """Whether channels are swapped."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p")
-        for name in ("brightness", "contrast", "saturation"):
-            check_range(self, name, least=0.0)
-        check_range(self, "hue", least=-0.5, most=0.5)
+        check_order(self, "brightness", "contrast", "saturation", "hue")
 
 
 @dataclass(kw_only=True)
@@ -104,35 +98,29 @@ class Light:
     """Few operations, on the device, for a whole batch at once; in the order of the fields, CLAHE before all."""
 
     name: Literal["light"]
-    flip: float = 0.5
+    flip: Fraction = 0.5
     """Share of the pictures that are mirrored."""
-    shift: int = 0
+    shift: Annotated[int, Field(ge=0, le=1 << 13)] = 0
     """Largest move along either side, in whole pixels."""
     affine: Affine | None = None
     fill: Literal["edge", "reflect", "zero"] = "edge"
     """What moves in at the border: the outermost pixel, the picture mirrored there, or black."""
     distort: Distort | None = None
-    erase: float = 0.0
+    erase: Fraction = 0.0
     """Share of the pictures in which a box is set to `data.mean` (random erasing, Zhong et al. 2020)."""
-    erase_area: tuple[float, float] = (0.02, 0.33)
+    erase_area: tuple[Fraction, Fraction] = (0.02, 0.33)
     """Smallest and largest share of the picture that the box takes."""
-    erase_ratio: tuple[float, float] = (0.3, 3.3)
+    erase_ratio: tuple[Ratio, Ratio] = (0.3, 3.3)
     """Smallest and largest height of the box over its width; drawn evenly on a logarithmic scale."""
-    clahe: float = 0.0
+    clahe: Fraction = 0.0
     """Share of the pictures whose luminance is equalised by tiles (CLAHE)."""
-    clahe_clip: float = 2.0
+    clahe_clip: Annotated[float, Field(ge=1, le=MANY)] = 2.0
     """Most pixels in one bin of a tile's histogram, as a multiple of what evenly filled bins have."""
-    clahe_tiles: int = 8
+    clahe_tiles: Annotated[int, Field(ge=1, le=64)] = 8
     """Tiles along each side."""
 
     def __post_init__(self) -> None:
-        check_share(self, "flip", "erase", "clahe")
-        check_range(self, "erase_area", least=0.0, most=1.0)
-        check_range(self, "erase_ratio", least=0.01)
-        if self.shift < 0:
-            raise ValueError(f"shift is {self.shift}; a number of pixels from 0 is needed")
-        if self.clahe_clip < 1 or self.clahe_tiles < 1:
-            raise ValueError("clahe_clip and clahe_tiles must be 1 or more")
+        check_order(self, "erase_area", "erase_ratio")
 
     @property
     def views(self) -> int:
@@ -235,32 +223,30 @@ class Timm:
     """
 
     name: Literal["timm"]
-    scale: tuple[float, float] = (0.08, 1.0)
+    scale: tuple[Fraction, Fraction] = (0.08, 1.0)
     """Smallest and largest share of the picture that a crop takes."""
-    ratio: tuple[float, float] = (0.75, 4 / 3)
+    ratio: tuple[Ratio, Ratio] = (0.75, 4 / 3)
     """Smallest and largest width of a crop over its height."""
-    hflip: float = 0.5
-    vflip: float = 0.0
-    color_jitter: float | None = None
+    hflip: Fraction = 0.5
+    vflip: Fraction = 0.0
+    color_jitter: Annotated[float, Field(ge=0, le=10)] | None = None
     """Strength of brightness, contrast and saturation; without effect beside `auto_augment`."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
     """A policy in timm's words: RandAugment `rand-...`, AugMix `augmix-...`, AutoAugment `v0`, `original`, `3a`."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
-    re_prob: float = 0.25
+    re_prob: Fraction = 0.25
     """Share of the pictures with random erasing."""
     re_mode: Literal["pixel", "rand", "const"] = "pixel"
     """Erased boxes hold noise per pixel, one random colour, or the mean."""
-    re_count: int = 1
+    re_count: Annotated[int, Field(ge=1, le=100)] = 1
     """Most boxes in a picture."""
-    crop_pct: float = 0.875
+    crop_pct: FractionAboveZero = 0.875
     """Share of the shorter side that is scored, with `data.fit: keep`."""
 
     def __post_init__(self) -> None:
-        check_share(self, "hflip", "vflip", "re_prob")
-        check_range(self, "scale", least=0.0, most=1.0)
-        check_range(self, "ratio", least=0.01)
-        if not 0 < self.crop_pct <= 1 or self.re_count < 1 or self.scale[1] == 0:
-            raise ValueError("needed: crop_pct and scale above 0 and up to 1, re_count from 1")
+        check_order(self, "scale", "ratio")
+        if self.scale[1] == 0:
+            raise ValueError("scale is [0, 0]; a crop takes a share above 0 of the picture")
 
     def training(
         self, side: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]
@@ -502,17 +488,9 @@ def _erase(images: Tensor, numbers: Tensor, mean: Sequence[float]) -> Tensor:
     return torch.where(box, _kept(tuple(mean), images.device), images)
 
 
-def check_share(block: object, *names: str) -> None:
-    """Raise ValueError unless the fields of a block are shares."""
+def check_order(block: object, *names: str) -> None:
+    """Raise ValueError unless the fields of a block are pairs of numbers, the smaller first."""
     for name in names:
-        if not 0 <= getattr(block, name) <= 1:
-            raise ValueError(f"{name} is {getattr(block, name)}; a share from 0 to 1 is needed")
-
-
-def check_range(block: object, name: str, least: float, most: float = math.inf) -> None:
-    """Raise ValueError unless a field of a block is a pair of numbers within bounds, the smaller first."""
-    low, high = getattr(block, name)
-    if not least <= low <= high <= most:
-        raise ValueError(
-            f"{name} is [{low}, {high}]; two numbers are needed, the smaller first, from {least} to {most}"
-        )
+        low, high = getattr(block, name)
+        if low > high:
+            raise ValueError(f"{name} is [{low}, {high}]; two numbers are needed, the smaller first")

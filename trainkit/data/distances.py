@@ -22,9 +22,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from trainkit.data import compressed_maps, hashed, packing
 from trainkit.data.compressed_maps import CompressedMaps
@@ -56,15 +57,13 @@ _BAND = 1 << 18
 class Distance:
     """Distance of every pixel to the nearest boundary between two classes, for losses and for the drawing of points."""
 
-    cap: float = 16.0
+    cap: Annotated[float, Field(ge=0.5, le=CAP_LIMIT)] = 16.0
     """Largest distance, in pixels of the picture as it is packed; what is farther away is given this. At most 63.75."""
     ignored: Literal["boundary", "no"] = "no"
     """Whether the border with pixels that are not labelled is a boundary too. `boundary` is for sets that leave a rim
     unlabelled around every object (Pascal VOC): its classes hardly ever touch."""
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.cap <= CAP_LIMIT:
-            raise ValueError(f"cap is {self.cap:g}; 0.5 to {CAP_LIMIT:g} pixels are needed")
         self.cap = float(self.cap)  # 16 and 16.0 name the same maps
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from trainkit import seeding
@@ -33,7 +34,7 @@ class Faces:
     train: str
     """Folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace folder with
     train.rec, or `sample`. What is not packed is packed once, into the cache (`packing.cache_root`)."""
-    image_size: int = 112
+    image_size: Annotated[int, Field(ge=1, le=4096)] = 112
     """Side of a picture in pixels; larger pictures are made smaller when they are packed."""
     flip: bool = True
     """Mirror half of the training pictures, others in each epoch."""

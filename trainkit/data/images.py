@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 from torch import Tensor
 
 from trainkit import seeding
@@ -25,6 +25,7 @@ from trainkit.data.protocols import Classes, Inspection, Retrieval, Separation
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.errors import UserError, few
 from trainkit.places import locate
+from trainkit.ranges import Deviation, Fraction, FractionBetween, Positive, Side
 from trainkit.schedule import Share
 from trainkit.task import Batch, Meta, Opened
 
@@ -59,7 +60,7 @@ def _write_hold_out(value: float | list[str]) -> str | list[str]:
 
 
 HoldOut = Annotated[
-    float | list[str],
+    FractionBetween | list[str],
     "a share such as 20%, or a list of group names",
     BeforeValidator(_read_hold_out),
     PlainSerializer(_write_hold_out, return_type=str | list[str]),
@@ -77,14 +78,14 @@ class Images:
     or a built-in set: `sample:objects`, `sample:eyes`. What is not packed is packed once, into the cache."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
-    image_size: int | tuple[int, int] = 224
+    image_size: Side | tuple[Side, Side] = 224
     """Side of a picture, or height and width, in pixels."""
     fit: Literal["crop", "stretch", "keep"] = "crop"
     """How pictures get there when they are packed: the largest middle part of that shape, or the whole, squeezed.
     `keep`: they stay encoded at their own sizes and are cut when they are read, by `augment: {name: timm}`."""
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
     """What the difference is divided by."""
     augment: Augment = field(default_factory=Plain)
     group: str | None = None
@@ -99,19 +100,15 @@ class Images:
     open_set: bool = False
     """What is scored is of other classes than those that are trained: only retrieval is offered. Groups that are held
     out take their classes with them."""
-    sampling: Literal["uniform", "balanced"] | dict[str, float] = "uniform"
+    sampling: Literal["uniform", "balanced"] | dict[str, Positive] = "uniform"
     """Each picture once an epoch; or draws with replacement: classes alike often, or a picture of a class as often as
     its weight here says (others: 1). A picture drawn twice in an epoch is augmented alike."""
-    cap: int = 50_000
+    cap: Annotated[int, Field(ge=1, le=1000000000)] = 50_000
     """Most pictures that separation, inspection and scores of `train` look at: a fixed random subset, in the
     proportions of the classes."""
     name: Literal["images"] = "images"
 
     def __post_init__(self) -> None:
-        if min(self.side) < 1 or self.cap < 1:
-            raise ValueError("image_size and cap must be 1 or more")
-        if min(self.std) <= 0:
-            raise ValueError(f"std is {list(self.std)}; numbers above 0 are needed, of pixels 0 to 1")
         if self.fit == "keep" and not isinstance(self.augment, Timm):
             raise ValueError("fit: keep leaves the cutting to augment: {name: timm}; with others take crop or stretch")
         if HELD_OUT in self.evaluate.values() and self.hold_out is None:
@@ -119,10 +116,6 @@ class Images:
         if self.hold_out is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
             raise ValueError(f"evaluate.{HELD_OUT} is another set than the groups of hold_out; choose another name")
         sources.check_names(self.evaluate)
-        if isinstance(self.sampling, dict):
-            for name, weight in self.sampling.items():
-                if not 0 < weight < float("inf"):
-                    raise ValueError(f"sampling.{name} is {weight}; a weight above 0 is needed")
 
     @property
     def side(self) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from trainkit.data.sampling import Cells, Draw, Sampler
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.tokens import Captions
 from trainkit.errors import UserError
+from trainkit.ranges import Deviation, Fraction, FractionBelowOne, Side, Whole
 from trainkit.task import Batch, Meta, Opened
 
 TRIALS = 10
@@ -43,14 +44,10 @@ _FIXED = 0
 class ModalityDropout:
     """Queries of several modalities that lose some of them in training, so that none is relied on alone."""
 
-    p: float
+    p: FractionBelowOne
     """Share of the records of queries that are left out. One of each query stays."""
-    from_epoch: int = 0
+    from_epoch: Whole = 0
     """First epoch, from 0, in which any are."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.p < 1 or self.from_epoch < 0:
-            raise ValueError("p must be from 0 to below 1, and from_epoch 0 or more")
 
 
 @dataclass(kw_only=True)
@@ -65,18 +62,18 @@ class People:
     """Name of a set that is scored to its place, as `train`; `held_out`: the people of `hold_out`."""
     modalities: list[Literal["rgb", "nir", "cp", "sk", "text"]] | None = None
     """Those that are used, `rgb` among them; None: all that `train` has."""
-    image_size: int | tuple[int, int] = (256, 128)
+    image_size: Side | tuple[Side, Side] = (256, 128)
     """Side of a picture, or height and width, in pixels."""
     fit: Literal["crop", "stretch"] = "stretch"
     """How pictures get there when they are packed: the whole, squeezed, or the largest middle part of that shape."""
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
     """What the difference is divided by."""
     augment: Annotated[Plain | Light, Field(discriminator="name")] = field(default_factory=Plain)
     """What is done to pictures of every modality in training."""
     text: Captions = field(default_factory=Captions)
-    token_dropout: float = 0.0
+    token_dropout: FractionBelowOne = 0.0
     """Share of the words (with `clip`, of its pieces) that captions lose in training; one stays."""
     sampler: Sampler
     queries: Literal["all", "one"] = "all"
@@ -94,12 +91,6 @@ class People:
     name: Literal["people"] = "people"
 
     def __post_init__(self) -> None:
-        if min(self.side) < 1:
-            raise ValueError("image_size must be 1 or more")
-        if min(self.std) <= 0:
-            raise ValueError(f"std is {list(self.std)}; numbers above 0 are needed, of pixels 0 to 1")
-        if not 0 <= self.token_dropout < 1:
-            raise ValueError(f"token_dropout is {self.token_dropout}; a share from 0 to below 1 is needed")
         if self.modalities is not None and "rgb" not in self.modalities:
             raise ValueError(f"modalities are {self.modalities}; rgb is needed, in which people are looked for")
         if HELD_OUT in self.evaluate.values() and self.hold_out is None:

@@ -27,6 +27,7 @@ from pydantic import Field
 from trainkit import seeding
 from trainkit.data.modalities import MODALITIES, RGB
 from trainkit.errors import UserError
+from trainkit.ranges import Count
 
 WHERE = "data.sampler"
 
@@ -42,20 +43,17 @@ _NONE = (0, 0, np.zeros((0, 0), np.int64))
 class PK:
     """P people with K records each, of any modality."""
 
-    people: int
+    people: Annotated[int, Field(ge=2, le=100000)]
     """P: different people in a block, which is one micro-batch."""
-    each: int
+    each: Annotated[int, Field(ge=2, le=10000)]
     """K: records of each of them."""
     short: Literal["repeat", "drop"] = "repeat"
     """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
     epoch: Literal["people", "records"] = "people"
     """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
-    batches_per_epoch: int | None = None
+    batches_per_epoch: Count | None = None
     """Blocks of an epoch; None: as `epoch` says."""
     name: Literal["pk"] = "pk"
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     @property
     def block(self) -> int:
@@ -67,9 +65,9 @@ class PK:
 class ModalPK:
     """P people with K records each, of several modalities: of people with an RGB record and one of another modality."""
 
-    people: int
+    people: Annotated[int, Field(ge=2, le=100000)]
     """P: different people in a block, which is one micro-batch."""
-    each: int
+    each: Annotated[int, Field(ge=2, le=10000)]
     """K: records of each of them."""
     ensure_rgb: bool = True
     """One of the K is RGB and the rest of other modalities; without it, RGB is one modality among the others."""
@@ -82,12 +80,11 @@ class ModalPK:
     more of RGB, none twice while there are others; or the people are not drawn."""
     epoch: Literal["people", "records"] = "people"
     """How long an epoch is: every person that can be drawn once, or as many draws as they have records."""
-    batches_per_epoch: int | None = None
+    batches_per_epoch: Count | None = None
     """Blocks of an epoch; None: as `epoch` says."""
     name: Literal["modal_pk"] = "modal_pk"
 
     def __post_init__(self) -> None:
-        _check(self)
         if self.half and self.each % 2:
             raise ValueError(f"each is {self.each}; half needs an even number, K/2 of RGB and K/2 of other modalities")
         if self.half and not self.ensure_rgb:
@@ -109,21 +106,18 @@ class Pairs:
     With K = 2, pairs of two modalities. Anchors come in passes: each RGB record once.
     """
 
-    people: int
+    people: Annotated[int, Field(ge=2, le=100000)]
     """P: RGB records in a block, which is one micro-batch."""
-    each: int = 2
+    each: Annotated[int, Field(ge=2, le=10000)] = 2
     """K: an RGB record and its K-1 partners, one of each modality that the person has before a second of any."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
     """Of people with fewer than K-1 records of other modalities: these come more than once in a draw; more of RGB, none
     twice while there are others; or the people are not drawn."""
     epoch: Literal["anchors", "people", "records"] = "anchors"
     """How long an epoch is: as many draws as RGB records, as people, or so many that records come out alike."""
-    batches_per_epoch: int | None = None
+    batches_per_epoch: Count | None = None
     """Blocks of an epoch; None: as `epoch` says."""
     name: Literal["pairs"] = "pairs"
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     @property
     def block(self) -> int:
@@ -134,14 +128,6 @@ class Pairs:
 AnySampler = PK | ModalPK | Pairs
 Sampler = Annotated[AnySampler, Field(discriminator="name")]
 """The block of a recipe that chooses how people and their records come together."""
-
-
-def _check(spec: AnySampler) -> None:
-    for name, what in (("people", "so that people can be told apart"), ("each", "so that records can be matched")):
-        if getattr(spec, name) < 2:
-            raise ValueError(f"{name} is {getattr(spec, name)}; 2 or more are needed, {what}")
-    if spec.batches_per_epoch is not None and spec.batches_per_epoch < 1:
-        raise ValueError(f"batches_per_epoch is {spec.batches_per_epoch}; 1 or more are needed")
 
 
 @dataclass(frozen=True, eq=False)

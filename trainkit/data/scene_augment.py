@@ -20,6 +20,7 @@ from torch import Tensor
 from trainkit import seeding
 from trainkit.data import augment
 from trainkit.data.augment import Distort, Light
+from trainkit.ranges import Fraction, Ratio
 
 STREAM = "scene"
 
@@ -56,17 +57,16 @@ class Cuts:
 class SceneAugment:
     """How the crops of training are drawn. Each is at a place of its own in every epoch, whatever else is on."""
 
-    scales: tuple[float, float] = (1.0, 1.0)
+    scales: tuple[Ratio, Ratio] = (1.0, 1.0)
     """Smallest and largest factor on the size of the picture, drawn evenly between them, as is usual for street
     scenes: of 0.25 to 2 more than half enlarge."""
-    flip: float = 0.0
+    flip: Fraction = 0.0
     """Share of the crops that are mirrored, left to right."""
     distort: Distort | None = None
     """Photometric distortion, padding included."""
 
     def __post_init__(self) -> None:
-        augment.check_range(self, "scales", least=0.01, most=100.0)
-        augment.check_share(self, "flip")
+        augment.check_order(self, "scales")
 
     @property
     def colours(self) -> Light | None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainkit.errors import UserError, few, number_of
+from trainkit.ranges import Byte
 from trainkit.task import IGNORED
 
-Colour = tuple[int, int, int]
+Colour = tuple[Byte, Byte, Byte]
 
 CLASS_LIMIT = 255
 """Most classes there can be: 0 .. 254 beside `IGNORED`."""

@@ -18,10 +18,9 @@ from trainkit.data.packed import Packed
 from trainkit.data.packed_masks import PackedMasks
 from trainkit.data.protocols import Scenes as ScenesProtocol
 from trainkit.data.scene_augment import Cuts, SceneAugment, cut_map, cut_picture
+from trainkit.data.scene_labels import Colour
 from trainkit.errors import UserError
 from trainkit.task import IGNORED, Batch
-
-Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from trainkit.data import (
     distances,
@@ -22,15 +23,21 @@ from trainkit.data import (
 from trainkit.data.distances import Distance
 from trainkit.data.scene_augment import SceneAugment
 from trainkit.data.scene_import import Looked
-from trainkit.data.scene_labels import Labels
+from trainkit.data.scene_labels import Colour, Labels
 from trainkit.data.scene_sizes import CROP_LIMIT, LEAST
 from trainkit.data.scene_sources import SceneSource
-from trainkit.data.scene_splits import Colour, SceneCrops, SceneSet, WholeScenes
+from trainkit.data.scene_splits import SceneCrops, SceneSet, WholeScenes
 from trainkit.errors import UserError, few
+from trainkit.ranges import Deviation, Fraction
 from trainkit.task import Meta, Opened
 
 SCALE_LIMIT = 16.0
 """Largest factor on the size of a picture that is scored."""
+
+SceneSide = Annotated[int, Field(ge=1, le=1 << 14)]
+"""Side of a picture or a crop, in pixels."""
+EvalScale = Annotated[float, Field(ge=0.01, le=SCALE_LIMIT)]
+"""Factor on the size of a picture that is scored."""
 
 
 @dataclass(kw_only=True)
@@ -51,30 +58,30 @@ class Scenes:
     """Names of the classes, where mask files hold 0, 1, ...; None: what the layout says."""
     palette: dict[str, Colour] | None = None
     """Names of the classes and their colours, where mask files are coloured: `road: [128, 64, 128]`."""
-    ignore: list[int | Colour] = field(default_factory=list)
+    ignore: list[Annotated[int, Field(ge=0, le=65535)] | Colour] = field(default_factory=list)
     """Numbers, or with `palette` colours, in mask files that stand for no class, 255 beside them."""
-    size: tuple[int, int] | None = None
+    size: tuple[SceneSide, SceneSide] | None = None
     """Height and width to which pictures and masks are brought, once, when they are packed; None: as in their files."""
     store: Literal["auto", "decoded", "encoded"] = "auto"
     """How pictures are kept when they are packed: as pixels, for which all must be of one size, or encoded, with which
     a crop of a 1024 x 2048 PNG takes 0.1 s in place of 0.02. `auto`: as pixels, where those take less than 2 GB."""
-    short_side: int | None = None
+    short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
     """Shorter side at which each picture is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
     as packed. Predictions are scored at the packed size in any case."""
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
     """What the difference is divided by."""
-    crop: tuple[int, int]
+    crop: tuple[SceneSide, SceneSide]
     """Height and width of what is trained on. Where the scaled picture is smaller, `mean` is around it, unlabelled."""
     augment: SceneAugment = field(default_factory=SceneAugment)
     distance: Distance | None = None
     """Distances to boundaries between classes, for losses and points that ask for them; None: batches have none."""
-    eval_scales: list[float] = field(default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
+    eval_scales: list[EvalScale] = field(default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
     """Factors on the size of a picture over which NAME.msf and NAME.mscf average."""
-    eval_crop: tuple[int, int] | None = None
+    eval_crop: tuple[SceneSide, SceneSide] | None = None
     """Height and width of the windows of NAME.crop and NAME.mscf; None: `crop`."""
-    few: int = 6
+    few: Annotated[int, Field(ge=1, le=1000)] = 6
     """Pictures of NAME.few and NAME.overlays, spread evenly over the set."""
     leakage: Literal["refuse", "allow"] = "refuse"
     """What a picture that is both trained on and scored does: end the run, or warn."""
@@ -83,20 +90,10 @@ class Scenes:
     def __post_init__(self) -> None:
         for name, most in (("size", pictures.PIXEL_CAP), ("crop", CROP_LIMIT), ("eval_crop", CROP_LIMIT)):
             sides = getattr(self, name)
-            if sides is not None and (min(sides) < 1 or sides[0] * sides[1] > most):
-                raise ValueError(
-                    f"{name} is {list(sides)}; a height and a width from 1 are needed, {most} pixels at most"
-                )
-        if self.short_side is not None and not LEAST <= self.short_side <= 1 << 14:
-            raise ValueError(f"short_side is {self.short_side}; {LEAST} to {1 << 14} pixels are needed")
-        if min(self.std) <= 0 or not all(0 <= one <= 1 for one in self.mean):
-            raise ValueError(
-                f"mean is {list(self.mean)} and std {list(self.std)}; means of pixels 0 to 1 are needed, std above 0"
-            )
-        if not self.eval_scales or not all(0.01 <= scale <= SCALE_LIMIT for scale in self.eval_scales):
-            raise ValueError(f"eval_scales are {self.eval_scales}; factors from 0.01 to {SCALE_LIMIT:g} are needed")
-        if self.few < 1:
-            raise ValueError("few must be 1 or more")
+            if sides is not None and sides[0] * sides[1] > most:
+                raise ValueError(f"{name} is {list(sides)}; {most} pixels at most are possible")
+        if not self.eval_scales:
+            raise ValueError("eval_scales is empty; one factor at least is needed, such as [1.0]")
         if self.names is not None and self.palette is not None:
             raise ValueError("names are those of numbers in mask files, and palette has names of its own; give one")
         if self.ignore and self.names is None and self.palette is None:

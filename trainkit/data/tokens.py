@@ -16,9 +16,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
+from pydantic import Field
 
 from trainkit.errors import UserError
 from trainkit.places import locate
@@ -144,16 +145,14 @@ class Captions:
 
     tokenizer: Literal["words", "clip"] = "words"
     """`words`: each word an id by a hash. `clip`: CLIP's byte pairs, from `file`."""
-    length: int = 77
+    length: Annotated[int, Field(ge=3, le=4096)] = 77
     """Ids of a caption, the end included; what is longer is cut."""
-    vocabulary: int = 4096
+    vocabulary: Annotated[int, Field(ge=3, le=1 << 20)] = 4096
     """Ids of `words`. CLIP's file says how many there are: 49,408."""
     file: str | None = None
     """CLIP's `bpe_simple_vocab_16e6.txt.gz`."""
 
     def __post_init__(self) -> None:
-        if self.length < 3 or not 3 <= self.vocabulary <= 1 << 24:
-            raise ValueError("length must be 3 or more, and vocabulary from 3 to 16 million")
         if (self.tokenizer == "clip") != (self.file is not None):
             raise ValueError("tokenizer: clip needs its file of pairs, and words need none")
 

@@ -15,15 +15,17 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from trainkit import seeding
-from trainkit.data.augment import check_range, check_share
+from trainkit.data.augment import check_order
 from trainkit.errors import UserError
+from trainkit.ranges import Factor, Fraction
 
 STREAM = "augment-volume"
 
@@ -51,23 +53,21 @@ _SLAB = 1 << 16
 """Voxels that are interpolated at once on a CPU, so that what is computed for them stays in its cache."""
 
 
+ControlSpacing = Annotated[float, Field(ge=1, le=10_000)]
+"""mm between control points: their number, and with it the memory, grows with the third power of what is finer."""
+
+
 @dataclass(kw_only=True)
 class Rotate:
     """Turn about the middle of the patch. nnU-Net: p 0.2, in_plane 30 and out_of_plane 30; p 0.2, in_plane 180 for
     thick slices."""
 
-    p: float = 0.2
+    p: Fraction = 0.2
     """Share of the samples."""
-    in_plane: float = 15.0
+    in_plane: Annotated[float, Field(ge=0, le=180)] = 15.0
     """Largest turn within the slices, in degrees, either way."""
-    out_of_plane: float = 0.0
+    out_of_plane: Annotated[float, Field(ge=0, le=180)] = 0.0
     """Largest turn about each of the two axes within the slices; without effect where slices are thick (`FLAT`)."""
-
-    def __post_init__(self) -> None:
-        check_share(self, "p")
-        for name in ("in_plane", "out_of_plane"):
-            if not 0 <= getattr(self, name) <= 180:
-                raise ValueError(f"{name} is {getattr(self, name)}; degrees from 0 to 180 are needed")
 
     def largest(self, flat: bool) -> np.ndarray:
         """Largest turn in radians about each of the stored axes; `flat`: where slices are thick."""
@@ -80,13 +80,12 @@ class Scale:
     """Size, the same along all axes, or within the slices where they are thick (`FLAT`). nnU-Net: p 0.2, 0.7 to
     1.4."""
 
-    p: float = 0.2
-    factor: tuple[float, float] = (0.8, 1.25)
+    p: Fraction = 0.2
+    factor: tuple[Annotated[float, Field(ge=0.1, le=10)], Annotated[float, Field(ge=0.1, le=10)]] = (0.8, 1.25)
     """Smallest and largest; drawn evenly on a logarithmic scale. Above 1 things become larger."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p")
-        check_range(self, "factor", 0.1, 10)
+        check_order(self, "factor")
 
 
 @dataclass(kw_only=True)
@@ -94,18 +93,17 @@ class Elastic:
     """Smooth deformation: a cubic B-spline through shifted control points (Rueckert et al. 1999). nnU-Net has it off
     since version 2; U-Net (Ronneberger et al. 2015) owed much to it."""
 
-    p: float = 0.2
-    every: float = 32.0
+    p: Fraction = 0.2
+    every: ControlSpacing = 32.0
     """mm between control points."""
-    shift: float = 6.0
+    shift: Annotated[float, Field(ge=0, le=1000)] = 6.0
     """Largest shift of a control point along each axis, in mm. Tissue moves by a fifth of it (standard deviation)."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p")
-        if not (self.every > 0 and 0 <= self.shift <= FOLD * self.every):
+        if self.shift > FOLD * self.every:
             raise ValueError(
                 f"shift is {self.shift} mm with control points every {self.every} mm; up to "
-                f"{FOLD * max(self.every, 0.0):.3g} mm are possible, or tissue folds"
+                f"{FOLD * self.every:.3g} mm are possible, or tissue folds"
             )
 
 
@@ -113,55 +111,47 @@ class Elastic:
 class BiasField:
     """Smooth factor on intensities, exp of a cubic B-spline: what receiving coils leave in the image."""
 
-    p: float = 0.15
-    every: float = 64.0
+    p: Fraction = 0.15
+    every: ControlSpacing = 64.0
     """mm between control points."""
-    log: float = 0.6
+    log: Annotated[float, Field(ge=0, le=5)] = 0.6
     """Largest logarithm of the factor at a control point, either way; a fifth of it is usual."""
-
-    def __post_init__(self) -> None:
-        check_share(self, "p")
-        if self.every <= 0 or not 0 <= self.log <= 5:
-            raise ValueError("needed: every above 0 mm and log from 0 to 5")
 
 
 @dataclass(kw_only=True)
 class Blur:
     """Gaussian blur. nnU-Net: p 0.2, 0.5 to 1 voxel."""
 
-    p: float = 0.2
-    sigma: tuple[float, float] = (0.25, 0.5)
+    p: Fraction = 0.2
+    sigma: tuple[Annotated[float, Field(ge=0, le=50)], Annotated[float, Field(ge=0, le=50)]] = (0.25, 0.5)
     """Smallest and largest standard deviation in mm, the same along all axes."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p")
-        check_range(self, "sigma", 0.0)
+        check_order(self, "sigma")
 
 
 @dataclass(kw_only=True)
 class LowResolution:
     """Fewer voxels, brought back to their number by linear interpolation. nnU-Net: p 0.25, 0.5 to 1."""
 
-    p: float = 0.25
-    zoom: tuple[float, float] = (0.5, 1.0)
+    p: Fraction = 0.25
+    zoom: tuple[Annotated[float, Field(ge=0.05, le=1)], Annotated[float, Field(ge=0.05, le=1)]] = (0.5, 1.0)
     """Smallest and largest share of the voxels along each axis; within the slices only, where they are thick."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p")
-        check_range(self, "zoom", 0.05, 1.0)
+        check_order(self, "zoom")
 
 
 @dataclass(kw_only=True)
 class Noise:
     """Gaussian noise. nnU-Net: p 0.1, variance up to 0.1, hence a deviation up to 0.3."""
 
-    p: float = 0.1
-    deviation: tuple[float, float] = (0.0, 0.3)
+    p: Fraction = 0.1
+    deviation: tuple[Factor, Factor] = (0.0, 0.3)
     """Smallest and largest standard deviation, in those of the volume."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p")
-        check_range(self, "deviation", 0.0)
+        check_order(self, "deviation")
 
 
 @dataclass(kw_only=True)
@@ -169,15 +159,14 @@ class Gamma:
     """Power of the intensities, taken as 0 .. 1 between the lowest and the highest of the patch; mean and standard
     deviation are kept. nnU-Net: p 0.3, 0.7 to 1.5, and inverted for a third of them."""
 
-    p: float = 0.3
-    exponent: tuple[float, float] = (0.7, 1.5)
+    p: Fraction = 0.3
+    exponent: tuple[Annotated[float, Field(ge=0.05, le=20)], Annotated[float, Field(ge=0.05, le=20)]] = (0.7, 1.5)
     """Smallest and largest; drawn evenly on a logarithmic scale, so that 1 / a is as likely as a."""
-    invert: float = 0.25
+    invert: Fraction = 0.25
     """Share of these for which dark and bright are exchanged before and after."""
 
     def __post_init__(self) -> None:
-        check_share(self, "p", "invert")
-        check_range(self, "exponent", 0.05, 20)
+        check_order(self, "exponent")
 
 
 @dataclass(kw_only=True)
@@ -185,26 +174,20 @@ class Contrast:
     """Factor on intensities about 0, the mean of the volume. nnU-Net: p 0.15, 0.75 to 1.25 (twice: about 0 and about
     the patch's mean)."""
 
-    p: float = 0.15
-    factor: tuple[float, float] = (0.75, 1.25)
+    p: Fraction = 0.15
+    factor: tuple[Factor, Factor] = (0.75, 1.25)
 
     def __post_init__(self) -> None:
-        check_share(self, "p")
-        check_range(self, "factor", 0.0)
+        check_order(self, "factor")
 
 
 @dataclass(kw_only=True)
 class Brightness:
     """What is added to all intensities."""
 
-    p: float = 0.15
-    shift: float = 0.2
+    p: Fraction = 0.15
+    shift: Factor = 0.2
     """Largest, either way, in standard deviations of the volume."""
-
-    def __post_init__(self) -> None:
-        check_share(self, "p")
-        if self.shift < 0:
-            raise ValueError(f"shift is {self.shift}; a number from 0 is needed")
 
 
 @dataclass(kw_only=True)
@@ -230,13 +213,11 @@ class VolumeAugment:
     gamma: Gamma | None = None
     contrast: Contrast | None = None
     brightness: Brightness | None = None
-    reach: float = 0.25
+    reach: Annotated[float, Field(ge=0, le=2)] = 0.25
     """Most that is read beyond the patch on either side for turning and scaling it, as a share of its side. Farther
     out the outermost voxel is repeated."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.reach <= 2:
-            raise ValueError(f"reach is {self.reach}; a share from 0 to 2 is needed")
         if len(set(self.flips)) < len(self.flips):
             raise ValueError(f"flips has {', '.join(self.flips)}; each axis once")
 

@@ -9,10 +9,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from trainkit import seeding
 from trainkit.data import duplicates, packed_volumes, sources, volume_cache, volume_import, volume_sources
@@ -25,6 +26,7 @@ from trainkit.data.volume_cache import Shelf
 from trainkit.data.volume_sources import VolumeSource
 from trainkit.errors import UserError, few
 from trainkit.places import locate
+from trainkit.ranges import Fraction, Side
 from trainkit.task import Batch, Meta, Opened
 
 SAMPLES = {"orbits": "trainkit.data.sample_orbits"}
@@ -40,6 +42,10 @@ _FIXED = 0
 """Seed of the patches that are scored: whatever the run's, so that runs are scored on the same ones."""
 
 
+Millimetres = Annotated[float, Field(ge=0.01, le=1000)]
+"""Distance between voxels."""
+
+
 @dataclass(kw_only=True)
 class Volumes:
     """NIfTI volumes and their label maps. Every set NAME that is scored offers the splits NAME (all cases, whole),
@@ -52,28 +58,28 @@ class Volumes:
     """Name of a set that is scored to its place, as `train`; `held_out`: the fold that is kept from training."""
     names: list[str] | None = None
     """Names of the labels 1, 2, ...; None: what the source says."""
-    spacing: tuple[float, float, float] | None = None
+    spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
     """mm from voxel to voxel along depth, height and width, to which volumes are resampled once; None: as they are."""
-    patch: tuple[int, int, int]
+    patch: tuple[Side, Side, Side]
     """Depth, height and width of a training patch, and of a window in evaluations, in voxels. Depth is the axis
     across slices: the one with the largest spacing."""
-    patches: int = 4
+    patches: Annotated[int, Field(ge=1, le=100000)] = 4
     """Patches of each case in an epoch, and in NAME.patches, half of which are centred on organs in any case."""
-    foreground: float = 0.5
+    foreground: Fraction = 0.5
     """Share of the patches that are centred on a voxel of an organ, each organ of a case as likely as another."""
     augment: VolumeAugment = field(default_factory=VolumeAugment)
     patient: str | None = None
     """Regular expression with one part in parentheses, which finds the patient in the name of a file; None: the name
     is the patient."""
-    folds: int = 5
+    folds: Annotated[int, Field(ge=2, le=1000)] = 5
     """Parts into which patients are divided, by a hash of their names, where one is held out."""
-    fold: int | None = None
+    fold: Annotated[int, Field(ge=0, lt=1000)] | None = None
     """Number of the part that is kept from training, 0 .. folds-1."""
     leakage: Literal["refuse", "allow"] = "refuse"
     """What a patient or a volume that is both trained on and scored does: end the run, or warn."""
     clinical: str | None = None
     """Table (CSV with a column of patients) whose columns stand beside the scores of each case."""
-    few: int = 4
+    few: Annotated[int, Field(ge=1, le=1000)] = 4
     """Cases of NAME.few and NAME.overlays, spread over the sizes."""
     cache: Literal["auto", "disk", "ram", "device"] = "auto"
     """Where volumes are while training: memory-mapped, in memory, or on the GPU, all with the same patches. `auto`: the
@@ -81,18 +87,10 @@ class Volumes:
     name: Literal["volumes"] = "volumes"
 
     def __post_init__(self) -> None:
-        if min(self.patch) < 1 or math.prod(self.patch) > PATCH_LIMIT:
-            raise ValueError(
-                f"patch is {list(self.patch)}; three numbers from 1 are needed, {PATCH_LIMIT} voxels at most"
-            )
-        if self.spacing is not None and not all(0 < mm < math.inf for mm in self.spacing):
-            raise ValueError(f"spacing is {list(self.spacing)}; three distances above 0 mm are needed")
-        if min(self.patches, self.few) < 1:
-            raise ValueError("patches and few must be 1 or more")
-        if not 0 <= self.foreground <= 1:
-            raise ValueError(f"foreground is {self.foreground}; a share from 0 to 1 is needed")
-        if self.folds < 2 or (self.fold is not None and not 0 <= self.fold < self.folds):
-            raise ValueError(f"fold is {self.fold} of {self.folds}; 2 folds or more, numbered from 0, are needed")
+        if math.prod(self.patch) > PATCH_LIMIT:
+            raise ValueError(f"patch is {list(self.patch)}; {PATCH_LIMIT} voxels at most are possible")
+        if self.fold is not None and self.fold >= self.folds:
+            raise ValueError(f"fold is {self.fold} of {self.folds}; folds are numbered from 0")
         different = {name.lower() for name in self.names or ()}
         if self.names is not None and (not self.names or len(different) < len(self.names) or "" in self.names):
             raise ValueError("names must be those of the labels 1, 2, ...: at least one, each another")

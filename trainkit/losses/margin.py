@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.losses.online_softmax import Rivals, large, rivals
+from trainkit.ranges import FractionAboveZero, Positive, Whole
 
 NORM_EPS = 1e-3
 """AdaFace: what is added to the spread of the norms, and how far its angles stay from 0 and pi."""
@@ -28,17 +29,13 @@ class ArcFace:
     """Additive angular margin: cos(theta + m) (Deng et al., CVPR 2019, equation 3)."""
 
     name: Literal["arcface"] = "arcface"
-    m: float = 0.5
+    m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.5
     """Radians."""
-    scale: float = 64.0
-    ramp_epochs: int = 0
+    scale: Positive = 64.0
+    ramp_epochs: Whole = 0
     """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
-    scale_eval: float | None = None
+    scale_eval: Positive | None = None
     """Scale of the cosines where classes are predicted; None: `scale`."""
-
-    def __post_init__(self) -> None:
-        _check(self.m, self.scale, math.pi)
-        _check_ramp(self.ramp_epochs, self.scale_eval)
 
 
 @dataclass(kw_only=True)
@@ -46,16 +43,12 @@ class CosFace:
     """Additive cosine margin: cos(theta) - m (Wang et al., CVPR 2018, equation 4)."""
 
     name: Literal["cosface"] = "cosface"
-    m: float = 0.35
-    scale: float = 64.0
-    ramp_epochs: int = 0
+    m: Annotated[float, Field(ge=0, lt=2)] = 0.35
+    scale: Positive = 64.0
+    ramp_epochs: Whole = 0
     """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
-    scale_eval: float | None = None
+    scale_eval: Positive | None = None
     """Scale of the cosines where classes are predicted; None: `scale`."""
-
-    def __post_init__(self) -> None:
-        _check(self.m, self.scale, 2.0)
-        _check_ramp(self.ramp_epochs, self.scale_eval)
 
 
 @dataclass(kw_only=True)
@@ -63,19 +56,12 @@ class AdaFace:
     """Margin by picture quality, read from the norm of the embedding (Kim et al., CVPR 2022, equations 14 and 15)."""
 
     name: Literal["adaface"] = "adaface"
-    m: float = 0.4
-    h: float = 0.333
+    m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.4
+    h: Annotated[float, Field(ge=0, le=100)] = 0.333
     """How much of [-1, 1] one standard deviation of the norms spans."""
-    t_alpha: float = 0.01
+    t_alpha: FractionAboveZero = 0.01
     """Weight of the newest batch in the running mean and spread of the norms."""
-    scale: float = 64.0
-
-    def __post_init__(self) -> None:
-        _check(self.m, self.scale, math.pi)
-        if self.h < 0:
-            raise ValueError(f"h is {self.h}; 0 or more is needed")
-        if not 0 < self.t_alpha <= 1:
-            raise ValueError(f"t_alpha is {self.t_alpha}; a weight above 0 and up to 1 is needed")
+    scale: Positive = 64.0
 
 
 @dataclass(kw_only=True)
@@ -93,20 +79,6 @@ Margin = Annotated[AnyMargin, Field(discriminator="name")]
 """The block of a recipe that chooses a margin."""
 MarginOrNone = Annotated[ArcFace | CosFace | AdaFace | NoMargin, Field(discriminator="name")]
 """The same where a plain classifier will do as well."""
-
-
-def _check(m: float, scale: float, below: float) -> None:
-    if not 0 <= m < below:
-        raise ValueError(f"m is {m}; a margin from 0 to below {below:.4g} is needed")
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale is {scale}; it must be above 0")
-
-
-def _check_ramp(ramp_epochs: int, scale_eval: float | None) -> None:
-    if ramp_epochs < 0:
-        raise ValueError(f"ramp_epochs is {ramp_epochs}; 0 or more is needed")
-    if scale_eval is not None and not 0 < scale_eval < math.inf:
-        raise ValueError(f"scale_eval is {scale_eval}; it must be above 0")
 
 
 def arcface(cos_B: Tensor, m: float) -> Tensor:

@@ -17,13 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from trainkit.losses.margin import at_least_float32
 from trainkit.losses.weighting import class_weights
+from trainkit.ranges import FractionAboveZero, FractionBetween, NotNegative, Positive
 from trainkit.task import IGNORED
 
 TERMS = ("ce", "dice", "lovasz", "boundary")
@@ -36,66 +39,52 @@ _TINY = 1e-7
 class Ohem:
     """The cross-entropy of the hard pixels alone: their mean over the micro-batch."""
 
-    probability: float = 0.7
+    probability: FractionBetween = 0.7
     """A pixel is hard where its class is given less than this."""
-    least: float = 1 / 16
+    least: FractionAboveZero = 1 / 16
     """Share of the labelled pixels that is kept at least, and one pixel at least; where fewer are hard, the hardest so
     many."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.probability < 1:
-            raise ValueError(f"probability is {self.probability}; between 0 and 1 is needed")
-        if not 0 < self.least <= 1:
-            raise ValueError(f"least is {self.least}; a share above 0 and up to 1 is needed")
 
 
 @dataclass(kw_only=True)
 class Near:
     """Pixels near a boundary between classes count more: 1 + strength * exp(-distance^2 / (2 sigma^2))."""
 
-    strength: float = 2.0
-    sigma: float = 3.0
+    strength: Positive = 2.0
+    sigma: Annotated[float, Field(gt=0, le=10000)] = 3.0
     """Pixels of the crop."""
-
-    def __post_init__(self) -> None:
-        for name in ("strength", "sigma"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
 
 @dataclass(kw_only=True)
 class PixelLoss:
     """A weighted sum of terms, each over all labelled pixels of a micro-batch together."""
 
-    ce: float = 1.0
+    ce: NotNegative = 1.0
     """Weight of the cross-entropy, mean over pixels."""
     ohem: Ohem | None = None
     """Which pixels the cross-entropy takes; all of them where there is none."""
-    dice: float = 0.0
+    dice: NotNegative = 0.0
     """Weight of 1 - Dice, mean over the classes that the micro-batch has."""
-    lovasz: float = 0.0
+    lovasz: NotNegative = 0.0
     """Weight of the Lovasz extension of 1 - IoU, mean over the classes that the micro-batch has. Sorts all pixels once
     a class."""
-    boundary: float = 0.0
+    boundary: NotNegative = 0.0
     """Weight of 1 - F of the boundaries, mean over the classes of each picture that have one."""
-    boundary_width: int = 3
+    boundary_width: Annotated[int, Field(ge=3, le=255)] = 3
     """Side of the square in which a pixel of another class makes a pixel one of the boundary: theta0 of the paper."""
-    boundary_reach: int = 5
+    boundary_reach: Annotated[int, Field(ge=3, le=255)] = 5
     """Side of the square in which a boundary pixel finds its match: theta of the paper."""
-    class_weights: dict[str, float] = field(default_factory=dict)
+    class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class, by its name, among the pixels and among the classes; 1 for those not named."""
     near: Near | None = None
     """Weights of pixels in the cross-entropy by their distance from a boundary; needs `data.distance`."""
 
     def __post_init__(self) -> None:
-        for name in TERMS:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; 0 or more is needed")
         if not any(getattr(self, name) for name in TERMS):
             raise ValueError(f"all of {', '.join(TERMS)} are 0; one must be above 0")
         for name in ("boundary_width", "boundary_reach"):
-            if getattr(self, name) < 3 or getattr(self, name) % 2 == 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; an odd number from 3 is needed")
+            if getattr(self, name) % 2 == 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; an odd number is needed")
         for name in ("ohem", "near"):
             if getattr(self, name) is not None and not self.ce:
                 raise ValueError(f"{name} is of the cross-entropy, and ce is 0; give ce a weight or leave out {name}")

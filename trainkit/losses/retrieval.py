@@ -12,16 +12,17 @@ of the mean; where none is left the loss is 0, with a gradient of 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from trainkit.data.modalities import MODALITIES
 from trainkit.losses.margin import at_least_float32, cosines
+from trainkit.ranges import FractionBelowOne, Positive
 
 SDM_EPS = 1e-8
 """SDM: what is added to the labels' probabilities before their logarithm, as published."""
@@ -31,74 +32,47 @@ SDM_EPS = 1e-8
 class Identity:
     """Cross-entropy over the persons of the training set, of records and of queries."""
 
-    weight: float = 1.0
-    smoothing: float = 0.1
+    weight: Positive = 1.0
+    smoothing: FractionBelowOne = 0.1
     """Share of the target that is spread evenly over all persons."""
-
-    def __post_init__(self) -> None:
-        _check(weight=self.weight)
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing is {self.smoothing}; a share from 0 to below 1 is needed")
 
 
 @dataclass(kw_only=True)
 class Triplet:
     """Each record: the farthest of its person should be nearer than the nearest of another, before the neck."""
 
-    weight: float = 1.0
-    margin: Literal["soft"] | float = "soft"
+    weight: Positive = 1.0
+    margin: Literal["soft"] | Annotated[float, Field(ge=0, le=1000)] = "soft"
     """By how much nearer, as a Euclidean distance; `soft` is ln(1 + exp(difference)), which never ends."""
-
-    def __post_init__(self) -> None:
-        _check(weight=self.weight)
-        if self.margin != "soft" and not 0 <= self.margin < math.inf:
-            raise ValueError(f"margin is {self.margin}; 0 or more is needed, or the word soft")
 
 
 @dataclass(kw_only=True)
 class Matching:
     """SDM: of each query the similarities to the RGB records, and back, become those that the labels ask for."""
 
-    weight: float = 1.0
-    temperature: float = 0.02
+    weight: Positive = 1.0
+    temperature: Positive = 0.02
     """What cosines are divided by."""
-
-    def __post_init__(self) -> None:
-        _check(weight=self.weight, temperature=self.temperature)
 
 
 @dataclass(kw_only=True)
 class Circle:
     """Circle loss over the cosines of all records: each pair counts by how far it is from where it should be."""
 
-    weight: float = 1.0
-    margin: float = 0.25
+    weight: Positive = 1.0
+    margin: FractionBelowOne = 0.25
     """Cosines of one person should exceed 1 - margin, those of two lie below it."""
-    scale: float = 128.0
+    scale: Positive = 128.0
     """What cosines are multiplied by; the published one of person retrieval."""
-
-    def __post_init__(self) -> None:
-        _check(weight=self.weight, scale=self.scale)
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin is {self.margin}; from 0 to below 1 is needed")
 
 
 @dataclass(kw_only=True)
 class Contrast:
     """Supervised contrast over the cosines of all records: those of a person against all others."""
 
-    weight: float = 1.0
-    temperature: float = 0.1
+    weight: Positive = 1.0
+    temperature: Positive = 0.1
     """What cosines are divided by."""
-
-    def __post_init__(self) -> None:
-        _check(weight=self.weight, temperature=self.temperature)
-
-
-def _check(**positive: float) -> None:
-    for name, value in positive.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} is {value}; it must be above 0")
 
 
 def identity(logit_BC: Tensor, label_B: Tensor, smoothing: float = 0.0) -> Tensor:

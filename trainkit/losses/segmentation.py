@@ -11,17 +11,18 @@ B samples, C classes, V voxels, S their grid: depth, height and width, or height
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from trainkit.losses.margin import at_least_float32
 from trainkit.losses.weighting import class_weights
+from trainkit.ranges import NotNegative, Positive
 
 _SMALLEST = 1e-6
 """Focal: 1 - p is taken as at least this, for below an exponent of 1 its slope has no bound at 0."""
@@ -32,21 +33,21 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 class SegmentationLoss:
     """A weighted sum of terms, each a mean over the voxels or the classes of a sample."""
 
-    dice: float = 1.0
+    dice: NotNegative = 1.0
     """Weight of 1 - Dice, mean over classes."""
-    ce: float = 1.0
+    ce: NotNegative = 1.0
     """Weight of the cross-entropy, mean over voxels."""
-    focal: float = 0.0
+    focal: NotNegative = 0.0
     """Weight of the focal loss, mean over voxels."""
-    tversky: float = 0.0
+    tversky: NotNegative = 0.0
     """Weight of 1 - Tversky index, mean over classes."""
-    focal_gamma: float = 2.0
+    focal_gamma: Annotated[float, Field(ge=0, le=100)] = 2.0
     """How strongly the focal loss turns away from voxels that are right; 0 is the cross-entropy."""
-    tversky_alpha: float = 0.3
+    tversky_alpha: NotNegative = 0.3
     """Price of a voxel that is wrongly taken for the class."""
-    tversky_beta: float = 0.7
+    tversky_beta: NotNegative = 0.7
     """Price of a voxel of the class that is missed. Both 0.5: Dice."""
-    smooth: float = 1e-5
+    smooth: NotNegative = 1e-5
     """Added to numerator and denominator of Dice and Tversky, in voxels."""
     background: bool = False
     """Whether class 0 is one of the classes of Dice and Tversky; it always counts in the voxel terms."""
@@ -57,15 +58,11 @@ class SegmentationLoss:
     whole_batch: bool = False
     """Voxels of a class are summed over the micro-batch before the ratio is taken, so a class is empty only where no
     sample has it; the result then depends on `train.micro_batch`. nnU-Net's `batch_dice`."""
-    class_weights: dict[str, float] = field(default_factory=dict)
+    class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class, by its name, among the classes and among the voxels; 1 for those not named."""
 
     def __post_init__(self) -> None:
         terms = {"dice": self.dice, "ce": self.ce, "focal": self.focal, "tversky": self.tversky}
-        rest = {"focal_gamma": self.focal_gamma, "tversky_alpha": self.tversky_alpha, "tversky_beta": self.tversky_beta}
-        for name, value in {**terms, **rest, "smooth": self.smooth}.items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} is {value}; 0 or more is needed")
         if not any(terms.values()):
             raise ValueError(f"all of {', '.join(terms)} are 0; one must be above 0")
         if not self.tversky_alpha + self.tversky_beta > 0:

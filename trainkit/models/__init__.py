@@ -20,6 +20,7 @@ from trainkit.models.eye import Backbone, EyeNet, Head, channels_of
 from trainkit.models.ir import IR
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
+from trainkit.ranges import Channels, FractionAboveZero, FractionBelowOne
 
 __all__ = [
     "IR",
@@ -36,6 +37,8 @@ __all__ = [
     "macs",
 ]
 
+MOST_CHANNELS = 4096
+"""Of a map of an eye network, which doubles them as it gets deeper."""
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the picture four times."""
 
@@ -45,13 +48,10 @@ class MobileFaceNetSpec:
     """MobileFaceNet in AdaDistill's layout (Chen et al. 2018): 1.2 M parameters at width 1."""
 
     name: Literal["mobilefacenet"]
-    embedding: int = 512
+    embedding: Channels = 512
     """Length of the embedding."""
-    width: float = 1.0
+    width: Annotated[float, Field(gt=0, le=8)] = 1.0
     """Factor on all channel counts."""
-
-    def __post_init__(self) -> None:
-        _check(self.embedding, self.width)
 
 
 @dataclass(kw_only=True)
@@ -59,15 +59,12 @@ class IResNetSpec:
     """Residual network of face recognition (Duta et al. 2020; Deng et al. 2019)."""
 
     name: Literal["iresnet18", "iresnet34", "iresnet50", "iresnet100"]
-    embedding: int = 512
+    embedding: Channels = 512
     """Length of the embedding."""
-    width: float = 1.0
+    width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
-    dropout: float = 0.0
+    dropout: FractionBelowOne = 0.0
     """Share of the last map set to zero in training."""
-
-    def __post_init__(self) -> None:
-        _check(self.embedding, self.width, self.dropout)
 
 
 @dataclass(kw_only=True)
@@ -75,17 +72,14 @@ class IRSpec:
     """The network of AdaFace (Kim et al. 2022) that CVLface's teachers are: iResNet with plain shortcuts."""
 
     name: Literal["ir18", "ir50", "ir101"]
-    embedding: int = 512
+    embedding: Channels = 512
     """Length of the embedding."""
-    width: float = 1.0
+    width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
-    dropout: float = 0.4
+    dropout: FractionBelowOne = 0.4
     """Share of the last map set to zero in training."""
     bgr: bool = False
     """For weights learnt on pictures with blue first (AdaFace's own release); CVLface's have red first, as here."""
-
-    def __post_init__(self) -> None:
-        _check(self.embedding, self.width, self.dropout)
 
 
 @dataclass(kw_only=True)
@@ -93,37 +87,32 @@ class EyeSpec:
     """A small network for eye crops or other small pictures: 12 thousand to 2 million parameters."""
 
     name: Backbone
-    base_channels: int = 32
+    base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
     """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
-    num_blocks: int = 4
+    num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
     head: Head = "transformer"
     """What makes the embedding of the last map; the last two see it as a grid of tokens."""
-    grid: tuple[int, int] = (2, 4)
+    grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
     """Rows and columns of tokens."""
-    embedding: int | None = None
+    embedding: Channels | None = None
     """Length of the embedding; None: channels of the last map. Any other is the work of one more linear layer."""
-    drop_path: float = 0.0
+    drop_path: FractionBelowOne = 0.0
     """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
-    dropout: float = 0.0
+    dropout: FractionBelowOne = 0.0
     """Share of what the head pools set to zero in training."""
-    layer_scale: float = 1e-6
+    layer_scale: FractionAboveZero = 1e-6
     """Factor on each block of `eye_convnext` at the start. As published; a training of minutes needs a larger one."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.base_channels <= 1024:
-            raise ValueError(f"base_channels is {self.base_channels}; 1 to 1024 are possible")
-        if not 1 <= self.num_blocks <= 16:
-            raise ValueError(f"num_blocks is {self.num_blocks}; 1 to 16 are possible")
-        if min(self.grid) < 1:
-            raise ValueError(f"grid is {list(self.grid)}; rows and columns must be 1 or more")
+        last = channels_of(self.base_channels, self.num_blocks)[-1]
+        if last > MOST_CHANNELS:
+            raise ValueError(
+                f"base_channels is {self.base_channels} and num_blocks {self.num_blocks}, which makes {last} channels "
+                f"in the last block; {MOST_CHANNELS} at most are possible"
+            )
         if self.embedding is None:
             # Tasks size their heads by it, and the resolved recipe then says what it is.
-            self.embedding = channels_of(self.base_channels, self.num_blocks)[-1]
-        _check(self.embedding, dropout=self.dropout)
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}; a share from 0 to below 1 is needed")
-        if not 0 < self.layer_scale <= 1:
-            raise ValueError(f"layer_scale is {self.layer_scale}; a factor above 0 and up to 1 is needed")
+            self.embedding = last
 
 
 @dataclass(kw_only=True)
@@ -131,30 +120,20 @@ class TimmSpec:
     """Any classification network of timm, from random weights, with a neck: batch norm, linear, batch norm."""
 
     name: Literal["timm"]
-    model: str
+    model: str = field(metadata={"timm": ""})
     """Name as `timm.list_models()` gives it; a tag after a dot is ignored, for nothing is downloaded."""
-    embedding: int = 512
+    embedding: Channels = 512
     """Length of the embedding."""
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of its constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
 
     def __post_init__(self) -> None:
-        _check(self.embedding)
         check_arguments(self.args)
 
 
 AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
 Net = Annotated[AnyNet, Field(discriminator="name")]
 """The block of a recipe that chooses a network."""
-
-
-def _check(embedding: int, width: float = 1.0, dropout: float = 0.0) -> None:
-    if embedding < 1:
-        raise ValueError(f"embedding is {embedding}; it must be 1 or more")
-    if not 0 < width <= 16:
-        raise ValueError(f"width is {width}; a factor above 0 and up to 16 is needed")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}; a share from 0 to below 1 is needed")
 
 
 def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:

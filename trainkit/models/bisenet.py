@@ -75,12 +75,6 @@ def _wide(channels: int, width: float) -> int:
     return max(8, 8 * round(channels * width / 8))
 
 
-def check_width(width: float) -> None:
-    """Raise ValueError for a factor on channels that no network can have."""
-    if not 0 < width <= 8:
-        raise ValueError(f"width is {width}; a factor above 0 and up to 8 is needed")
-
-
 class Attention(nn.Module):
     """The attention refinement module: each channel times a share that follows from the mean of all channels."""
 
@@ -151,7 +145,6 @@ class BiSeNetV1(nn.Module):
         super().__init__()
         import timm
 
-        check_width(width)
         c64, c128, c256 = (_wide(c, width) for c in (64, 128, 256))
         self.encoder = timm.create_model(encoder, features_only=True, out_indices=(1, 3, 4), in_chans=in_channels)
         strides = self.encoder.feature_info.reduction()
@@ -286,7 +279,6 @@ class BiSeNetV2(nn.Module):
 
     def __init__(self, classes: int, in_channels: int = 3, width: float = 1.0, aux: bool = True, head: int = 1024):
         super().__init__()
-        check_width(width)
         c16, c32, c64, c128 = (_wide(c, width) for c in (16, 32, 64, 128))
         self.fine_channels = c64
         self.detail = nn.ModuleList(

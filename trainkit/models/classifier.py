@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainkit import weights
 from trainkit.errors import UserError
+from trainkit.ranges import FractionBelowOne
 
 _RESERVED = frozenset(
     [
@@ -38,13 +39,13 @@ Argument = bool | int | float | str | list[int] | list[float]
 class Network:
     """A network of timm, where its weights come from, and which of them are trained."""
 
-    model: str
+    model: str = field(metadata={"timm": ""})
     """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of its constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
-    drop_path: float = 0.0
+    drop_path: FractionBelowOne = 0.0
     """Stochastic depth (Huang et al., ECCV 2016): largest share of samples that skip a block."""
-    dropout: float = 0.0
+    dropout: FractionBelowOne = 0.0
     """Share of the features that is set to zero before the classifier."""
     weights: str | None = None
     """`pretrained` (timm's own, downloaded by `trainkit fetch`), a file, `run:NAME` or `models:/ID`; None: random. A
@@ -53,9 +54,6 @@ class Network:
     """What is trained: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
 
     def __post_init__(self) -> None:
-        for name in ("drop_path", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; a share from 0 to below 1 is needed")
         check_arguments(self.args)
         if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
             raise ValueError(f"args holds {', '.join(sorted(taken))}; say drop_path and dropout")
@@ -144,14 +142,8 @@ def load(net: nn.Module, file: Any, classes: int) -> None:
     weights.load_into(net, tensors, str(file))
 
 
-def timm_network(
-    model: str, shape: tuple[int, int, int], args: Mapping[str, Any], classes: int, where: str
-) -> nn.Module:
-    """A network of timm with random weights for pictures of `shape`; `classes` 0: without classifier.
-
-    Raises UserError with the nearest names when there is no such network, and when it takes no such argument or
-    pictures.
-    """
+def refuse_unknown(model: str, where: str) -> None:
+    """Raise UserError with the nearest names where timm has no network of that name; none is built."""
     import timm
 
     architecture = model.partition(".")[0]
@@ -162,6 +154,20 @@ def timm_network(
             f"timm {timm.__version__} has no model {model!r}",
             remedy=f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists the names",
         )
+
+
+def timm_network(
+    model: str, shape: tuple[int, int, int], args: Mapping[str, Any], classes: int, where: str
+) -> nn.Module:
+    """A network of timm with random weights for pictures of `shape`; `classes` 0: without classifier.
+
+    Raises UserError with the nearest names when there is no such network, and when it takes no such argument or
+    pictures.
+    """
+    import timm
+
+    refuse_unknown(model, where)
+    architecture = model.partition(".")[0]
     config = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
     sized = {"img_size": shape[1:]} if config is not None and config.fixed_input_size else {}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}

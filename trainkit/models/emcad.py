@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.errors import UserError
+from trainkit.models.classifier import refuse_unknown
 from trainkit.models.patches import by, check_patch
-from trainkit.models.slices import Slices, about_slices, check_slices, check_timm, probe, timm_name
+from trainkit.models.slices import Slices, about_slices, check_slices, probe, timm_name
+from trainkit.ranges import FractionBelowOne
 from trainkit.task import Meta
 
 STRIDES = (4, 8, 16, 32)
@@ -36,19 +39,19 @@ class EmcadSpec:
     """EMCAD's decoder over a network of timm, on every slice; the loss runs over all subsets of its four outputs."""
 
     name: Literal["emcad"]
-    encoder: str = "pvt_v2_b2"
+    encoder: str = field(default="pvt_v2_b2", metadata={"timm": ""})
     """Name as `timm.list_models()` gives it, of a network with maps at strides of 4, 8, 16 and 32; with the tag of its
     weights where those are `pretrained`."""
-    drop_path: float = 0.0
+    drop_path: FractionBelowOne = 0.0
     """Stochastic depth of the encoder (Huang et al., ECCV 2016): largest share of slices that skip a block."""
-    kernels: list[int] = field(default_factory=lambda: [1, 3, 5])
+    kernels: list[Annotated[int, Field(ge=1, le=31)]] = field(default_factory=lambda: [1, 3, 5])
     """Of the depth-wise convolutions that run beside each other."""
-    expansion: int = 2
+    expansion: Annotated[int, Field(ge=1, le=32)] = 2
     """Channels between the two 1x1 convolutions of a block, per channel of its map."""
     form: Form = "paper"
     """The decoder of the paper, or that of the published code: one spatial attention for all levels in place of one at
     each, ReLU6 in place of ReLU where maps are enlarged and gated, and first weights of deviation 0.02."""
-    neighbours: int = 0
+    neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
     """`pretrained` (of the encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
@@ -56,13 +59,9 @@ class EmcadSpec:
     supervision: ClassVar[str] = "subsets"
 
     def __post_init__(self) -> None:
-        check_slices(self.neighbours, self.encoder, self.weights)
-        if not self.kernels or any(k < 1 or k % 2 == 0 for k in self.kernels):
+        check_slices(self.encoder, self.weights)
+        if not self.kernels or any(k % 2 == 0 for k in self.kernels):
             raise ValueError(f"kernels is {self.kernels}; odd sides are needed")
-        if self.expansion < 1:
-            raise ValueError(f"expansion is {self.expansion}; 1 or more is needed")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}; a share from 0 to below 1 is needed")
 
 
 class ChannelAttention(nn.Module):
@@ -219,7 +218,7 @@ def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:
     import timm
 
     check_patch(spec.name, meta.shape[1:], (1, STRIDES[-1], STRIDES[-1]))
-    check_timm(spec.encoder)
+    refuse_unknown(spec.encoder, "task.net.encoder")
     name, given = timm_name(spec.encoder), {"drop_path_rate": spec.drop_path} if spec.drop_path else {}
     try:
         strides = timm.create_model(name, features_only=True).feature_info.reduction()

@@ -12,33 +12,30 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.errors import UserError
+from trainkit.ranges import Layers, Positive
 
 
 @dataclass(kw_only=True)
 class Lora:
     """Low-rank corrections of the linear layers of a transformer."""
 
-    rank: int = 4
-    alpha: float = 4.0
+    rank: Annotated[int, Field(ge=1, le=1024)] = 4
+    alpha: Positive = 4.0
     """The correction counts alpha / rank times."""
-    layers: int | None = None
+    layers: Layers | None = None
     """How many of the last blocks have them; None: all."""
     match: list[str] = field(default_factory=lambda: ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"])
     """Patterns of names of the linear layers that have them."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}; 1 or more is needed")
-        if self.alpha <= 0:
-            raise ValueError(f"alpha is {self.alpha}; a factor above 0 is needed")
-        if self.layers is not None and self.layers < 1:
-            raise ValueError(f"layers is {self.layers}; 1 or more is needed, or null for all")
         if not self.match:
             raise ValueError("match is empty; a pattern such as '*.attn.qkv' is needed")
 

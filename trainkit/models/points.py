@@ -12,12 +12,15 @@ static and nothing waits for the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainkit.losses.margin import at_least_float32
+from trainkit.ranges import Fraction, NotNegative
 
 COARSE_STRIDE = 4
 """Logits finer than this are pooled to it: there would be nothing to refine."""
@@ -29,45 +32,29 @@ _UNIT = 1 << 16
 class PointSpec:
     """A head that predicts single points, for training at many places of a picture and refining where it is unsure."""
 
-    points: int = 2048
+    points: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
     """Points of each picture that are learned from."""
-    oversample: float = 3.0
+    oversample: Annotated[float, Field(ge=1, le=100)] = 3.0
     """Points that are drawn for each that is kept as unsure."""
-    importance: float = 0.75
+    importance: Fraction = 0.75
     """Share of the points that are the least sure of those drawn; the rest are anywhere. Without those of `near`."""
-    near: float = 0.0
+    near: Fraction = 0.0
     """Share of the points that are drawn near boundaries between classes; needs `data.distance`."""
-    sigma: float = 4.0
+    sigma: Annotated[float, Field(gt=0, le=10000)] = 4.0
     """Pixels: a pixel at distance d of the nearest boundary is drawn in proportion to exp(-d^2 / (2 sigma^2))."""
-    steps: int | None = None
+    steps: Annotated[int, Field(ge=0, le=8)] | None = None
     """Doublings at inference, then bilinear to the size of the picture; None: until that is reached. Published are 2
     from stride 4, which reach it."""
-    subdivide: int = 8192
+    subdivide: Annotated[int, Field(ge=1, le=1 << 22)] = 8192
     """Points that are predicted anew at each doubling."""
-    channels: int = 256
+    channels: Annotated[int, Field(ge=1, le=4096)] = 256
     """Channels of the hidden layers of the head."""
-    layers: int = 3
+    layers: Annotated[int, Field(ge=1, le=64)] = 3
     """Hidden layers of the head."""
     coarse_each_layer: bool = False
     """Whether each layer sees the coarse logits again; published for instances, not for semantic segmentation."""
-    weight: float = 1.0
+    weight: NotNegative = 1.0
     """Of the loss at the points beside that of the coarse map."""
-
-    def __post_init__(self) -> None:
-        for name in ("points", "subdivide", "channels", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; 1 or more are needed")
-        for name in ("importance", "near"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; a share from 0 to 1 is needed")
-        if not 1 <= self.oversample <= 100:
-            raise ValueError(f"oversample is {self.oversample}; 1 to 100 are possible")
-        if not 0 < self.sigma < float("inf"):
-            raise ValueError(f"sigma is {self.sigma}; pixels above 0 are needed")
-        if self.steps is not None and not 0 <= self.steps <= 8:
-            raise ValueError(f"steps is {self.steps}; 0 to 8, or null for as many as it takes")
-        if not 0 <= self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight}; a number from 0 is needed")
 
     @property
     def parts(self) -> tuple[int, int, int]:

@@ -24,6 +24,7 @@ from trainkit.models import text as captions
 from trainkit.models.classifier import Argument, check_arguments, timm_network
 from trainkit.models.lora import Lora, Rows
 from trainkit.models.text import TextEncoder, TextSpec
+from trainkit.ranges import Channels, FractionBelowOne, Layers
 from trainkit.task import Meta
 
 WHERE = "task.net"
@@ -34,24 +35,18 @@ class Fusion:
     """How the features of the records of a query become one: their mean, with a learnt correction or without."""
 
     name: Literal["mean", "transformer"] = "mean"
-    layers: int = 2
+    layers: Layers = 2
     """Blocks of the transformer in which the features see each other."""
-    heads: int = 4
-    dropout: float = 0.0
+    heads: Layers = 4
+    dropout: FractionBelowOne = 0.0
     """Share of what each half of a block adds that is set to zero in training."""
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.heads) < 1:
-            raise ValueError(f"layers and heads are {self.layers} and {self.heads}; 1 or more is needed")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; a share from 0 to below 1 is needed")
 
 
 @dataclass(kw_only=True)
 class ReidSpec:
     """A network for records of people: a backbone of timm for pictures, and where there are captions, one for these."""
 
-    model: str
+    model: str = field(metadata={"timm": ""})
     """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
@@ -59,7 +54,7 @@ class ReidSpec:
     """`pretrained` (timm's own, downloaded by `trainkit fetch`); a file with weights of the backbone, or with a CLIP,
     of which it takes the picture tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
     classifier is left out where it is for other people. None: random."""
-    embedding: int | None = 512
+    embedding: Channels | None = 512
     """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
     stems: Literal["own", "shared"] = "own"
     """Whether pictures of each modality have a first convolution (the patch embedding of a transformer), with the norm
@@ -68,7 +63,7 @@ class ReidSpec:
     """Low-rank corrections of the backbone's linear layers for each modality."""
     tune: Literal["all", "lora"] = "all"
     """What of the backbone is trained: everything; or the corrections and the first layers, above weights that stay."""
-    drop_path: float = 0.0
+    drop_path: FractionBelowOne = 0.0
     """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
     text: TextSpec = field(default_factory=TextSpec)
     fusion: Fusion = field(default_factory=Fusion)
@@ -79,10 +74,6 @@ class ReidSpec:
         check_arguments(self.args)
         if "drop_path_rate" in self.args:
             raise ValueError("args holds drop_path_rate; say drop_path")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}; a share from 0 to below 1 is needed")
-        if self.embedding is not None and self.embedding < 1:
-            raise ValueError(f"embedding is {self.embedding}; 1 or more is needed, or null for that of the backbone")
         if self.weights == "pretrained" and "." not in self.model:
             raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in resnet50.a1_in1k")
         if self.tune == "lora" and (self.lora is None or self.weights is None):

@@ -19,8 +19,10 @@ from trainkit import weights
 from trainkit.errors import UserError, few
 from trainkit.models import bisenet, slices
 from trainkit.models import points as pointwise
+from trainkit.models.classifier import refuse_unknown
 from trainkit.models.patches import by, require
 from trainkit.models.points import PointHead, PointSpec
+from trainkit.ranges import Channels
 from trainkit.task import Meta
 
 SMP = "segmentation_models_pytorch"
@@ -35,12 +37,12 @@ class BiSeNetV1Spec:
     """BiSeNet (Yu et al., ECCV 2018, arXiv 1808.00897): a spatial path beside the context path of an encoder."""
 
     name: Literal["bisenetv1"]
-    width: float = 1.0
+    width: Annotated[float, Field(gt=0, le=8)] = 1.0
     """Factor on the channels of what is around the encoder."""
     fusion: bisenet.FusionKind = "squeeze"
     """Form of the feature fusion module: `squeeze`, two 1x1 convolutions, is the paper's and that of older weights of
     the public implementation; `conv`, one 1x1 convolution and batch norm, that of its weights today."""
-    encoder: str = "resnet18.tv_in1k"
+    encoder: str = field(default="resnet18.tv_in1k", metadata={"timm": ""})
     """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
     ResNet-18 and torchvision's weights."""
     weights: str | None = None
@@ -48,7 +50,6 @@ class BiSeNetV1Spec:
     `models:/ID`; files of the public implementation are understood. None: random."""
 
     def __post_init__(self) -> None:
-        bisenet.check_width(self.width)
         _check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
 
 
@@ -57,14 +58,13 @@ class BiSeNetV2Spec:
     """BiSeNet V2 (Yu et al., IJCV 2021, arXiv 2004.02147): a detail branch beside a deep, narrow one."""
 
     name: Literal["bisenetv2"]
-    width: float = 1.0
+    width: Annotated[float, Field(gt=0, le=8)] = 1.0
     """Factor on all channels."""
     weights: str | None = None
     """A whole network from a file, `run:NAME` or `models:/ID`; files of the public implementation are understood.
     None: random."""
 
     def __post_init__(self) -> None:
-        bisenet.check_width(self.width)
         if self.weights == "pretrained":
             raise ValueError(
                 "weights is 'pretrained'; bisenetv2 has no encoder with such weights: name a file or a run"
@@ -76,7 +76,7 @@ class SmpSpec:
     """A network of segmentation_models_pytorch: an encoder, mostly of timm, and a decoder."""
 
     name: Literal["smp"]
-    encoder: str
+    encoder: str = field(metadata={"timm": slices.TIMM})
     """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal[
@@ -120,13 +120,9 @@ class Norm:
     name: Literal["batch", "sync", "group"] = "batch"
     """Batch norm over the micro-batch of a process; over the micro-batches of all processes; or group norm (Wu & He,
     ECCV 2018, arXiv 1803.08494), which sees each picture alone."""
-    groups: int = 32
+    groups: Channels = 32
     """Of group norm: the channels are parted into the largest number of groups that divides them, up to this, with 4
     channels or more in each."""
-
-    def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise ValueError(f"groups is {self.groups}; 1 or more are needed")
 
 
 def _check_tag(encoder: str, word: str | None, example: str) -> None:
@@ -297,7 +293,7 @@ Made = tuple[nn.Module, str, list[str]]
 
 
 def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> Made:
-    slices.check_timm(spec.encoder)
+    refuse_unknown(spec.encoder, "task.net.encoder")
     try:
         body = bisenet.BiSeNetV1(
             meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder, fusion=spec.fusion

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit import weights
 from trainkit.errors import UserError
+from trainkit.models.classifier import refuse_unknown
 from trainkit.models.patches import by, check_patch, require
+from trainkit.ranges import Channels
 from trainkit.task import Meta
 
 TIMM = "tu-"
@@ -28,15 +31,15 @@ class SlicesSpec:
     """A network of segmentation_models_pytorch on every slice."""
 
     name: Literal["slices"]
-    encoder: str
+    encoder: str = field(metadata={"timm": TIMM})
     """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
     """How its maps become a picture again."""
-    filters: list[int] | None = None
+    filters: list[Channels] | None = None
     """Channels of the decoder's levels, coarsest first, 3 to 5 of them, which is also how often the encoder halves its
     picture; for `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
-    neighbours: int = 0
+    neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
     """`pretrained` (of a `tu-` encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
@@ -44,7 +47,7 @@ class SlicesSpec:
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
-        check_slices(self.neighbours, self.encoder, self.weights)
+        check_slices(self.encoder, self.weights)
         if self.weights == "pretrained" and not self.encoder.startswith(TIMM):
             raise ValueError(
                 f"encoder is {self.encoder!r}; pretrained weights are those of timm, as in tu-resnet18.a1_in1k"
@@ -52,8 +55,8 @@ class SlicesSpec:
         if self.filters is not None:
             if self.decoder not in ("unet", "unetplusplus", "manet"):
                 raise ValueError(f"filters are given, which {self.decoder} does not have")
-            if not 3 <= len(self.filters) <= 5 or min(self.filters) < 1:
-                raise ValueError(f"filters is {self.filters}; 3 to 5 levels of 1 channel or more are needed")
+            if not 3 <= len(self.filters) <= 5:
+                raise ValueError(f"filters is {self.filters}; 3 to 5 levels are needed")
             # Others keep the levels that nothing reads, which then get no gradient.
             if len(self.filters) < 5 and not self.encoder.startswith(TIMM):
                 raise ValueError(
@@ -61,10 +64,8 @@ class SlicesSpec:
                 )
 
 
-def check_slices(neighbours: int, encoder: str, word: str | None) -> None:
+def check_slices(encoder: str, word: str | None) -> None:
     """Refuse what no network of slices has."""
-    if neighbours not in (0, 1, 2):
-        raise ValueError(f"neighbours is {neighbours}; 0, 1 or 2 slices on either side are possible")
     if word == "pretrained" and "." not in encoder:
         raise ValueError(f"encoder is {encoder!r}; pretrained weights need a tag, as in pvt_v2_b2.in1k")
 
@@ -174,24 +175,10 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
     weights.load_into(inner, filled.state_dict(), str(file))
 
 
-def check_timm(name: str) -> None:
-    """Refuse an encoder that timm does not have, with the nearest names."""
-    import timm
-
-    architecture = timm_name(name).partition(".")[0]
-    if not timm.is_model(architecture):
-        near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
-        raise UserError(
-            "task.net.encoder",
-            f"timm {timm.__version__} has no model {architecture!r}",
-            remedy=f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists the names",
-        )
-
-
 def check_encoder(name: str, known: dict) -> None:
     """Refuse an encoder that neither timm nor segmentation_models_pytorch has; `known` are the names of the latter."""
     if name.startswith(TIMM):
-        check_timm(name)
+        refuse_unknown(timm_name(name), "task.net.encoder")
     elif name not in known:
         near = difflib.get_close_matches(name, known, n=3)
         remedy = f"did you mean {' or '.join(near)}?" if near else f"encoders of timm begin with {TIMM}"

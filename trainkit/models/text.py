@@ -18,23 +18,24 @@ from torch import Tensor, nn
 from trainkit import weights
 from trainkit.errors import UserError
 from trainkit.models.lora import Lora
+from trainkit.ranges import Channels, FractionBelowOne, Layers
 
 
 @dataclass(kw_only=True)
 class TextSpec:
     """What reads captions. CLIP's: 12 layers, 512 wide, 8 heads, pool end, causal, activation quick_gelu."""
 
-    layers: int = 4
-    width: int = 256
+    layers: Layers = 4
+    width: Channels = 256
     """Numbers that stand for a token."""
-    heads: int = 4
+    heads: Layers = 4
     pool: Literal["mean", "end"] = "mean"
     """What becomes of the tokens of a caption: their mean, or the one that ends it."""
     causal: bool = False
     """Whether a token sees only those before it, as CLIP's do; the one that ends a caption has seen it all."""
     activation: Literal["gelu", "quick_gelu"] = "gelu"
     """quick_gelu is x sigmoid(1.702 x), with which OpenAI's weights were learnt."""
-    dropout: float = 0.0
+    dropout: FractionBelowOne = 0.0
     """Share of what each half of a block adds that is set to zero in training."""
     weights: str | None = None
     """A file with CLIP's text tower (OpenAI's or OpenCLIP's names), `run:NAME` or `models:/ID`; None: random."""
@@ -44,12 +45,8 @@ class TextSpec:
     """What is trained: everything, or the corrections and the last projection alone."""
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.width, self.heads) < 1:
-            raise ValueError(f"layers, width, heads are {self.layers}, {self.width}, {self.heads}; 1 or more is needed")
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; a multiple of heads ({self.heads}) is needed")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; a share from 0 to below 1 is needed")
         if self.tune == "lora" and self.lora is None:
             raise ValueError("tune is 'lora', which needs a block `lora`")
 

@@ -20,7 +20,11 @@ from trainkit.models import emcad, slices
 from trainkit.models.emcad import EmcadSpec
 from trainkit.models.patches import SMALLEST_SIDE, Levels, Triple, by, check_patch, levels_for, require
 from trainkit.models.slices import SlicesSpec
+from trainkit.ranges import FractionBelowOne, Layers
 from trainkit.task import Meta
+
+Filters = Annotated[int, Field(ge=1, le=4096)]
+"""Channels of a level."""
 
 
 @dataclass(kw_only=True)
@@ -28,20 +32,18 @@ class UNetSpec:
     """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018): residual units, strided convolutions, instance norm."""
 
     name: Literal["unet"]
-    filters: list[int]
+    filters: list[Filters]
     """Channels of each level, finest first; there are fewer levels where the patch is too small for them."""
-    res_units: int = 2
+    res_units: Annotated[int, Field(ge=0, le=16)] = 2
     """Convolutions of a residual unit; 0: one plain convolution at each level."""
-    dropout: float = 0.0
+    dropout: FractionBelowOne = 0.0
     """Share of the values set to zero after each convolution."""
     weights: str | None = None
     """A file, `run:NAME` or `models:/ID` to start from; None: random."""
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
-        _check(self.filters, 2, self.weights, self.dropout)
-        if self.res_units < 0:
-            raise ValueError(f"res_units is {self.res_units}; 0 or more are needed")
+        _check(self.filters, 2, self.weights)
 
 
 @dataclass(kw_only=True)
@@ -49,7 +51,7 @@ class DynUNetSpec:
     """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions at each level."""
 
     name: Literal["dynunet"]
-    filters: list[int]
+    filters: list[Filters]
     """Channels of each level, finest first; there are fewer levels where the patch is too small for them. nnU-Net has
     32, 64, 128, 256, 320, 320."""
     deep_supervision: bool = True
@@ -57,14 +59,14 @@ class DynUNetSpec:
     last level but one too, with weight 0."""
     res_block: bool = False
     """Residual blocks instead of plain ones."""
-    dropout: float = 0.0
+    dropout: FractionBelowOne = 0.0
     """Share of the values set to zero after each convolution."""
     weights: str | None = None
     """A file, `run:NAME` or `models:/ID` to start from; None: random."""
     supervision: ClassVar[str] = "nnunet"
 
     def __post_init__(self) -> None:
-        _check(self.filters, 3, self.weights, self.dropout)
+        _check(self.filters, 3, self.weights)
 
 
 @dataclass(kw_only=True)
@@ -72,12 +74,12 @@ class SegResNetSpec:
     """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, of MONAI's blocks."""
 
     name: Literal["segresnet"]
-    filters: int
+    filters: Filters
     """Channels of the finest level; doubled at each further one."""
-    blocks: list[int]
+    blocks: list[Layers]
     """Residual blocks on the way down at each level, finest first; on the way up there is one at each. There are fewer
     levels where the patch is too small for them."""
-    deep_supervision: int = 3
+    deep_supervision: Annotated[int, Field(ge=1, le=16)] = 3
     """Levels with scores and a loss, from the finest; 1: the finest alone."""
     weights: str | None = None
     """A file, `run:NAME` or `models:/ID` to start from; None: random."""
@@ -85,10 +87,8 @@ class SegResNetSpec:
 
     def __post_init__(self) -> None:
         _check([self.filters], 1, self.weights)
-        if len(self.blocks) < 2 or min(self.blocks) < 1:
-            raise ValueError(f"blocks is {self.blocks}; two levels or more are needed, with 1 block or more each")
-        if self.deep_supervision < 1:
-            raise ValueError(f"deep_supervision is {self.deep_supervision}; 1 or more levels are needed")
+        if len(self.blocks) < 2:
+            raise ValueError(f"blocks is {self.blocks}; two levels or more are needed")
 
 
 AnyVolumeNet = UNetSpec | DynUNetSpec | SegResNetSpec | SlicesSpec | EmcadSpec
@@ -96,13 +96,9 @@ VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
 """The block of a recipe that chooses a network for volumes."""
 
 
-def _check(filters: Sequence[int], levels: int, word: str | None, dropout: float = 0.0) -> None:
+def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
     if len(filters) < levels:
         raise ValueError(f"filters is {list(filters)}; {levels} levels or more are needed")
-    if min(filters) < 1 or max(filters) > 4096:
-        raise ValueError(f"filters is {list(filters)}; 1 to 4096 channels are possible")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}; a share from 0 to below 1 is needed")
     if word == "pretrained":
         raise ValueError("weights is 'pretrained'; only networks of slices (slices, emcad) have such weights")
 

@@ -18,6 +18,7 @@ from trainkit import metrics, models, seeding, weights
 from trainkit.errors import UserError
 from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
+from trainkit.ranges import Fraction, NotNegative
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 from trainkit.tasks.embed import Pixels, embed_both_views, hits
 
@@ -43,9 +44,9 @@ class Teacher:
 class GeometryMargin:
     """Raises AdaFace's margin where the student lags behind the teacher on easy samples (no paper: see `geometry`)."""
 
-    weight: float = 1.0
-    gain: float = 3.0
-    ramp: float = 0.04
+    weight: NotNegative = 1.0
+    gain: NotNegative = 3.0
+    ramp: Fraction = 0.04
     """Share of the training over which it grows to its full weight."""
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit import metrics
 from trainkit.errors import UserError
 from trainkit.losses.weighting import class_weights
 from trainkit.models import classifier
+from trainkit.ranges import Fraction, FractionAboveZero, FractionBelowOne, Positive
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 
 
@@ -27,22 +29,20 @@ from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Sp
 class Mix:
     """Pictures and labels of a micro-batch mixed in pairs, by timm."""
 
-    mixup: float = 0.0
+    mixup: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Parameter of the beta distribution that the share of each picture is drawn from; 0: none."""
-    cutmix: float = 0.0
+    cutmix: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """The same for a rectangle of the other picture; 0: none."""
-    prob: float = 1.0
+    prob: FractionAboveZero = 1.0
     """Share of the batches that are mixed."""
-    switch: float = 0.5
+    switch: Fraction = 0.5
     """Where both are on: share of the batches with cutmix."""
     mode: Literal["batch", "pair", "elem"] = "batch"
     """What has a share of its own: a batch, a pair, or a picture."""
 
     def __post_init__(self) -> None:
-        if self.mixup < 0 or self.cutmix < 0 or not (self.mixup or self.cutmix):
-            raise ValueError("mixup or cutmix must be above 0, and none below; leave `mix` out to mix nothing")
-        if not (0 < self.prob <= 1 and 0 <= self.switch <= 1):
-            raise ValueError("prob must be above 0 and up to 1, switch from 0 to 1")
+        if not (self.mixup or self.cutmix):
+            raise ValueError("mixup or cutmix must be above 0; leave `mix` out to mix nothing")
 
 
 @dataclass(kw_only=True)
@@ -50,15 +50,11 @@ class Classify:
     """Learn to tell classes apart."""
 
     net: classifier.Network
-    smoothing: float = 0.0
+    smoothing: FractionBelowOne = 0.0
     """Share of the target that is spread evenly over all classes."""
     mix: Mix | None = None
-    class_weights: dict[str, float] = field(default_factory=dict)
+    class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by its name; 1 for those not named."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing is {self.smoothing}; a share from 0 to below 1 is needed")
 
     def needs(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""

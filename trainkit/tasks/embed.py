@@ -27,6 +27,7 @@ from trainkit.losses.margin import (
 )
 from trainkit.losses.online_softmax import Rivals
 from trainkit.losses.weighting import class_weights
+from trainkit.ranges import Positive
 from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 
 
@@ -36,7 +37,7 @@ class Embed:
 
     net: models.Net
     margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
-    class_weights: dict[str, float] = field(default_factory=dict)
+    class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by its name; 1 for those not named."""
     mirror: bool = True
     """Predict with the sum of the embeddings of a picture and its mirror image, as face verification does."""

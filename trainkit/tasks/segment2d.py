@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit import metrics, views
@@ -23,6 +24,7 @@ from trainkit.metrics import boundaries, scenes
 from trainkit.models import segmenter
 from trainkit.models.points import PointSpec
 from trainkit.models.segmenter import Norm, SceneNetSpec
+from trainkit.ranges import NotNegative
 from trainkit.task import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 
 
@@ -37,23 +39,15 @@ class Segment2d:
     """A head that predicts single points where the network is least sure; None: no such head."""
     objective: PixelLoss = field(default_factory=PixelLoss)
     """What is minimised, at each of the outputs where the network gives several."""
-    aux_weight: float = 1.0
+    aux_weight: NotNegative = 1.0
     """Of the objective at each auxiliary head beside that of the network's own scores."""
-    boundary: float | None = boundaries.SHARE
+    boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundaries.SHARE
     """By how much of the picture's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
-    window_batch: int = 4
+    window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
     """Windows at once, where pictures are seen through windows."""
     align_corners: bool = False
     """Whether a picture that is seen at another size, and what is found in it, are resized with the centres of their
     outermost pixels on each other, as in evaluations of the public BiSeNet; else with their borders."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.aux_weight < float("inf"):
-            raise ValueError(f"aux_weight is {self.aux_weight}; 0 or more is needed")
-        if self.boundary is not None and not 0 <= self.boundary <= 0.1:
-            raise ValueError(f"boundary is {self.boundary}; a share of the diagonal from 0 to 0.1 is needed, or null")
-        if self.window_batch < 1:
-            raise ValueError(f"window_batch is {self.window_batch}; 1 or more windows are needed")
 
     @property
     def batch_norm(self) -> Literal["batch", "sync"] | None:

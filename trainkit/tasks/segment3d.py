@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit import metrics
@@ -31,22 +33,20 @@ _COMBINED = {"deep": losses.deep, "nnunet": partial(losses.deep, coarsest=False)
 """The loss of several outputs, by the `supervision` of a network."""
 
 
+Tolerance = Annotated[float, Field(ge=0, le=1000)]
+"""Distance in mm."""
+
+
 @dataclass(kw_only=True)
 class Window:
     """How a whole volume is seen: through windows of the size of a training patch."""
 
-    overlap: float = 0.5
+    overlap: Annotated[float, Field(ge=0, le=0.95)] = 0.5
     """Share of a window that it has in common with the next."""
     weight: Weight = "gaussian"
     """How the voxels of a window count: less towards its border, or all alike."""
-    batch_size: int = 4
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
     """Windows at once."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.overlap < 1:
-            raise ValueError(f"overlap is {self.overlap}; a share from 0 to below 1 is needed")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}; 1 or more windows are needed")
 
 
 @dataclass(kw_only=True)
@@ -57,14 +57,9 @@ class Segment3d:
     objective: SegmentationLoss = field(default_factory=SegmentationLoss)
     """What is minimised, at each of the outputs where the network gives several."""
     window: Window = field(default_factory=Window)
-    tolerance: float | dict[str, float] = TOLERANCE
+    tolerance: Tolerance | dict[str, Tolerance] = TOLERANCE
     """mm that a surface may be off and still count in the normalised surface distance (`nsd`): one for all organs, or
     by organ, 1 mm for those not named."""
-
-    def __post_init__(self) -> None:
-        given = self.tolerance.values() if isinstance(self.tolerance, dict) else [self.tolerance]
-        if not all(0 <= mm < float("inf") for mm in given):
-            raise ValueError(f"tolerance is {self.tolerance}; millimetres from 0 are needed")
 
     def needs(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""

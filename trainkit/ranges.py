@@ -1,0 +1,49 @@
+"""Ranges of the numbers in a recipe: types that a field is declared with, so that no number is without bounds.
+
+A range that one field alone has stands at that field, as `Annotated[float, Field(ge=0, le=5)]`. Upper bounds lie far
+above what is used: beyond them a value can only be a mistake, or exhausts the machine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+MANY = 1_000_000
+"""Upper bound where nothing but a mistake is larger."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""From 0 to 1."""
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+"""From 0 to below 1."""
+FractionAboveZero = Annotated[float, Field(gt=0, le=1)]
+"""Above 0, up to 1."""
+FractionBetween = Annotated[float, Field(gt=0, lt=1)]
+"""Between 0 and 1."""
+Positive = Annotated[float, Field(gt=0, le=MANY)]
+"""Above 0: scales, temperatures, weights that must not vanish."""
+NotNegative = Annotated[float, Field(ge=0, le=MANY)]
+"""From 0: weights of terms that may be left out."""
+Score = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""A value of a metric, of either sign."""
+Count = Annotated[int, Field(ge=1, le=MANY)]
+"""From 1."""
+Whole = Annotated[int, Field(ge=0, le=MANY)]
+"""From 0."""
+BatchSize = Annotated[int, Field(ge=1, le=1 << 20)]
+"""Samples that are computed at once."""
+Channels = Annotated[int, Field(ge=1, le=1 << 14)]
+"""Channels of a map, or the length of a vector."""
+Layers = Annotated[int, Field(ge=1, le=256)]
+"""Layers, blocks or heads of a network."""
+Side = Annotated[int, Field(ge=1, le=1 << 13)]
+"""Side of a picture in pixels."""
+Byte = Annotated[int, Field(ge=0, le=255)]
+"""Value of a channel of a picture in a file."""
+Factor = Annotated[float, Field(ge=0, le=100)]
+"""What intensities are multiplied by; also a multiple of their standard deviation."""
+Ratio = Annotated[float, Field(ge=0.01, le=100)]
+"""Of two lengths."""
+Deviation = Annotated[float, Field(gt=0, le=255)]
+"""What pixels 0 to 1 are divided by."""
