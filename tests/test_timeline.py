@@ -298,6 +298,36 @@ def test_phases_are_stacked_with_their_times_over_their_steps():
     assert sum(shares) == pytest.approx(100, abs=3)
 
 
+@pytest.mark.parametrize("single_steps", [True, False])
+def test_the_evaluation_and_the_checkpoint_after_the_last_step_are_drawn(tmp_path, single_steps):
+    class Hands:
+        now = 0.0
+
+    clock = Clock(now=lambda: Hands.now)
+    journal = Journal(tmp_path / "journal.jsonl")
+    first = 1 if single_steps else 2  # of a longer run the log lines are drawn
+    for step in range(1, 21):
+        for phase in STEP:
+            clock.to(phase)
+            Hands.now += 0.01
+        clock.step()
+        if step == 10:
+            clock.to("eval")
+            Hands.now += 2.0
+    journal.append(20, {"train/loss": 1.0, **clock.window(8)})
+    journal.close()
+    for phase, seconds in (("eval", 3.0), ("checkpoint", 0.5), ("log", 0.0)):
+        clock.to(phase)
+        Hands.now += seconds
+    steps = clock.recent(21 - first)
+    assert steps.number[0] == first and dict(zip(BETWEEN, steps.after, strict=True))["eval"] == pytest.approx(3.0)
+    _, low = pictures.of_run(steps, 20, journal.path).axes
+    bars = {c.get_label(): [(b.get_x(), pytest.approx(b.get_height())) for b in c] for c in low.containers}
+    assert bars == {"eval 5 s": [(10 if single_steps else 0, 2.0), (20, 3.0)], "checkpoint 0.5 s": [(20, 0.5)]}
+    last = low.containers[0][-1]
+    assert low.get_xlim()[1] >= last.get_x() + 0.99 * last.get_width(), "the bar behind the last step is not cut off"
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=400), st.integers(1, 60))
 @settings(max_examples=60, deadline=None)
 def test_joining_windows_keeps_all_time(widths, most):

@@ -7,7 +7,7 @@ From single times (`from_steps`: a short run, or the last steps of a long one) o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,8 @@ class Windows:
     """Mean milliseconds of an update in each window, (n,), by phase."""
     between_s: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Seconds between updates in each window, (n,), by phase of `clock.BETWEEN`."""
+    after_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds after the last update, by phase of `clock.BETWEEN`: of the last evaluation and checkpoint."""
 
     def __len__(self) -> int:
         return len(self.edge) - 1
@@ -52,7 +54,8 @@ class Windows:
         many = np.diff(self.edge)
         updates = np.add.reduceat(many, at[:-1])
         step = {name: np.add.reduceat(ms * many, at[:-1]) / updates for name, ms in self.step_ms.items()}
-        return Windows(self.edge[at], step, {name: np.add.reduceat(s, at[:-1]) for name, s in self.between_s.items()})
+        between = {name: np.add.reduceat(s, at[:-1]) for name, s in self.between_s.items()}
+        return Windows(self.edge[at], step, between, self.after_s)
 
 
 def from_steps(steps: Steps, done: int = 0, device: bool = False) -> Windows:
@@ -66,7 +69,11 @@ def from_steps(steps: Steps, done: int = 0, device: bool = False) -> Windows:
     if device:
         step["idle"] = step.pop("data")
         return Windows(edge, {name: step[name] for name in _DEVICE})
-    return Windows(edge, step, dict(zip(BETWEEN, steps.between.T, strict=True)))
+    return Windows(edge, step, dict(zip(BETWEEN, steps.between.T, strict=True)), _after(steps))
+
+
+def _after(steps: Steps) -> dict[str, float]:
+    return dict(zip(BETWEEN, steps.after.tolist(), strict=True))
 
 
 def from_history(history: History) -> Windows | None:
@@ -100,6 +107,7 @@ def of_run(steps: Steps, done: int, journal_file: Path) -> Figure:
     """The figure of a run that ended after `done` updates: its single steps, or its log lines if it has more."""
     history = read(journal_file)
     whole = from_history(history) if steps.number[0] > 1 else None
+    whole = whole and replace(whole, after_s=_after(steps))  # the last log line was written before the last evaluation
     return figure(whole or from_steps(steps, done - int(steps.number[-1])), device_from_history(history))
 
 
@@ -117,7 +125,9 @@ def figure(
         raise ValueError("no step to draw")
     before = windows.between_s.get("setup", np.zeros(1)).sum()
     windows = windows.joined(MOST)
-    between = {name: s for name, s in windows.between_s.items() if name != "setup" and s.any()}
+    # Of each phase the seconds before each window, and last those after the last update.
+    between = {name: np.append(s, windows.after_s.get(name, 0.0)) for name, s in windows.between_s.items()}
+    between = {name: s for name, s in between.items() if name != "setup" and s.any()}
     panels = [2.6] + [1.3] * bool(between) + [2.0] * (device is not None and len(device) > 0)
     drawn, axes = blank(height=0.9 + sum(panels), ratios=panels)
     drawn.suptitle(title, color=INK, fontsize=12)
@@ -126,7 +136,8 @@ def figure(
         _bars(axes[1], windows.edge, between, before)
     if len(panels) > 1 + bool(between):
         _stack(axes[-1], device.joined(MOST), "device: ms an update")
-    axes[0].set_xlim(windows.edge[0], windows.edge[-1])
+    behind = any(s[-1] > 0 for s in between.values())
+    axes[0].set_xlim(windows.edge[0], windows.edge[-1] + _strip(windows.edge) * behind)
     _step_axis(axes)
     return drawn
 
@@ -155,13 +166,14 @@ def _stack(axes: Axes, windows: Windows, label: str) -> None:
 
 
 def _bars(axes: Axes, edge: np.ndarray, between: Mapping[str, np.ndarray], before: float) -> None:
-    """Seconds between updates, at the updates before which they were."""
+    """Seconds between updates, at the updates before which they were; those after the last update behind it."""
     wide = max((edge[-1] - edge[0]) / 160, float(np.diff(edge).max()))  # a single step of thousands is still seen
-    base = np.zeros(len(edge) - 1)
+    widths = np.append(np.full(len(edge) - 1, wide), _strip(edge))
+    base = np.zeros(len(edge))
     for name, seconds in between.items():
         label = f"{name} {_seconds(seconds.sum())}"
         held = seconds > 0
-        axes.bar(edge[:-1][held], seconds[held], wide, base[held], align="edge", color=_COLOUR[name], label=label)
+        axes.bar(edge[held], seconds[held], widths[held], base[held], align="edge", color=_COLOUR[name], label=label)
         base = base + seconds
     axes.set_ylim(0, 1.4 * float(base.max()))
     axes.set_ylabel("between: s")
@@ -169,6 +181,11 @@ def _bars(axes: Axes, edge: np.ndarray, between: Mapping[str, np.ndarray], befor
     if before >= 0.05:
         axes.text(0.005, 0.93, f"setup, not drawn: {_seconds(before)}", transform=axes.transAxes, va="top", fontsize=9,
                   color=INK)  # fmt: skip
+
+
+def _strip(edge: np.ndarray) -> float:
+    """Width, in updates, of the strip behind the last update."""
+    return (edge[-1] - edge[0]) / 60
 
 
 def _lines(history: History, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
