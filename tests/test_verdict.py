@@ -84,6 +84,21 @@ def test_settings_that_cost_are_named(settings, device, said):
     assert len(found) == (said is not None) and (said is None or said in found[0])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (90, None),
+        (240, "grew from 1.1 to 1.9 GB within 4 minutes; a step"),
+        (3600, "grew from 1.1 to 1.9 GB within 60 minutes, 1 GB an hour; a step"),
+    ],
+)
+def test_growing_memory_is_reported_after_minutes_and_its_rate_after_ten(seconds, said):
+    e = injections.World.random(np.random.default_rng(5)).evidence()
+    load = tuple(replace(r, at=k * seconds / 23, rss_gb=1.0 + k / 23) for k, r in enumerate(e.load))
+    found = [f.said for f in verdict.judge(replace(e, load=load)) if f.cause == "memory"]
+    assert len(found) == (said is not None) and all(said in words for words in found), found
+
+
 def test_a_change_of_pace_is_told_with_its_step_and_its_phase():
     drop = Drop(step=1050, before_ms=275.0, after_ms=1506.0, phase="data", share=0.97)
     said = "From step 1050 on a step took 1.51 s instead of 275 ms; 97 % of what was lost is in waiting for data."

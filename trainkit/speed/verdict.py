@@ -20,6 +20,8 @@ NOTABLE = 0.10
 """Share of wall-clock from which something is worth a sentence."""
 _FROM_DISK_MB_S, _FAULTS_S = 20.0, 20.0
 _GROWN_GB, _GROWN = 0.25, 0.2
+_GROWING_S, _RATE_S = 180.0, 600.0
+"""Seconds that memory must be seen to grow before it is reported, and before the growth of an hour is."""
 _FALLEN = 0.8
 
 
@@ -209,14 +211,16 @@ def _memory(e: Evidence) -> Finding | None:
     rss = [r.rss_gb for r in e.load if r.rss_gb is not None]
     if not before or after - before < max(_GROWN_GB, _GROWN * before) or not _still_growing(rss):
         return None
+    seconds = e.load[-1].at - e.load[0].at
+    if seconds < _GROWING_S:  # a training that begins fills its pools and caches
+        return None
     quarter = max(1, len(e.steps) // 4)
     first, last = (float(np.median(part.seconds)) for part in (e.steps[:quarter], e.steps[-quarter:]))
     lost = max(0.0, 1 - first / last) * _training(e) / _total(e) if last else 0.0
-    pace = (e.load[-1].at - e.load[0].at) / 3600
-    said = (
-        f"Resident memory grew from {before:.1f} to {after:.1f} GB, {(after - before) / pace:.2g} GB an hour; "
-        f"a step took {_ms(1e3 * first)} at first and {_ms(1e3 * last)} at last."
-    )
+    # From the middle of the first quarter to that of the last.
+    rate = f", {(after - before) / (0.75 * seconds / 3600):.2g} GB an hour" if seconds >= _RATE_S else ""
+    said = f"Resident memory grew from {before:.1f} to {after:.1f} GB within {seconds / 60:.0f} minutes{rate}; "
+    said += f"a step took {_ms(1e3 * first)} at first and {_ms(1e3 * last)} at last."
     return Finding("memory", lost, said)
 
 
