@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from trainkit import nonfinite, optim, seeding
 from trainkit.machine import Machine
 from trainkit.recipe import Log, Optim
+from trainkit.speed.clock import Clock
 from trainkit.store import RunFolder
 from trainkit.tally import Tally
 from trainkit.task import Loss
@@ -198,6 +199,24 @@ def test_the_progress_bar_is_told_a_few_times_between_two_drawings_and_of_the_la
     assert steps[-1] == 10_000 and list(steps) == sorted(steps)
     assert max(quick[2:]) == pytest.approx(0.5, rel=0.01) and len(quick) < 25  # drawn every 2 s
     assert [s for s in range(9_600, 10_000) if s not in steps] == []  # slow steps are told of one by one
+
+
+def test_the_progress_bar_shows_the_mean_speed_of_the_training_and_says_so(monkeypatch):
+    shown, now = [], [0.0]
+    bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
+    run = Witness(
+        SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=8)), "", "", None, Silent(), True, lambda: False
+    )
+    run.clock, run._bar = Clock(now=lambda: now[0]), bar
+    for step, seconds in ((1, 0.1), (2, 0.1), (3, 0.1), (4, 0.7)):  # the last one is slow
+        run.clock.to("forward")
+        now[0] += seconds
+        run.clock.step()
+        run.clock.to("eval")
+        now[0] += 5.0
+        if step % 2 == 0:
+            run.line(step, 100, {"train/loss": 1.5}, run.clock.window(8))
+    assert shown == ["loss 1.5000, 80 samples/s mean so far", "loss 1.5000, 32 samples/s mean so far"]
 
 
 # ---- The contests

@@ -137,7 +137,9 @@ class Witness:
         self.tracker.log(step, {**learned, **measured})
         loss, rate = learned["train/loss"], measured.get("speed/samples_per_s", 0.0)
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, {rate:.0f} samples/s", refresh=False)
+            # As the end of the run will say it: that of one line is up and down with what the machine does.
+            mean = self.recipe.train.batch_size * self.clock.steps / max(self.clock.training, 1e-9)
+            self._bar.set_postfix_str(f"loss {loss:.4f}, {mean:.0f} samples/s mean so far", refresh=False)
         else:
             left = (steps - step) * self.recipe.train.batch_size / rate if rate else 0.0
             self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:.1f} samples/s  {_duration(left)} left")
