@@ -331,11 +331,23 @@ def test_the_command_works_uninstalled_and_from_any_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("verb", "rank"), [("run", "0"), ("run", "1"), ("preflight", "0")])
+def test_the_first_line_names_the_recipe_before_torch_is_loaded_on_rank_0_alone(tmp_path, verb, rank):
+    (tmp_path / "torch.py").write_text(
+        "import os, sys\nprint('torch is loaded', file=sys.stderr, flush=True)\nos._exit(9)\n"
+    )
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from trainkit import cli"
+    words = ("-c", f"{code}; cli.main()", verb, "adadistill", "train.length=1 epochs")
+    done = command(*words, cwd=tmp_path, RANK=rank, WORLD_SIZE="2")
+    first = ["adadistill: starting; loading torch and accelerate"] * (rank == "0")
+    assert (done.returncode, done.stderr.splitlines()) == (9, [*first, "torch is loaded"])
+
+
 def test_the_command_reads_its_words_in_any_order(monkeypatch):
     orders = []
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
     monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
-    monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping: orders.append(order) or 143)
+    monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping, began: orders.append(order) or 143)
     asked = (
         ["x.yaml", "--resume"],
         ["x.yaml", "a=1", "--resume", "name", "b=2"],

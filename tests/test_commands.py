@@ -95,7 +95,7 @@ def idle(monkeypatch, tmp_path, store):
     from trainkit import launch, ui
     from trainkit.speed import ceilings, claims, ladder, preflight, syncs
 
-    monkeypatch.setattr(launch, "launch", lambda order, stopping: 0)
+    monkeypatch.setattr(launch, "launch", lambda order, stopping, began: 0)
     monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None: None)
     for module in (ceilings, claims, ladder, preflight, syncs):
         answer = [] if module in (ceilings, syncs) else 0

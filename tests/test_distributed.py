@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,22 @@ def test_a_second_signal_ends_a_process_and_beneath_the_launcher_of_several_a_th
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {name: "1"}, capture_output=True)
         said = done.stdout.decode().split()
         assert done.returncode == 143 and said == [word for n in range(told - 1) for word in (str(n), "True")]
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_the_age_of_a_command_is_that_of_its_launcher_unless_that_has_restarted_it(restarts):
+    worker = "import sys, time; from trainkit import launcher; time.sleep(0.1); print(launcher.age())"
+    code = "import subprocess, sys, time; time.sleep(0.3); subprocess.run([sys.executable, '-c', sys.argv[2]])"
+    environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": restarts}
+    ages = []
+    for launcher in ("accelerate", "other"):
+        began = time.monotonic()
+        words = [sys.executable, "-c", code, launcher, worker]
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+        least = 0.4 if (launcher, restarts) == ("accelerate", "0") else 0.1
+        # The kernel counts in hundredths of a second.
+        ages.append(float(done.stdout))
+        assert least - 0.02 <= ages[-1] <= time.monotonic() - began - (0.4 - least) + 0.02, done.stderr
 
 
 def test_what_differs_between_processes_is_named_on_each():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 
 import numpy as np
 import pytest
@@ -39,6 +40,15 @@ def shown(folder: RunFolder):
 
 def final(folder: RunFolder) -> dict[str, float]:
     return {name: points[-1].value for name, points in journal.read(folder.journal).metrics.items()}
+
+
+def test_the_time_of_each_run_counts_from_the_command_or_from_the_end_of_the_run_before(store, capsys):
+    words = ("data.samples=66", "train.length=2 steps", "log.ceilings=off", "log.figures=null")
+    assert launch(Order(TOY, words, ("toy",), seeds=2), lambda: False, time.perf_counter() - 5000.0) == 0
+    first, second = (final(r) for r in runs_of("toy"))
+    assert first["final/time/wall_s"] > 5000 > second["final/time/wall_s"] > second["final/time/total_s"]
+    said = [line.split(";")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("speed  ")]
+    assert said == [f" {run['final/time/wall_s']:.0f} s in all" for run in (first, second)]
 
 
 def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store, tmp_path, capsys):

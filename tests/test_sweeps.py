@@ -328,7 +328,7 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
     orders = []
     monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
     monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
-    monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping: orders.append(order) or 0)
+    monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping, began: orders.append(order) or 0)
     for command, words in (
         (cli.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
         (cli.main, ["repeat", "x.yaml", "--resume"]),

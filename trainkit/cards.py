@@ -241,7 +241,7 @@ def _step(file: Path) -> int:
 def _speed(folder: RunFolder, file: Path, latency: Any) -> Iterator[str]:
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
     _, rates = history.series("final/speed/samples_per_s")
-    _, seconds = history.series("final/time/total_s")
+    seconds = history.series("final/time/wall_s")[1] or history.series("final/time/total_s")[1]
     machine = _machine(file)
     if rates:
         place = f" on {machine}" if machine else ""

@@ -95,6 +95,15 @@ def shipped_recipes() -> Path:
     return Path(__file__).resolve().parent.parent / "recipes"
 
 
+def announce(recipe: str) -> None:
+    """Say on rank 0 that a recipe is begun with: importing torch takes seconds in which nothing else is said.
+
+    To stderr, where it is in the way of no output; of a file that is not there only the error is said.
+    """
+    if os.environ.get("RANK", "0") == "0" and recipe_file(recipe).is_file():
+        echo(f"{recipe}: starting; loading torch and accelerate", err=True)
+
+
 @contextlib.contextmanager
 def bar(what: str, unit: str = "picture") -> Iterator[Callable[[int, int], None]]:
     """A progress bar; what it gives is called with how many are done, of how many."""

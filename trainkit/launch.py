@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,14 +30,15 @@ STOPPED = 143
 """Exit code of a run that was told to stop."""
 
 
-def launch(order: Order, stopping: Callable[[], bool]) -> int:
+def launch(order: Order, stopping: Callable[[], bool], began: float | None = None) -> int:
     """Run an order to its end. Returns the exit code: 0 finished, `STOPPED` told to stop.
 
-    Raises UserError for what the user can mend.
+    `began`: the `time.perf_counter()` from which the wall-clock of its first run is counted, by default now. Raises
+    UserError for what the user can mend.
     """
     stop = Stop.of(stopping)
     try:
-        return _launch(order, stop)
+        return _launch(order, stop, time.perf_counter() if began is None else began)
     except Stopped:
         return STOPPED
     except UserError:
@@ -49,7 +51,7 @@ def launch(order: Order, stopping: Callable[[], bool]) -> int:
         return STOPPED
 
 
-def _launch(order: Order, stop: Stop) -> int:
+def _launch(order: Order, stop: Stop, began: float) -> int:
     with stop.at_once():
         children = children_of(order)
         recipe = children[0].recipe if order.sweep else load(order)
@@ -64,9 +66,16 @@ def _launch(order: Order, stop: Stop) -> int:
         store = Store.locate()
         machine.lead(store.ready)
 
+    def timed(*asked: Any) -> tuple[str, RunFolder]:
+        """`_run`; the wall-clock of a run begins where that of the run before it ended."""
+        nonlocal began
+        status, folder = _run(*asked, began=began)
+        began = time.perf_counter()
+        return status, folder
+
     def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
         with stop.later():
-            status, folder = _run(recipe, child, machine, store, needs, stop)
+            status, folder = timed(recipe, child, machine, store, needs, stop)
         if status == "KILLED":
             raise Stopped
         machine.accelerator.free_memory()  # for the run that needs this one; behind the last run a second for nothing
@@ -80,7 +89,7 @@ def _launch(order: Order, stop: Stop) -> int:
             needs = gather(child, recipe, machine, store, train)
         if machine.any(stop())():
             return "KILLED", None
-        return _run(recipe, child, machine, store, needs, stop, parent, watch)
+        return timed(recipe, child, machine, store, needs, stop, parent, watch)
 
     if order.folds:
         from trainkit import folds
@@ -109,11 +118,13 @@ def _run(
     stop: Stop,
     parent: str | None = None,
     watch: Any = None,
+    *,
+    began: float,
 ) -> tuple[str, RunFolder]:
     """Train one recipe as one run, beneath the run `parent` where there is one: its status and its folder.
 
     Where the order is to resume or start, one that has finished takes its place. `watch` is told of its evaluations and
-    may end it: `family.Watch`.
+    may end it: `family.Watch`. `began`: from when on its wall-clock is counted.
     """
     from trainkit import costs, integrity, loop, plan, registry
     from trainkit.report import closing
@@ -170,6 +181,7 @@ def _run(
             changed=lineage.note(folder),
             allotted=costs.allotted(machine),
             watch=watch,
+            began=began,
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
         witness.say(f"run {folder.name}{again}")

@@ -70,6 +70,21 @@ def asked_processes() -> int:
     return max(asked, _processes_in(Path(config))) if config else asked
 
 
+def age() -> float:
+    """Seconds since the command of this process began: since its launcher did, where it was started by one.
+
+    A worker that a launcher has restarted counts from its own start. 0 where the kernel does not tell.
+    """
+    launched = any("accelerate" in word or "torchrun" in word for word in _parent_arguments()[:4])
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    try:
+        line = Path(f"/proc/{os.getppid() if launched and not restarted else os.getpid()}/stat").read_text()
+        began = int(line.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")  # field 22, behind the name
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+
+
 class Stopped(KeyboardInterrupt):
     """Told to stop, where nothing has to be saved first."""
 

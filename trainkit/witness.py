@@ -78,6 +78,8 @@ class Witness:
     """What an hour of the run costs, by metric: `costs.allotted`."""
     watch: Callable[[int, Mapping[str, float]], bool] | None = None
     """Told of each evaluation on rank 0: step, and scores by full name. True ends the run."""
+    began: float = field(default_factory=time.perf_counter)
+    """When, by `time.perf_counter`, its wall-clock began: with the command, or as the run before it ended."""
 
     def __post_init__(self) -> None:
         self._bar = None

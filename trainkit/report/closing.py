@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,8 +35,6 @@ def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
             tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.folder.journal))
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
-    if outcome.status == "FINISHED":
-        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
     newest = run.newest_checkpoint()
     if newest is not None:
         history = journal.read(run.folder.journal)
@@ -50,6 +49,9 @@ def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
             # Their own step: behind the last checkpoint a recipe may have had more updates, and other scores.
             step = checkpoint.state_of(weights.parent)["step"]
             tracker.model(name, weights, step, scored(step))
+    outcome.speed["time/wall_s"] = time.perf_counter() - run.began
+    if outcome.status == "FINISHED":
+        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
 
 
 def table(run: Witness, outcome: Outcome, store: Any) -> str:
@@ -69,8 +71,8 @@ def table(run: Witness, outcome: Outcome, store: Any) -> str:
     speed = outcome.speed
     shares = "  ".join(f"{k[5:-6]} {100 * v:.0f} %" for k, v in speed.items() if k.endswith("_share") and v >= 0.005)
     lines += [
-        f"speed  {speed['speed/samples_per_s']:.1f} samples/s in training; {speed['time/total_s']:.0f} s in all",
-        f"time   {shares}",
+        f"speed  {speed['speed/samples_per_s']:.1f} samples/s in training; {speed['time/wall_s']:.0f} s in all",
+        f"time   {speed['time/total_s']:.0f} s of training: {shares}",
         *_once(history),
         *(f"{'why' if k == 0 else '':6} {line}" for k, line in enumerate(outcome.verdict.splitlines()[1:])),
         "",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainkit.command import echo, plugins_option, recipe_file, words_argument
+from trainkit.command import announce, echo, plugins_option, recipe_file, words_argument
 
 
 @click.command()
@@ -15,6 +15,7 @@ from trainkit.command import echo, plugins_option, recipe_file, words_argument
 @plugins_option
 def ceilings(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Time the loader, the network and the evaluations of RECIPE, each alone, on this machine, and keep the figures."""
+    announce(recipe)
     from trainkit.order import Order
     from trainkit.speed import ceilings
 
@@ -29,6 +30,7 @@ def ceilings(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) 
 @plugins_option
 def syncs(recipe: str, overrides: tuple[str, ...], steps: int, plugins: tuple[str, ...]) -> None:
     """Name the source lines of RECIPE's training that make the processor wait for the device, and what they cost."""
+    announce(recipe)
     from trainkit.order import Order
     from trainkit.speed import syncs
 
@@ -58,6 +60,7 @@ def ladder(
     plugins: tuple[str, ...],
 ) -> int:
     """Measure the switches of RECIPE one by one and together on this machine: speed, memory and numeric drift."""
+    announce(recipe)
     from trainkit.order import Order
     from trainkit.speed import ladder
 
@@ -71,6 +74,7 @@ def ladder(
 @plugins_option
 def preflight(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     """Try RECIPE for a minute: updates, evaluation, checkpoint and restoring it, and forecast the whole training."""
+    announce(recipe)
     from trainkit.order import Order
     from trainkit.speed import preflight
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit.command import Plain, echo, plugins_option, recipe_file, words_argument
+from trainkit.command import Plain, announce, echo, plugins_option, recipe_file, words_argument
 
 if TYPE_CHECKING:
     from trainkit.launcher import Stop
@@ -93,7 +94,7 @@ def run(
 
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
     """
-    stopping = _begin()
+    stopping = _begin(None if check else recipe)
     from trainkit import order as orders
 
     asked = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
@@ -146,7 +147,7 @@ def repeat(
 
     Runs of it that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE --seeds 5
     """
-    stopping = _begin()
+    stopping = _begin(None if check else recipe)
     from trainkit.order import Order
 
     return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, seeds=seeds), check, stopping)
@@ -177,19 +178,21 @@ def sweep(
     With --random or --tpe a word may be a range too, of which so many settings are tried: optim.lr=log:1e-3..1e-1. Runs
     that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE WORDS --sweep
     """
-    stopping = _begin()
+    stopping = _begin(None if check else recipe)
     from trainkit.order import Order
 
     choice = _choice(random, tpe, draws, pruner)
     return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, sweep=choice), check, stopping)
 
 
-def _begin() -> Stop:
-    """What a process that trains sets up first; returns what says whether it has been told to stop."""
+def _begin(recipe: str | None) -> Stop:
+    """Set up a process that trains a recipe, and announce it where one is given; returns what says whether to stop."""
     from trainkit import launcher, streams
 
     streams.outlive_readers()
     launcher.check_variables()
+    if recipe is not None:
+        announce(recipe)
     note = launcher.die_with_parent()
     stopping = launcher.stop_flag()
     if note:
@@ -214,6 +217,6 @@ def _obey(order: Order, check: bool, stopping: Stop) -> int:
 
         echo(orders.check(order), nl=False)
         return 0
-    from trainkit import launch
+    from trainkit import launch, launcher
 
-    return launch.launch(order, stopping)
+    return launch.launch(order, stopping, time.perf_counter() - launcher.age())
