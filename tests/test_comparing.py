@@ -72,7 +72,7 @@ def test_two_runs_are_judged_on_the_rows_that_both_kept(trained, tmp_path):
     assert [str(change) for change in found.changes] == ["optim.lr  0.05 -> 0.0001"]
     assert found.same_data == {"val": True} and found.notes == () and found.level == pytest.approx(0.95)
     assert {score.name for score in found.scores} == {
-        "val/accuracy", "val/ema/accuracy", "best/val/accuracy", "best/val/ema/accuracy",
+        "val/accuracy", "val/ema/accuracy", "best/val/accuracy", "at_best/val/ema/accuracy",
     }  # fmt: skip
     ends = [last(runs[name]) for name in ("plain", "slow")]
     for when, prefix in (("final", "final/val"), ("best", "best/val")):
@@ -92,6 +92,25 @@ def test_two_runs_are_judged_on_the_rows_that_both_kept(trained, tmp_path):
     back = compare(store, [runs["slow"], runs["plain"]])
     assert back.primary.verdict == "better" and back.primary.difference == pytest.approx(-found.primary.difference)
     assert (back.primary.low, back.primary.high) == pytest.approx((-found.primary.high, -found.primary.low), abs=0.01)
+
+
+def test_a_run_from_before_that_logged_all_scores_under_best_is_compared_as_others_are(trained, monkeypatch):
+    store, runs = trained
+    read = journal.read
+
+    def as_before(path):
+        history = read(path)
+        if path != runs["plain"].journal:
+            return history
+        return journal.History({name.replace("at_best/", "best/"): own for name, own in history.metrics.items()})
+
+    pair = [runs["plain"], runs["slow"]]
+    assert {name for name in last(runs["plain"]) if "best/" in name} == {
+        "best/val/accuracy", "at_best/val/ema/accuracy",
+    }  # fmt: skip
+    new = compare(store, pair).scores
+    monkeypatch.setattr(journal, "read", as_before)
+    assert "best/val/ema/accuracy" in last(runs["plain"]) and compare(store, pair).scores == new
 
 
 def test_a_run_beside_itself_again_is_not_decided(trained):
@@ -237,6 +256,23 @@ def test_last_and_best_are_runs(trained):
         runs["other"].update(experiment="toy")
     assert comparing.resolve(store, ["best", runs["slow"].name]) == [store.find("best"), runs["slow"]]
     assert comparing.resolve(store, [runs["slow"].info().run_id, runs["plain"].name]) == [runs["slow"], runs["plain"]]
+
+
+@pytest.mark.parametrize("found_under", ["at_best/", "best/"])
+def test_the_best_run_by_a_score_that_chose_no_best_is_found_in_runs_new_and_old(trained, monkeypatch, found_under):
+    store, runs = trained
+    scores = {name: last(folder)["at_best/val/ema/accuracy"] for name, folder in runs.items()}
+    tags = {"mlflow.experiment.primaryMetric.name": "val/ema/accuracy"}
+    values = {runs[name].info().run_id: {f"{found_under}val/ema/accuracy": value} for name, value in scores.items()}
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="1", tags=tags),
+        search_runs=lambda *asked, **how: [
+            SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=SimpleNamespace(metrics=metrics))
+            for run_id, metrics in values.items()
+        ],
+    )
+    monkeypatch.setattr(Store, "client", lambda self: client)
+    assert last(store.find("best"))["at_best/val/ema/accuracy"] == max(scores.values())
 
 
 def test_what_names_no_two_runs_is_one_message(trained, monkeypatch, store):

@@ -9,7 +9,7 @@ import pytest
 
 from trainkit import journal as journal_module
 from trainkit.errors import UserError
-from trainkit.journal import Journal, read
+from trainkit.journal import Journal, at_best, read
 
 
 @pytest.fixture
@@ -226,6 +226,20 @@ def test_a_name_has_one_value_a_step(path):
     history = read(path)
     assert history.series("best/val/accuracy") == ([3], [0.5])
     assert [(e.name, e.data["dropped"]) for e in history.events] == [("repeated", 0.75)]
+
+
+def test_scores_at_the_best_step_are_found_under_the_names_of_older_runs_and_of_newer_ones(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(3, {"val/loss": 0.3, "best/val/accuracy": 0.5, "best/val/loss": 0.3})  # by a version from before
+    journal.append(6, {"val/loss": 0.2, "best/val/accuracy": 0.6, "at_best/val/loss": 0.2, "at_best/val/ema/loss": 0.1})
+    journal.close()
+    found = at_best(read(journal.path).metrics)
+    assert {name: [(p.step, p.value) for p in points] for name, points in found.items()} == {
+        "val/loss": [(3, 0.3), (6, 0.2)],
+        "best/val/accuracy": [(3, 0.5), (6, 0.6)],
+        "best/val/loss": [(3, 0.3), (6, 0.2)],
+        "best/val/ema/loss": [(6, 0.1)],
+    }
 
 
 def test_a_journal_shorter_than_the_checkpoint_is_refused(path):

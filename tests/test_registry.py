@@ -63,7 +63,8 @@ def compared(monkeypatch):
     def settle(verdict: str = "better", same: bool = True, rates: tuple[float, float] = (100.0, 100.0)) -> list:
         asked, comparable = [], same and verdict != "not comparable"
         score = SimpleNamespace(
-            name="best/val/accuracy", values=(0.7, 0.9), draws=2000, units="37 samples", verdict=verdict,
+            evaluation="best/val", metric="accuracy", values=(0.7, 0.9), draws=2000, units="37 samples",
+            verdict=verdict,
             difference=0.2 if comparable else None, low=0.1, high=0.3, why="" if comparable else "scored on other data",
         )  # fmt: skip
         side = SimpleNamespace(digest=lambda evaluation: (f"{evaluation} abc",))

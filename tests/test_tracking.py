@@ -1058,8 +1058,34 @@ def test_the_terminal_shows_scores_of_all_classes_together(capsys):
     from trainkit.task import Scores
 
     metrics = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
-    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=True)
-    assert capsys.readouterr().out == "step 30: val: dice_mean 0.8123  m0 0  m1 1  m2 2  m3 3  m4 4  (best so far)\n"
+    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=False)
+    assert capsys.readouterr().out == "step 30: val: dice_mean 0.8123  m0 0  m1 1  m2 2  m3 3  m4 4\n"
+
+
+@pytest.mark.parametrize(
+    ("decides", "first"),
+    [("val/dice_mean", "dice_mean* 0.8123"), ("val/ema/dice_mean", "ema/dice_mean* 0.9"), ("val/m8", "m8* 8")],
+)
+def test_the_score_that_decides_is_printed_first_and_marked_and_is_alone_under_best(capsys, decides, first):
+    from types import SimpleNamespace
+
+    from trainkit.task import Scores
+
+    own = {"dice_mean": 0.81234567, **{f"m{k}": float(k) for k in range(9)}}
+    scored = {"val": Scores(own, {}), "val/ema": Scores({"dice_mean": 0.9}, {})}
+    metrics = {f"{title}/{key}": value for title, scores in scored.items() for key, value in scores.metrics.items()}
+    others = ["dice_mean 0.8123", "m0 0", "m1 1", "m2 2", "m3 3", "m4 4"]
+    rest = "  ".join(word for word in others if word.split()[0] != decides.removeprefix("val/"))
+    for leads in (True, False):
+        witness = witness_of(tracker := Kept())
+        witness.recipe.best = SimpleNamespace(metric=decides)
+        witness.scored(30, "val", scored, metrics, 1.0, leads)
+        assert capsys.readouterr().out == f"step 30: val: {first}{' (best so far)' * leads}  {rest}\n"
+        (logged,) = [given[2] for given in tracker.calls if given[0] == "log"]
+        best = {name: value for name, value in logged.items() if name.startswith("best/")}
+        at_best = {name: value for name, value in logged.items() if name.startswith("at_best/")}
+        assert best == ({f"best/{decides}": metrics[decides]} if leads else {})
+        assert at_best == {f"at_best/{k}": v for k, v in metrics.items() if leads and k != decides}
 
 
 def pictures():

@@ -75,8 +75,9 @@ class Score:
 
     @property
     def name(self) -> str:
-        """As MLflow has it."""
-        return f"{self.evaluation}/{self.metric}"
+        """As MLflow has it: at the best of a run `best/` is of the score that decides, `at_best/` of the others."""
+        others = self.evaluation.startswith("best/") and not self.primary
+        return f"{'at_' if others else ''}{self.evaluation}/{self.metric}"
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class Side:
 
     @cached_property
     def metrics(self) -> list[dict[str, list[Point]]]:
-        """The journal of each run."""
-        return [journal.read(run.journal).metrics for run in self.runs]
+        """The journal of each run, all scores at its best under `best/`."""
+        return [journal.at_best(journal.read(run.journal).metrics) for run in self.runs]
 
     def digest(self, evaluation: str) -> tuple[str, ...] | None:
         """Of the data of an evaluation: one, or that of each fold; None where it is not known or runs differ in it."""

@@ -89,10 +89,11 @@ def _guide(primary_metric: str | None) -> str:
     """Experiment note where the caller gave none: what the names of the metrics mean."""
     best = f"Compare runs by `best/{primary_metric}`.\n\n" if primary_metric else ""
     return best + (
-        "`train/...` while training, `<evaluation>/<score>` at each evaluation, `best/...` at the best of them, "
-        "`final/...` at the end. Other first words (`pixels/...`, `teacher/...`) are scores of what the run is "
-        "compared with; `time/..._share` says where the time went. Figures, recipe and rows are among the artifacts "
-        "of a run, weights are its models. The x axis is the optimizer step."
+        "`train/...` while training, `<evaluation>/<score>` at each evaluation, `best/...` the score that decides at "
+        "the best of them and `at_best/...` the others there, `final/...` at the end. Other first words "
+        "(`pixels/...`, `teacher/...`) are scores of what the run is compared with; `time/..._share` says where the "
+        "time went. Figures, recipe and rows are among the artifacts of a run, weights are its models. The x axis is "
+        "the optimizer step."
     )
 
 

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -385,6 +385,18 @@ def read(path: str | os.PathLike[str]) -> History:
         else:
             history.events.append(Event(record["t"], record["step"], record["event"], record.get("data")))
     return history
+
+
+def at_best(metrics: Mapping[str, Sequence[Point]]) -> dict[str, list[Point]]:
+    """Metrics in which all scores of the best evaluations stand under `best/`.
+
+    A run logs there the score that decided, and the others under `at_best/`; runs from before logged all of them there.
+    """
+    found: dict[str, list[Point]] = {}
+    for name, points in metrics.items():
+        # Of a run that began before and was resumed since, the later points are those under the new name.
+        found.setdefault(name.removeprefix("at_") if name.startswith("at_best/") else name, []).extend(points)
+    return found
 
 
 def rows(path: str | os.PathLike[str], start: int, end: int) -> Iterator[tuple[int, str, Point]]:

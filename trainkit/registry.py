@@ -93,7 +93,7 @@ class _Candidate:
 
     @property
     def score(self) -> str:
-        """Name under which a comparison has the deciding score of these weights."""
+        """Evaluation and name under which a comparison has the deciding score of these weights."""
         return f"best/{self.metric}" if self.weights == "best" else self.metric
 
     def value(self, name: str) -> float | None:
@@ -322,7 +322,7 @@ def _against(
         return [Check("score", False, f"of run {holder.name} other weights have it, {which}")], {}
     found = compare(store, [holder, run])
     evidence: dict[str, Any] = {"changes": [str(change) for change in found.changes]}
-    score = next((score for score in found.scores if score.name == candidate.score), None)
+    score = next((s for s in found.scores if f"{s.evaluation}/{s.metric}" == candidate.score), None)
     if score is None:
         return [Check("score", False, f"run {holder.name} has no {candidate.score} to compare with")], evidence
     # A plain copy of what the verdict hangs on, whatever else a comparison holds.

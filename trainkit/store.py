@@ -550,7 +550,8 @@ class Store:
         name = f"best/{metric}"
         values = {}
         for run in client.search_runs([kept.experiment_id], max_results=50_000):
-            value = run.data.metrics.get(name)
+            # Of a run that chose its best by another score the one that it had then; older runs have both as `best/`.
+            value = run.data.metrics.get(f"at_{name}", run.data.metrics.get(name))
             if run.info.run_id in folders and value is not None and value == value:
                 values[run.info.run_id] = value
         if not values:

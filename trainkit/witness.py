@@ -158,7 +158,8 @@ class Witness:
         """Write down an evaluation: its scores, tables and pictures, and when it leads its rows."""
         self.held.setdefault(name, []).append(seconds)
         counted = {f"eval/{name}/unique_samples": scored[name].samples, f"time/eval_{name}_s": seconds}
-        best = {f"best/{key}": value for key, value in metrics.items()} if leads else {}
+        decides = self.recipe.best.metric if self.recipe.best else ""
+        best = {f"{'best' if k == decides else 'at_best'}/{k}": v for k, v in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
         if self.recipe.time_to:
             now = self.elapsed()
@@ -180,8 +181,11 @@ class Witness:
 
                 keep_pictures(self.tracker, step, title, scores.pictures)
         whole = [(key, value) for key, value in scored[name].metrics.items() if "." not in key]  # `dice.sr`: of a class
-        shown = "  ".join(f"{key} {value:.4g}" for key, value in whole[:6])
-        self.say(f"step {step}: {name}: {shown}{'  (best so far)' if leads else ''}")
+        shown = [f"{key} {value:.4g}" for key, value in whole[:6] if f"{name}/{key}" != decides]
+        if decides in metrics:  # it may be of the averaged weights, or of a class
+            marked = f"{decides.removeprefix(f'{name}/')}* {metrics[decides]:.4g}"
+            shown.insert(0, f"{marked} (best so far)" if leads else marked)
+        self.say(f"step {step}: {name}: {'  '.join(shown)}")
         if self.main and self.watch is not None and self.watch(step, metrics):
             self._given_up = True
 

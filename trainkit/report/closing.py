@@ -91,7 +91,7 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
     else:
         del titles[f"best/{evaluation}/ema"]
     rows: dict[str, dict[str, float]] = {}
-    for name, points in history.metrics.items():
+    for name, points in journal.at_best(history.metrics).items():
         head, _, metric = name.rpartition("/")
         who, _, rest = head.partition("/")
         if title := titles.get(head) or (who if rest == evaluation and who not in _OTHERS else None):
