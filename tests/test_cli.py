@@ -28,7 +28,7 @@ def ask(*words: str, code: int = 0) -> str:
     """What a command says on both streams; it must end with this code and without a traceback."""
     result = CliRunner().invoke(cli.main, list(words), catch_exceptions=False)
     assert result.exit_code == code, result.output
-    return result.output
+    return result.output if code else result.stdout
 
 
 def command(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -238,6 +238,22 @@ def test_check_prints_the_resolved_recipe_and_what_is_not_there_without_failing(
     assert sorted(tmp_path.iterdir()) == [tmp_path / "again.yaml"], "no store, no data"
 
 
+@pytest.mark.parametrize(
+    "words", [["check", "mine.yaml"], ["run", "mine.yaml", "--check"], ["sweep", "mine.yaml", "seed=1,2", "--check"]]
+)
+def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
+    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
+    shutil.copy(ROOT / "recipes" / "convnext.yaml", "mine.yaml")
+    done = CliRunner().invoke(cli.main, words, catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "valid: mine.yaml\n") and done.output.endswith(done.stderr)
+    Path("printed.yaml").write_text(done.stdout)
+    assert config.load(Path("printed.yaml")).name == "convnext", "what it prints is a recipe"
+    done = CliRunner().invoke(cli.main, [*words, "optim.lrr=1"], catch_exceptions=False)
+    assert done.exit_code == 2 and "valid: " not in done.output
+
+
 def test_a_recipe_in_this_folder_comes_before_a_shipped_one_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mine = (ROOT / "recipes" / "face_teacher.yaml").read_text().replace("\nname:", "\nseed: 7\nname:")
@@ -305,11 +321,25 @@ def test_ui_refuses_a_port_in_use_and_names_a_free_one(store):
     assert f"port {port}: in use; take --port " in said
 
 
+TIMES = ("time/wall_s", "time/total_s")
+
+
 def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
     ran = run("train.length=1 epoch")
     text = ask("show", ran.folder.name)
-    facts = dict(line.split(None, 1) for line in text.split("\n\n")[0].splitlines() if len(line.split()) > 1)
-    assert facts["name"] == ran.folder.name and facts["status"] == "FINISHED" and facts["last_step"] == "4"
+    outcome, facts = (dict(line.split(None, 1) for line in part.splitlines()) for part in text.split("\n\n")[:2])
+    at, best = (values[-1] for values in ran.history.series("best/val/accuracy"))
+    final = {
+        name: ran.history.series(f"final/{name}")[1][-1] for name in ("speed/samples_per_s", *TIMES, "val/accuracy")
+    }
+    assert outcome == {
+        "status": "FINISHED at step 4",
+        "score": f"val/accuracy: best {best:.4g} at step {at}, last {final['val/accuracy']:.4g} at step 4",
+        "speed": f"{final['speed/samples_per_s']:.1f} samples/s in training",
+        "time": "{:.1f} s in all, {:.1f} s of training".format(*(final[name] for name in TIMES)),
+    }
+    assert facts["name"] == ran.folder.name and "status" not in facts
+    assert not set("[{'") & set(text), "no Python repr"
     (path,) = ran.folder.checkpoints.glob("step-*4")
     shown = ask("show", str(path))
     assert shown.strip() == checkpoint.describe(path) and shown in text
@@ -357,7 +387,7 @@ def test_the_command_reads_its_words_in_any_order(monkeypatch):
     for words in asked:
         assert CliRunner().invoke(training.run, words).exit_code == 143
     done = CliRunner().invoke(training.run, ["adadistill", "--check"])
-    assert done.output == config.dump(config.load(ROOT / "recipes" / "adadistill.yaml"))
+    assert done.stdout == config.dump(config.load(ROOT / "recipes" / "adadistill.yaml"))
     assert [(str(o.path), o.resume, tuple(o.overrides), tuple(o.plugins)) for o in orders] == [
         ("x.yaml", "", (), ()),
         ("x.yaml", "name", ("a=1", "b=2"), ()),

@@ -377,7 +377,7 @@ def test_check_of_a_sweep_prints_its_first_recipe_and_the_settings(monkeypatch):
     words = ["sweep", str(TOY), "--plugin", "toy", "optim.lr=0.25,0.5", "--check"]
     done = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     first = config.dump(config.load(TOY, ["optim.lr=0.25"], ("toy",)))
-    assert done.output == f"{first}# trial 0: optim.lr=0.25\n# trial 1: optim.lr=0.5\n"
+    assert done.stdout == f"{first}# trial 0: optim.lr=0.25\n# trial 1: optim.lr=0.5\n"
     many = check(order("optim.lr=log:1e-3..0.1", random=40)).splitlines()
     assert many[-2].startswith("# trial 29: optim.lr=0.0") and many[-1] == "# and 10 more"
     pytest.importorskip("optuna")

@@ -646,6 +646,8 @@ def describe(path: Path) -> str:
 def _one_line(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_one_line(member)}" for key, member in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_one_line, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

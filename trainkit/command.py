@@ -8,13 +8,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainkit import floors
 from trainkit.errors import EXIT_CODE, UserError, of_disk, visible
 from trainkit.redact import hide_in_logs, without_secrets
+
+if TYPE_CHECKING:
+    from trainkit.order import Order
 
 
 class Plain(click.Command):
@@ -102,6 +105,14 @@ def announce(recipe: str) -> None:
     """
     if os.environ.get("RANK", "0") == "0" and recipe_file(recipe).is_file():
         echo(f"{recipe}: starting; loading torch and accelerate", err=True)
+
+
+def say_valid(order: Order) -> None:
+    """Print the resolved recipe of an order, and to stderr, so that the output stays a recipe, that it is valid."""
+    from trainkit import order as orders
+
+    echo(orders.check(order), nl=False)
+    echo(f"valid: {order.path}", err=True)
 
 
 @contextlib.contextmanager

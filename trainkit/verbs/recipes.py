@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.command import echo, plugins_option, recipe_file, shipped_recipes
+from trainkit.command import echo, plugins_option, recipe_file, say_valid, shipped_recipes
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,8 +49,11 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     from trainkit.store import Store
 
     folder = Store.locate().find(what)
+    for key, text in _outcome(folder):
+        echo(f"{key:14} {text}")
+    echo()
     for key, value in vars(folder.info()).items():
-        if value not in (None, "", []):
+        if value not in (None, "", []) and key not in ("status", "last_step"):
             text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if key == "started" else value
             echo(f"{key:14} {', '.join(text) if isinstance(text, list) else text}")
     for text in (lineage.read(folder), family.summary(folder)):
@@ -60,15 +64,45 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
         echo(checkpoint.describe(step))
 
 
+def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
+    """Status, primary score, speed and time of a run, as far as they are known, each with its name."""
+    from trainkit import changes, family, journal
+
+    info = folder.info()
+    yield "status", f"{info.status} at step {info.last_step}"
+    try:
+        metrics = journal.read(folder.journal).metrics if folder.journal.is_file() else {}
+        primary = ((changes.read(folder.recipe) if folder.recipe.is_file() else {}).get("best") or {}).get("metric")
+    except (UserError, OSError, ValueError, AttributeError) as error:  # somebody else may have laid the folder here
+        yield "score", f"cannot be read: {error}"
+        return
+
+    def last(name: str, unit: str = "") -> str:
+        if name not in metrics:
+            return ""
+        point = metrics[name][-1]
+        return f"{point.value:.1f} {unit}" if unit else f"{point.value:.4g} at step {point.step}"
+
+    ends = {"best": last(f"best/{primary}"), "last": last(str(primary)) or last(f"final/{primary}")}
+    if primary and any(ends.values()) and not family.members(folder):  # of those beneath it more is said below
+        yield "score", f"{primary}: {', '.join(f'{when} {value}' for when, value in ends.items() if value)}"
+    logged = last("speed/samples_per_s", "samples/s at its last log line")
+    if speed := last("final/speed/samples_per_s", "samples/s in training") or logged:
+        yield "speed", speed
+    times = (last("final/time/wall_s", "s in all"), last("final/time/total_s", "s of training"))
+    if any(times):
+        yield "time", ", ".join(filter(None, times))
+
+
 @click.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 @plugins_option
 def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
-    from trainkit import order
+    from trainkit.order import Order
 
-    echo(order.check(order.Order(recipe_file(recipe), overrides, plugins)), nl=False)
+    say_valid(Order(recipe_file(recipe), overrides, plugins))
 
 
 @click.command()

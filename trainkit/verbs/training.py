@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit.command import Plain, announce, echo, plugins_option, recipe_file, words_argument
+from trainkit.command import Plain, announce, echo, plugins_option, recipe_file, say_valid, words_argument
 
 if TYPE_CHECKING:
     from trainkit.launcher import Stop
@@ -213,9 +213,7 @@ def _choice(random: int | None, tpe: int | None, draws: int, pruner: str | None)
 
 def _obey(order: Order, check: bool, stopping: Stop) -> int:
     if check:
-        from trainkit import order as orders
-
-        echo(orders.check(order), nl=False)
+        say_valid(order)
         return 0
     from trainkit import launch, launcher
 
