@@ -73,8 +73,8 @@ def main() -> int:
             raise UserError("screenshots", "there is no Chromium", remedy="apt-get install chromium")
         port = next(port for port in range(5100, 6000) if ui._is_free(port))
         given.out.mkdir(parents=True, exist_ok=True)
-        with ui.running(store, port):
-            for file, what in shots(store, given.experiment, f"http://127.0.0.1:{port}", given.out):
+        with ui.running(store, port) as (_, at):
+            for file, what in shots(store, given.experiment, at, given.out):
                 print(f"{file}: {what}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from runs import _port, own_store
 from safetensors.numpy import save_file
 
 from trainkit import ui
+from trainkit.report import figures
 from trainkit.store import Store
 from trainkit.tracking import Tracker
 
@@ -30,7 +30,6 @@ class Site:
 
     page: Page
     at: str
-    port: int
     experiment: str
     runs: dict[str, str]
     """MLflow id by the name of the run."""
@@ -39,7 +38,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, database) -> Iterator[Site]:
-    home, port, runs = tmp_path_factory.mktemp("pages"), _port(), {}
+    home, runs = tmp_path_factory.mktemp("pages"), {}
     with own_store(home, database):
         store = Store.locate()
         for seed, (name, score) in enumerate(SCORES.items()):
@@ -52,8 +51,8 @@ def site(tmp_path_factory, database) -> Iterator[Site]:
         client.create_registered_model("faces-net")
         client.create_model_version("faces-net", model.artifact_location, runs["best"], model_id=model.model_id)
         client.set_registered_model_alias("faces-net", "champion", "1")
-        with ui.running(store, port), browser() as page:
-            yield Site(page, f"http://127.0.0.1:{port}", port, found.info.experiment_id, runs, model.model_id)
+        with ui.running(store, _port()) as (_, at), browser() as page:
+            yield Site(page, at, found.info.experiment_id, runs, model.model_id)
 
 
 def train(store: Store, name: str, seed: int, score: float, home: Path) -> str:
@@ -73,7 +72,7 @@ def train(store: Store, name: str, seed: int, score: float, home: Path) -> str:
         tracker.log(step, {"train/loss": 2.0 / (step + 1 + seed)})
         if step % 10 == 0:
             tracker.log(step, {"val/accuracy": score * (step + 10) / 30})
-            tracker.image("val.inspection/hard", step, SimpleNamespace())
+            tracker.image("val.inspection/hard", step, figures.blank(1.0)[0])
     tracker.log(30, {"best/val/accuracy": score, "final/val/accuracy": score, "final/time/total_s": 12.0 + seed})
     save_file({"w": np.arange(3.0)}, home / "model.safetensors")
     tracker.model("best", home / "model.safetensors", 20, {"val/accuracy": score})
@@ -96,7 +95,7 @@ def test_the_run_table_shows_parameters_and_scores_with_the_best_run_first(site)
 
 
 def test_the_addresses_that_the_command_prints_lead_to_that_table(site):
-    ((name, address),) = ui._run_tables(ui._experiments(site.port), site.port)
+    ((name, address),) = ui._run_tables(ui._experiments(site.at), site.at)
     assert name == "faces"
     site.page.open(address)
     site.page.until_shown(*SCORES, "best/val/accuracy")

@@ -487,8 +487,8 @@ def test_a_server_takes_it_as_the_database_does(store, runs, monkeypatch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with running(store, port):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    with running(store, port) as (_, at):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", at)
         served = Store.locate()
         for _ in range(2):
             decision = registry.promote(served, runs.good, Promote(name="served"))

@@ -1,10 +1,15 @@
-"""The MLflow page for the runs of this store, on this machine only."""
+"""The MLflow page for the runs of this store, on this machine only, for those who have its address.
+
+Every path of the page begins with a token, drawn at each start. Any user of a machine reaches 127.0.0.1, and MLflow
+gives whoever reaches a server all files that its user can read: an experiment says where its files are.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -43,10 +48,11 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print)
         say(f"The runs are kept by a server; open {without_user_info(store.uri)}")
         return
     try:
-        with _interrupted_by_signals(), running(store, port) as server:
-            say(f"The runs of {store.shown} are at http://{HOST}:{port} (Ctrl-C ends the page)")
-            experiments = _experiments(port)
-            tables = _run_tables(experiments, port)
+        with _interrupted_by_signals(), running(store, port) as (server, page):
+            say(f"The runs of {store.shown} are at {page}/ (Ctrl-C ends the page)")
+            say("  Whoever has this address may read your files and change the runs; the next start makes another.")
+            experiments = _experiments(page)
+            tables = _run_tables(experiments, page)
             for name, address in tables:
                 say(f"  {name}: {address}")
             if experiments and not tables:
@@ -60,8 +66,8 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print)
 
 
 @contextlib.contextmanager
-def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server of this store that answers at 127.0.0.1:`port`; it is gone when the block ends."""
+def running(store: Store, port: int) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server of this store at 127.0.0.1:`port`, and its address, secret; it is gone when the block ends."""
     if not 0 < port < 65536:
         raise UserError("port", str(port), "1 to 65535")
     if not _is_free(port):
@@ -69,10 +75,16 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
         raise UserError(f"port {port}", "in use", remedy=f"take --port {free}" if free else "take another port")
     store.prepare()
     settle_mlflow()
+    token = secrets.token_urlsafe(24)
+    page = f"http://{HOST}:{port}/{token}"
     words = [sys.executable, "-P", "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    # The log of requests would hold the token; in a store that a group shares the log may be another member's file.
+    words += ["--uvicorn-opts=--no-access-log"]
     environment = {
         # Without what is set for another server: it could open this one to every name and origin.
-        **{name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_SERVER_")},
+        **{name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_SERVER_", "_MLFLOW_"))},
+        # Not among the words of the command, which every user of the machine can read.
+        "MLFLOW_STATIC_PREFIX": f"/{token}",
         # Its job runners are ten processes of 2.4 GB together, for features that nothing here uses.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -89,8 +101,8 @@ def running(store: Store, port: int) -> Iterator[subprocess.Popen[bytes]]:
     with tempfile.TemporaryDirectory(prefix="trainkit-ui-") as aside:
         server = _begun(words, environment, _log_of(store), Path(aside))
         try:
-            _wait_until_ready(server, port, _log_of(store))
-            yield server
+            _wait_until_ready(server, page, _log_of(store))
+            yield server, page
         finally:
             _end(server)
 
@@ -115,10 +127,10 @@ def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Pat
         )
 
 
-def _experiments(port: int) -> list[dict[str, Any]]:
+def _experiments(page: str) -> list[dict[str, Any]]:
     """The newest experiments, as the server describes them."""
     request = urllib.request.Request(
-        f"http://{HOST}:{port}/api/2.0/mlflow/experiments/search",
+        f"{page}/api/2.0/mlflow/experiments/search",
         json.dumps({"max_results": 6, "order_by": ["last_update_time DESC"]}).encode(),
         {"Content-Type": "application/json"},
     )
@@ -129,14 +141,14 @@ def _experiments(port: int) -> list[dict[str, Any]]:
         return []
 
 
-def _run_tables(experiments: list[dict[str, Any]], port: int) -> list[tuple[str, str]]:
+def _run_tables(experiments: list[dict[str, Any]], page: str) -> list[tuple[str, str]]:
     """Name and address of the run tables of experiments, in the view that `Tracker` keeps for them."""
     tables = []
     for experiment in experiments:
         keys = {tag["key"] for tag in experiment.get("tags", [])}
         # Without the type of work the page opens with menus for language models.
         view = f"&viewStateShareKey={VIEW}" if f"mlflow.sharedViewState.{VIEW}" in keys else ""
-        place = f"http://{HOST}:{port}/#/experiments/{experiment['experiment_id']}/runs"
+        place = f"{page}/#/experiments/{experiment['experiment_id']}/runs"
         if experiment["name"] != "Default":
             tables.append((experiment["name"], f"{place}?workflowType=machine_learning{view}"))
     return tables
@@ -147,14 +159,14 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_ready(server: subprocess.Popen[bytes], page: str, log: Path) -> None:
     end = time.monotonic() + _READY_SECONDS
     opener = _opener()
     while time.monotonic() < end:
         if server.poll() is not None:
             raise UserError("mlflow server", f"ended with code {server.returncode}: {_last_line(log)}")
         with contextlib.suppress(urllib.error.URLError, OSError):
-            if opener.open(f"http://{HOST}:{port}/health", timeout=2).status == 200:
+            if opener.open(f"{page}/health", timeout=2).status == 200:
                 return
         time.sleep(0.2)
     raise UserError("mlflow server", f"did not answer within {_READY_SECONDS:.0f} s", remedy=f"see {log}")
