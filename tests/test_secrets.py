@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from runs import PLUGIN, ROOT, TOY, spawn
 
 from trainkit import cli, redact, tracking
+from trainkit.errors import UserError
 from trainkit.redact import holds_secret, without_secrets
 from trainkit.store import Store
 
@@ -182,6 +183,38 @@ def test_logs_of_any_library_show_none(caplog, monkeypatch):
     assert "GET https://host/x 3" in caplog.messages[0]
     assert not canaries.found_in(caplog.text.encode()) and "HF_TOKEN=[hidden]" in caplog.text
     assert "Traceback" in caplog.text
+
+
+MISTYPED = (
+    "https//alice:hunter2@host", "http:/alice:hunter2@host", "//alice:hunter2@host", "alice:hunter2@host",
+    "http//:hunter2@host", "http:alice:hunter2@host/ml", "http;//alice:hunter2@host", "http:\\\\alice:hunter2@host",
+    "file:alice:hunter2@host", "https//hunter2@host", "https:/hunter2@host", "//hunter2@host",
+    "htp://alice:hunter2@host", "alice:hunter2@host:5000/ml", "postgresql:/alice:hunter2@host/db",
+    "postgresql//alice:hunter2@host/db", "sqlite:/alice:hunter2@host/db", "alice:hun@hunter2@host",
+)  # fmt: skip
+SPLIT = (
+    "http://alice:hunter2/x@host", "https://alice:hunter2#@host", "mysql://alice:hunter2?x@host",
+    "http://a@b:hunter2/@host",
+)  # fmt: skip
+"""With a password in which the address seems to end."""
+
+
+@pytest.mark.parametrize("uri", [*MISTYPED, *SPLIT])
+def test_a_mistyped_address_of_a_store_shows_no_password(uri, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.LogRecord)
+    redact.hide_in_logs()
+    logging.getLogger("urllib3").warning("no connection to %s, said %s.", uri, repr(uri))
+    if uri in MISTYPED:  # where a password ends that holds a slash nobody knows within a text
+        assert "hunter2" not in caplog.text and "host" in caplog.text
+        assert "hunter2" not in without_secrets(f"Invalid URL '{uri}/api': no scheme")
+        assert holds_secret("log.experiment", uri) or ":hunter2" not in uri
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    said = CliRunner().invoke(cli.main, ["sync", "x"]).output + CliRunner().invoke(cli.main, ["ui"]).output
+    assert "hunter2" not in said
+    if not uri.startswith("htp:"):  # SQLAlchemy's to refuse
+        with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_URI: .*host.* expected .*://") as caught:
+            Store.locate().prepare()
+        assert "hunter2" not in str(caught.value)
 
 
 # What would be found otherwise

@@ -734,7 +734,9 @@ def test_names_of_secrets_are_told_from_other_names():
 def test_addresses_lose_their_user_and_nothing_else():
     assert without_secrets("http://u:p@ss@h:5000/a?b=1 and a@b.c") == "http://h:5000/a?b=1 and a@b.c"
     assert without_secrets("sqlite:////abs/mlflow.db") == "sqlite:////abs/mlflow.db"
-    assert without_user_info("https://u:p@h:5000/a?token=x") == "https://h:5000/a"
+    assert without_user_info("https://u:p@h:5000/a?page=x") == "https://h:5000/a?page=x"
+    for clean in ("hf://owner/name@v1", "models:/faces@champion", "/data//a/b@2x.png", "at 12:30 by a@b.c", "x: a@b"):
+        assert without_secrets(clean) == clean
 
 
 def test_flat_names_that_collide_are_kept_apart():

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 from trainkit.errors import visible
 
@@ -48,7 +47,11 @@ _WORD = re.compile(
     | \b login \s+ \S+ \s+ password \s+ | [?&] (?: x-amz-signature | x-goog-signature | sig | signature | key ) = )
     (?! \[hidden\] ) ( [^\s,;&"'}\])]+ )"""
 )
-_USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/@?#'\"]*(?:@[^\s/@?#'\"]*)*@(?=[^\s@])")
+_USER_INFO = re.compile(
+    # After the slashes of an address, of one without its colon, or with one slash, too; a name and password anywhere.
+    r"""(?ix) ( (?<!/)// | \bhttps?[:;]?[/\\]+ ) [^\s/@?#'"]* (?:@[^\s/@?#'"]*)* @ (?=[^\s@])
+    | (?<![\w.%+~-]) [\w.%+~-]{1,64} : (?:[^\s/@'"]{0,256}@)+ (?=[\w\[])"""
+)
 _SHAPES = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
@@ -70,7 +73,7 @@ def is_secret_name(name: str) -> bool:
 def without_secrets(text: str) -> str:
     """The text without user-info in addresses, values of secret names, and what has the shape of a credential."""
     text = _SHAPES.sub(HIDDEN, text)
-    text = _USER_INFO.sub(r"\1", text)
+    text = _USER_INFO.sub(lambda found: found[1] or "", text)
     for pattern in (_COOKIE, _NAMED, _WORD):
         text = pattern.sub(lambda found: found[1] + HIDDEN, text)
     return text
@@ -84,7 +87,7 @@ def holds_secret(key: str, value: object) -> bool:
     if not isinstance(value, str) or not value.strip() or value == HIDDEN:
         return False
     squashed = re.sub("[^a-z]", "", key.lower())
-    looks = _SHAPES.search(value) or re.search(r"://[^\s/@]*:[^\s/@]*@", value)
+    looks = _SHAPES.search(value) or re.search(r"(?:\w|//):[^\s/@]*@\w", value)
     return squashed.endswith(_ENDINGS) or bool(looks)
 
 
@@ -107,7 +110,6 @@ def hide_in_logs() -> None:
 
 
 def without_user_info(address: str) -> str:
-    """An address without user name, password, query and fragment, for a person to open."""
-    parts = urlsplit(address)
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host, query="", fragment="").geturl()
+    """An address, mistyped or not, without what stands before its last @, but for the scheme."""
+    scheme, rest = re.fullmatch(r"(?is)((?:[a-z][a-z0-9+.-]*[:;]?)?[/\\]+|)(.*)", address).groups()  # type: ignore[union-attr]
+    return scheme + rest.rpartition("@")[2]

@@ -35,7 +35,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from trainkit.errors import UserError, of_disk
 from trainkit.places import make_private
-from trainkit.redact import without_secrets
+from trainkit.redact import without_secrets, without_user_info
 from trainkit.refusals import Away, is_refusal, passes, reason
 
 ENROLMENT = "enrolment.json"
@@ -304,7 +304,7 @@ class Store:
     @property
     def shown(self) -> str:
         """The URI without user name, password and tokens."""
-        return without_secrets(self.uri)
+        return without_secrets(self.uri if self.database else without_user_info(self.uri))
 
     def prepare(self) -> None:
         """Make the folders and the database where they are missing and check what is there.
@@ -332,10 +332,14 @@ class Store:
             _make_database(self.database)
             _check_database(self.database)
         elif "://" not in self.uri or self.uri.startswith("file:"):
-            found = f"{self.shown} is a folder, which MLflow no longer writes"
+            found = f"{self.shown} is taken for a folder, which MLflow no longer writes"
             raise UserError(
                 "MLFLOW_TRACKING_URI", found, "sqlite:///FILE or http(s)://HOST", "unset it for the default"
             )
+        elif not _has_whole_address(self.uri):
+            found = f"{self.shown} has no host and port"
+            remedy = "write : / ? # @ in a password as %3A %2F %3F %23 %40"
+            raise UserError("MLFLOW_TRACKING_URI", found, "SCHEME://USER:PASSWORD@HOST:PORT", remedy)
         elif not self.uri.startswith(("http://", "https://", "databricks")):
             _check_reachable(self.uri, self.shown)
 
@@ -860,6 +864,14 @@ def _check_server(uri: str, shown: str) -> None:
     if (major := re.match(r"(\d+)\.\d+", version)) is not None and int(major[1]) < _OLDEST_SERVER:
         found = f"is a server of MLflow {version[:20]}, which keeps no models of runs"
         raise UserError(shown, found, f"{_OLDEST_SERVER} or newer", "update it")
+
+
+def _has_whole_address(uri: str) -> bool:
+    """Whether host and port of an address can be told apart; not where a password holds such a sign as / or #."""
+    try:
+        return urlsplit(uri).port != 0
+    except ValueError:
+        return False
 
 
 def _check_reachable(uri: str, shown: str) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from trainkit.errors import UserError
 from trainkit.experiments import VIEW
 from trainkit.launcher import die_with_parent
-from trainkit.redact import without_secrets, without_user_info
+from trainkit.redact import without_secrets
 from trainkit.relocating import strayed
 from trainkit.store import Store, settle_mlflow
 
@@ -45,7 +45,7 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print)
     Raises UserError when the port or the store cannot be used, or the page does not come up.
     """
     if store.uri.startswith(("http://", "https://")):
-        say(f"The runs are kept by a server; open {without_user_info(store.uri)}")
+        say(f"The runs are kept by a server; open {store.shown}")
         return
     try:
         with _interrupted_by_signals(), running(store, port) as (server, page):
