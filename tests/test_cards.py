@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainkit import cards, checkpoint
+from trainkit import cards, checkpoint, lineage
+from trainkit.errors import visible
 from trainkit.journal import History, Journal, Point
+from trainkit.report.markdown import plain
 from trainkit.store import RunFolder
 from trainkit.task import Source
 
@@ -98,6 +101,57 @@ def test_intervals_come_from_the_rows_of_the_step_that_was_exported(tmp_path, mo
     assert "bootstrap" not in text, "rows of another step give another score"
 
 
+HOSTILE = (
+    "<img src=x onerror=alert(1)>", "</code><script>alert(1)</script>", "![x](http://evil.example/x.png)",
+    "[here](javascript:alert(1))", "`<b>", "``` <b>", "``", "`", " ", "*a* _b_ ~~c~~", "# a\n## b", "a\n\n<b>c",
+    "a | b", "\x1b[31mred\x1b]8;;http://evil.example\x07", "\u202ecod", "<http://evil.example>", "&lt;b&gt;",
+    "\\`<b>", "- a\n- b", "\\", "x\\", "a ` b `` c", "$x$", "n01_fox_",
+)  # fmt: skip
+_PARTS = re.compile(
+    r"(?ms) ^(`{3,})\w*\n(?P<block>.*?)\n\1$ | (?<!`)(`+)(?!`) (?P<span>.*?) (?<!`)\3(?!`)"
+    r"| \\(?P<escaped>[!-/:-@\[-`{-~]) | (?P<other>.)",
+    re.VERBOSE,
+)
+
+
+def shown(page: str) -> tuple[str, str]:
+    """What a reader sees of a page, and the characters in it that may be markup, by the rules of CommonMark."""
+    words, markup = "", ""
+    for part in _PARTS.finditer(page):
+        span = part["span"] or ""
+        if span.strip() and span[0] == span[-1] == " ":
+            span = span[1:-1]
+        words += (part["block"] or "") + span + (part["escaped"] or "") + (part["other"] or "")
+        markup += part["other"] if part["other"] and part["other"] in "\\`*[]<>&|~$" else ""
+    return " ".join(words.split()), markup
+
+
+def test_names_of_others_are_shown_on_the_page_as_they_are(tmp_path):
+    run = folder(tmp_path)
+    agreed = {"model.onnx": "near"}
+    quiet = shown(cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, agreed))[1]
+    for name in HOSTILE:
+        given = {"names": [name, "dog"], "notes": [name], "network": name, "fit": name, "recipe": f"name: {name}\n"}
+        given |= {"data": {"digest": "cd" * 32, "checked_on": name}}
+        named = recipe(name, evaluate={"val": name}, net=Source(weights=name))
+        text = cards.card(run, named, run.path / ABOUT["weights"], ABOUT | given, agreed)
+        words, markup = shown(text)
+        assert markup == quiet, name
+        seen = visible(" ".join(name.split()))
+        assert words.count(seen) >= 7 and f"2 classes: {seen}, dog" in words, name
+        assert not set(text) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_lines_that_mlflow_shows_as_markdown_are_shown_as_they_are():
+    for name in HOSTILE:
+        seen = visible(" ".join(name.split()))
+        assert shown(f"before {plain(name)} after") == (" ".join(f"before {seen} after".split()), ""), name
+        assert not plain(name).startswith(("#", "-", "+", "="))
+        assert all(line[:4] == "    " or not line for line in lineage.as_it_stands(name.splitlines()).split("\n"))
+        assert "\x1b" not in lineage.as_it_stands([name])
+    assert plain("recipes/face_teacher.yaml 1.0 (a-b)") == "recipes/face_teacher.yaml 1.0 (a-b)"
+
+
 def test_a_run_that_was_never_scored_says_so(tmp_path):
     text = cards.card(RunFolder(tmp_path / "none"), recipe(), tmp_path / "weights.safetensors", ABOUT, {})
     assert "None: these weights were not scored." in text and "Not measured." in text
@@ -114,7 +168,13 @@ def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not
     assert '.convert("RGB"), (64, 32), bleed=0.0625)' in cards.card(
         run, recipe(), run.path / "x.safetensors", cut, agreed
     )
-    for part in ("2 classes: cat, dog", "name: pets", "cd" * 32, "takes one picture at a time", "- model.onnx: near"):
+    for part in (
+        "2 classes: `cat`, `dog`",
+        "name: pets",
+        "cd" * 32,
+        "takes one picture at a time",
+        "- model.onnx: near",
+    ):
         assert part in text
     alone = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "near"})
     assert "timm" not in alone.partition("## Scores")[0] and "export.load" not in alone

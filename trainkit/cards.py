@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from trainkit import journal, kept_rows
 from trainkit.chance import Interval
@@ -16,6 +17,7 @@ from trainkit.errors import UserError, number_of
 from trainkit.export_files import CONFIG, ONNX, TENSORS
 from trainkit.metrics import resampling
 from trainkit.report.closing import aligned, numbers
+from trainkit.report.markdown import block, code, plain
 from trainkit.store import RunFolder, Store
 
 _PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
@@ -37,9 +39,9 @@ def card(
     kind, made = type(recipe.task).__name__.lower(), about["made_with"]["trainkit"]
     parts = [
         _front(kind, CONFIG in agreements),
-        f"# {recipe.name}",
-        f"Weights `{about['weights']}` of the run `{folder.name}`, exported by trainkit {made}.",
-        _lines([*_network(about), *_fit(about), f"- gives {about['output']}"]),
+        f"# {plain(recipe.name)}",
+        f"Weights {code(about['weights'])} of the run {code(folder.name)}, exported by trainkit {plain(made)}.",
+        _lines([*_network(about), *_fit(about), f"- gives {plain(about['output'])}"]),
         *_classes(about),
         "## How to load it",
         *_loading(about, agreements),
@@ -49,13 +51,14 @@ def card(
         *_speed(folder, file, latency),
         "## Data and licences",
         _lines(f"- {line}" for line in licences(recipe)),
-        f"Digest of the data that it was trained on: `{about['data']['digest']}`.",
+        f"Digest of the data that it was trained on: {code(about['data']['digest'])}.",
         "## How it was checked",
-        _lines(f"- {name}: {said}" for name, said in agreements.items()),
-        f"Compared with the trained network on real samples of `{about['data']['checked_on']}`, in float32 on a CPU.",
-        *([_lines(f"- {note}" for note in about["notes"])] if about["notes"] else []),
+        _lines(f"- {plain(name)}: {plain(said)}" for name, said in agreements.items()),
+        f"Compared with the trained network on real samples of {code(about['data']['checked_on'])}, in float32 on a "
+        "CPU.",
+        *([_lines(f"- {plain(note)}" for note in about["notes"])] if about["notes"] else []),
         "## Recipe",
-        f"```yaml\n{about['recipe'].rstrip()}\n```",
+        block(about["recipe"].rstrip(), "yaml"),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -68,21 +71,21 @@ def licences(recipe: Any) -> Iterator[str]:
     places |= {f"scored on ({name})": text for name, text in getattr(recipe.data, "evaluate", {}).items()}
     for what, text in places.items():
         if text == "sample" or str(text).startswith("sample:"):
-            yield f"{what}: `{text}`, drawn by trainkit; nobody's pictures"
+            yield f"{plain(what)}: {code(text)}, drawn by trainkit; nobody's pictures"
         elif text == "held_out":
-            yield f"{what}: a part of what it was trained on, kept from training"
+            yield f"{plain(what)}: a part of what it was trained on, kept from training"
         elif hub.is_hub(text):
             address = str(text).partition("#")[0].partition("@")[0].removeprefix("hf://").removeprefix("hf:/")
-            yield f"{what}: `{text}`; its licence stands at https://huggingface.co/datasets/{address}"
+            yield f"{plain(what)}: {code(text)}; its licence stands at https://huggingface.co/datasets/{quote(address)}"
         else:
-            yield f"{what}: `{text}`; licence unknown"
+            yield f"{plain(what)}: {code(text)}; licence unknown"
     for name, source in recipe.task.needs().items():
         if source.recipe is not None:
-            yield f"weights that training used ({name}): those of the recipe `{source.recipe}`"
+            yield f"weights that training used ({name}): those of the recipe {code(source.recipe)}"
         elif str(source.weights).startswith("timm:"):
-            yield f"weights that training began with ({name}): `{source.weights}`; {_of_timm(source.weights[5:])}"
+            yield f"weights that training began with ({name}): {code(source.weights)}; {_of_timm(source.weights[5:])}"
         else:
-            yield f"weights that training began with ({name}): `{source.weights}`; licence unknown"
+            yield f"weights that training began with ({name}): {code(source.weights)}; licence unknown"
 
 
 def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
@@ -111,19 +114,19 @@ def _lines(lines: Any) -> str:
 
 def _network(about: Mapping[str, Any]) -> list[str]:
     """What the network is, and what model.onnx and `export.load` take."""
-    lines = [f"- {about['network']}"] if "network" in about else []
-    return [*lines, f"- takes {about['input']}; normalised {about['normalised']}"]
+    lines = [f"- {plain(about['network'])}"] if "network" in about else []
+    return [*lines, f"- takes {plain(about['input'])}; normalised {plain(about['normalised'])}"]
 
 
 def _fit(about: Mapping[str, Any]) -> list[str]:
-    return [f"- from a file: {about['fit']}"] if "fit" in about else []
+    return [f"- from a file: {plain(about['fit'])}"] if "fit" in about else []
 
 
 def _classes(about: Mapping[str, Any]) -> list[str]:
     names = about["names"]
     if not names:
         return []
-    listed = ", ".join(names[:50])
+    listed = ", ".join(map(code, names[:50]))
     return [f"{len(names)} classes: {listed}" + (", ... (all in model.json)" if len(names) > 50 else "")]
 
 
@@ -204,11 +207,9 @@ def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:
         for name, value in whole.items():
             words = numbers([value, *ends.get(name, ())])
             rows.append([name, words[0], " to ".join(words[1:]) or "-"])
-        text = "\n".join(aligned(rows))
+        text = block("\n".join(aligned(rows)))
         drew = f" Intervals are those of the bootstrap over {units}." if units else ""
-        yield (
-            f"`{evaluation}` at step {step:,}{', of averaged weights' if averaged else ''}.{drew}\n\n```\n{text}\n```"
-        )
+        yield f"{code(evaluation)} at step {step:,}{', of averaged weights' if averaged else ''}.{drew}\n\n{text}"
         seen = True
     if not seen:
         yield "None: these weights were not scored."
@@ -244,7 +245,7 @@ def _speed(folder: RunFolder, file: Path, latency: Any) -> Iterator[str]:
     seconds = history.series("final/time/wall_s")[1] or history.series("final/time/total_s")[1]
     machine = _machine(file)
     if rates:
-        place = f" on {machine}" if machine else ""
+        place = f" on {plain(machine)}" if machine else ""
         whole = f"; {seconds[-1]:,.0f} s in all" if seconds else ""
         yield f"Training: {rates[-1]:,.1f} samples/s{place}{whole}."
     if latency is not None:
@@ -268,4 +269,4 @@ def _of_timm(name: str) -> str:
     import timm
 
     found = getattr(timm.get_pretrained_cfg(name), "license", None)
-    return f"timm says {found}" if found else "timm states no licence"
+    return f"timm says {plain(found)}" if found else "timm states no licence"

@@ -516,11 +516,12 @@ def log(store: Store, found: Comparison) -> str:
     of runs ranks it. Raises UserError where the store does not take it.
     """
     from trainkit.provenance import origin
-    from trainkit.report import comparison
+    from trainkit.report import comparison, markdown
 
     client, info = store.client(), found.sides[0].folder.info()
     names = ", ".join(side.name for side in found.sides)
-    tags = {**origin(), COMPARED: names, "mlflow.note.content": "  \n".join(comparison.verdicts(found))}
+    note = "  \n".join(map(markdown.plain, comparison.verdicts(found)))
+    tags = {**origin(), COMPARED: names, "mlflow.note.content": note}
     tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
     with tempfile.TemporaryDirectory() as aside, store.asking():
         for ending in ("txt", "html", "png", "json"):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.places import keep_compiled_private
+from trainkit.report.markdown import plain
 
 Forward = Callable[[Tensor], Tensor]
 """Pixels (B, 3, H, W) to logits (B, classes, H, W)."""
@@ -51,7 +52,7 @@ class Latency:
         yield "|---|---|---|---|---|---|"
         for one in self.timings:
             if one.ms is None:
-                yield f"| {one.how} | {one.precision} | {one.why} | | | |"
+                yield f"| {one.how} | {one.precision} | {plain(one.why)} | | | |"
             else:
                 same = f"{100 * one.same:.4g} %"
                 yield f"| {one.how} | {one.precision} | {one.ms:.2f} | {one.least:.2f} | {one.calls} | {same} |"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import changes, copying, enrolment
-from trainkit.errors import UserError
+from trainkit.errors import UserError, visible
 from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.store import RunFolder, Store, write_aside
 
@@ -78,7 +78,7 @@ def note(folder: RunFolder) -> str:
 
 def as_it_stands(lines: Sequence[str]) -> str:
     """Lines as Markdown shows them unchanged: indented, names with underscores too."""
-    return "".join(f"    {line}\n" for line in lines) + ("\n" if lines else "")
+    return "".join(f"    {visible(line)}\n" for line in lines) + ("\n" if lines else "")
 
 
 def _followed(

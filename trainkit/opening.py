@@ -10,6 +10,7 @@ from trainkit import copying
 from trainkit.errors import UserError, of_disk
 from trainkit.order import Order
 from trainkit.redact import without_secrets
+from trainkit.report import markdown
 from trainkit.store import RunFolder, Store, write_aside
 
 PATIENCE = 120.0
@@ -62,7 +63,8 @@ def finished(
 def about(order: Order) -> str:
     """What the header of a recipe says, for the page of its experiment."""
     # Hidden here: what is told of a run may wait in its folder until a store answers.
-    return without_secrets(copying.header(order.path).replace("# ", "").replace("#", ""))
+    said = without_secrets(copying.header(order.path).replace("# ", "").replace("#", ""))
+    return "".join(f"{markdown.plain(line)}\n" for line in said.splitlines())
 
 
 @contextlib.contextmanager

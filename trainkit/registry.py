@@ -23,6 +23,7 @@ from trainkit.errors import UserError
 from trainkit.recipe import Promote
 from trainkit.redact import without_secrets
 from trainkit.refusals import Away
+from trainkit.report.markdown import plain
 from trainkit.store import RunFolder, Store
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
@@ -458,7 +459,7 @@ def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[
     client.log_dict(run_id, text, path)
     if decision.version:
         # As markdown each line is a paragraph.
-        client.update_model_version(decision.model, decision.version, "\n\n".join(decision.lines()))
+        client.update_model_version(decision.model, decision.version, "\n\n".join(map(plain, decision.lines())))
         for key, value in {"decision": decision.headline, "evidence": path}.items():
             client.set_model_version_tag(decision.model, decision.version, f"trainkit.promotion.{key}", value)
     return path

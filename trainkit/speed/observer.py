@@ -20,6 +20,7 @@ from trainkit import plan as planning
 from trainkit.machine import Machine
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
+from trainkit.report import markdown
 from trainkit.speed import ceilings, timeline, verdict
 from trainkit.speed.clock import PHASES, STEP, Clock, Steps
 from trainkit.speed.detective import SKIPPED, Detective
@@ -206,7 +207,8 @@ class Observer:
         e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = verdict.judge(e)
         lines = verdict.words(e, found, self._run.source)
-        text = "".join(f"{line}  \n" for line in [*lines, *verdict.unmeasured(e)])
+        marked = verdict.words(e, found, markdown.plain(self._run.source))
+        text = "".join(f"{line}  \n" for line in [*marked, *verdict.unmeasured(e)])
         tracker.artifact_text("speed/verdict.md", text)
         # The first of them in the table of runs; all on the run's page, below what was changed.
         note = self._run.changed + text
