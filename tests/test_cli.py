@@ -196,6 +196,25 @@ def test_a_set_with_a_name_that_is_not_utf8_is_refused_wherever_it_lies(tmp_path
         assert "/faces: 1 name not in UTF-8, or with control characters:\n  bj\\xf6rn\nexpected" in said, said
 
 
+def test_warnings_of_libraries_order_a_terminal_nothing_and_show_no_secret():
+    """As of a class that has a sign which is in no font, or of a file in whose name such a sign stands."""
+    code = f"""import warnings, matplotlib
+from trainkit.redact import hide_in_logs
+from trainkit.report.figures import blank, save
+hide_in_logs()
+hide_in_logs()
+warnings.warn({f"file {ORDERS}.png"!r})
+warnings.warn("https://me:hunter2@host")
+figure, (axes,) = blank(2.0)
+axes.set_title({f"class {ORDERS}"!r})
+save(figure, "/dev/null", format="png")"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert r"UserWarning: file \x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp.png" in done.stderr
+    assert "Glyph 27" in done.stderr and "UserWarning: https://host" in done.stderr and "hunter2" not in done.stderr
+    assert not set(done.stderr) & set("\x1b\x07\r\x7f\x9b\u202e")
+
+
 def test_nothing_prints_past_that():
     own = [file for file in (ROOT / "trainkit").rglob("*.py") if "click.echo(" in file.read_text(encoding="utf-8")]
     assert own == [ROOT / "trainkit" / "command.py"]

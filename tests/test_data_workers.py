@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,26 @@ def children() -> set[int]:
     own = {int(word) for word in listed.read_text().split()}
     called = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in own}
     return {child for child, words in called.items() if not any(word in words for word in there)}
+
+
+class Warns:
+    """Rows that a library warns of, by their names."""
+
+    name = "warns"
+
+    def fetch(self, rows: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
+        """The rows themselves."""
+        warnings.warn("picture \x1b[2J.png", stacklevel=1)
+        return {"rows": torch.from_numpy(rows)}
+
+
+@pytest.mark.slow  # a worker that was not forked imports all anew
+def test_what_a_library_warns_of_in_a_worker_orders_a_terminal_nothing(capfd):
+    with Workers(Warns(), Loader(workers=1, start="spawn")) as some:
+        (batch,) = some.read([(0, np.arange(3))])
+    assert batch["rows"].tolist() == [0, 1, 2]
+    said = capfd.readouterr().err
+    assert r"UserWarning: picture \x1b[2J.png" in said and "\x1b" not in said
 
 
 @pytest.fixture(autouse=True)

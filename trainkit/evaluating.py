@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit import config, lineage
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, visible
 from trainkit.launch import META
 from trainkit.needs import best_weights, gather
 from trainkit.opening import ending
@@ -130,7 +130,7 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
     finally:
         machine.close()
     if machine.main:
-        print(*(f"{key} {value!r}" for key, value in metrics.items()), sep="\n", flush=True)
+        print(*(visible(f"{key} {value!r}") for key, value in metrics.items()), sep="\n", flush=True)
     return metrics
 
 

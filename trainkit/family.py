@@ -152,7 +152,7 @@ class Parent:
         self.tracker.tags({"mlflow.note.content": head})
         write_aside(self.folder / SUMMARY, f"{text}\n")
         opened = f"open   trainkit ui        (or: mlflow ui --backend-store-uri {self.store.shown})"
-        print(f"\n{text}\n{opened}", flush=True)
+        print(visible(f"\n{text}\n{opened}"), flush=True)
 
 
 @contextmanager

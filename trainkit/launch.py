@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import config, faults, lineage, provenance
-from trainkit.errors import UserError
+from trainkit.errors import UserError, visible
 from trainkit.launcher import Stop, Stopped
 from trainkit.needs import Need, gather
 from trainkit.opening import about, begin, ending, finished
@@ -47,7 +47,7 @@ def launch(order: Order, stopping: Callable[[], bool], began: float | None = Non
         if not stop.told or int(os.environ.get("WORLD_SIZE", 1)) == 1:
             raise
         # Another process was told so too, and left while this one was waiting for it.
-        print(f"told to stop; {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+        print(visible(f"told to stop; {type(error).__name__}: {error}".splitlines()[0]), file=sys.stderr, flush=True)
         return STOPPED
 
 
@@ -276,9 +276,9 @@ def _tracked(
             if need.new:  # made for this run: MLflow shows it beneath
                 tracker.adopt(need.run.name)
         decided = tracker.cut_back(position).decided if resuming else []
-        refused(tracker, problems, lambda text: print(text, flush=True))
+        refused(tracker, problems, lambda text: print(visible(text), flush=True))
         if ended:
-            print(ended, flush=True)
+            print(visible(ended), flush=True)
             tracker.event(0, "died", {"said": ended})
             tracker.tags({"trainkit.died": ended})
         tracker.artifact_text("recipe/resolved.yaml", config.dump(recipe))

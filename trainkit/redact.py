@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import warnings
 from typing import Any
 
 from trainkit.errors import visible
@@ -92,8 +93,8 @@ def holds_secret(key: str, value: object) -> bool:
 
 
 def hide_in_logs() -> None:
-    """From now on let nothing that is logged in this process, by any library, show a secret or order a terminal."""
-    make = logging.getLogRecordFactory()
+    """From now on let no log line or warning of this process, of any library, show a secret or order a terminal."""
+    make, form = logging.getLogRecordFactory(), warnings.formatwarning
     if getattr(make, "hides_secrets", False):
         return
 
@@ -107,6 +108,7 @@ def hide_in_logs() -> None:
 
     hiding.hides_secrets = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(hiding)
+    warnings.formatwarning = lambda *words, **more: visible(without_secrets(form(*words, **more)))
 
 
 def without_user_info(address: str) -> str:

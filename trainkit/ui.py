@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import UserError
+from trainkit.errors import UserError, visible
 from trainkit.experiments import VIEW
 from trainkit.launcher import die_with_parent
 from trainkit.redact import without_secrets
@@ -36,7 +36,7 @@ _READY_SECONDS = 120.0
 
 def _print(text: str) -> None:
     # At once, also into a file: the command goes on until it is interrupted.
-    print(text, flush=True)
+    print(visible(text), flush=True)
 
 
 def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print) -> None:

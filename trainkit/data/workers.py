@@ -37,6 +37,7 @@ from torch import Tensor
 from trainkit.data import threads
 from trainkit.errors import UserError, few
 from trainkit.recipe import Loader
+from trainkit.redact import hide_in_logs
 from trainkit.task import Batch, Split
 
 RESTARTS = 3
@@ -237,6 +238,7 @@ def _ended(code: int | None) -> str:
 
 
 def _serve(link: socket.socket, split: Split) -> None:
+    hide_in_logs()  # one that was not forked knows nothing of it
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
