@@ -440,6 +440,17 @@ def test_what_is_better_is_known_of_every_score():
         assert not resampling.is_score(none), none
 
 
+def test_scores_of_one_scale_are_known_by_their_names():
+    shares = ("top1", "tar_at_far_1e-3", "nir.map", "nir_text.rank_1", "dice_mean", "dice.nll", "iou.road", "miou")
+    assert {resampling.scale(metric) for metric in (*shares, "boundary_f", "f1_macro", "auc", "ece")} == {"share"}
+    assert [resampling.scale(metric) for metric in ("hd95_mean_mm", "asd_mm.sr", "volume_error_mm3.sr")] == [
+        "mm",
+        "mm",
+        "mm3",
+    ]
+    assert resampling.scale("nll") == "nll" and resampling.scale("hit") == "hit" and not resampling.is_share("loss")
+
+
 # ---- How often intervals are right: simulated test sets of which the truth is known ----------------------------------
 
 

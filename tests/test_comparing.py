@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import fields, is_dataclass
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -16,8 +17,9 @@ from runs import own_store, run
 from scipy import stats
 
 from trainkit import cli, comparing, family, journal, kept_rows, records, seeding
-from trainkit.comparing import compare
+from trainkit.comparing import Score, compare
 from trainkit.errors import UserError
+from trainkit.journal import Point
 from trainkit.report import comparison
 from trainkit.store import RunFolder, Store
 from trainkit.task import Scores
@@ -303,6 +305,20 @@ def test_the_terminal_says_what_changed_what_it_did_and_what_it_cost(trained, mo
     assert "verdict  B is worse beyond chance than A: best/val/accuracy" in said and "another seed" in said
 
 
+def test_step_times_are_medians_over_steps_not_over_windows():
+    def measured(name: str, *windows: tuple[int, float]) -> float:
+        points = [Point(step, value, 0) for step, value in windows]
+        return comparing._measured(SimpleNamespace(metrics=[{name: points}]))[name]
+
+    # Ten windows of 10 steps before the machine was busy, three of 100 after it.
+    short = [(10 * k, 46.0) for k in range(1, 11)]
+    long = [(100 + 100 * k, 76.0) for k in range(1, 4)]
+    assert measured("speed/step_ms_p50", *short, *long) == 76.0
+    assert measured("speed/step_ms_p99", *short, (150, 76.0)) == 46.0
+    assert measured("speed/step_ms_p50", (10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)) == 2.5
+    assert measured("speed/peak_memory_gb", (10, 1.0), (20, 4.0), (500, 3.0)) == 4.0
+
+
 class Tags(HTMLParser):
     """Whether tags are closed in their order, and all that is in attributes."""
 
@@ -389,6 +405,37 @@ def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(tr
     assert dots[0].get_xdata()[0] > 0
     nothing = comparing.replace(found, pairs=(comparing.replace(found.pairs[0], scores=[]),))
     assert "no difference has an interval" in comparison.figure(nothing).axes[0].get_xlabel()
+
+
+def judged(metric: str, low: float, gap: float, high: float, **more) -> Score:
+    return Score(
+        run="B", evaluation="val", metric=metric, values=(0.5, 0.5 + gap), difference=gap, low=low, high=high, **more
+    )
+
+
+def test_intervals_of_one_scale_are_drawn_as_one_in_the_picture_and_on_the_page():
+    wide, narrow = judged("accuracy", -0.04, 0.04, 0.08), judged("auc", 0.01, 0.02, 0.04)
+    far, near = judged("hd95_mean_mm", -8, -4, 4, lower_is_better=True), judged("asd_mean_mm", -1, 0, 1)
+    other = judged("nll", -0.3, -0.2, -0.1, lower_is_better=True)
+    scores = [wide, narrow, far, near, other]
+    pair = SimpleNamespace(run="B", scores=scores)
+    drawn = comparison.figure(
+        SimpleNamespace(sides=(SimpleNamespace(name="one"), SimpleNamespace(name="two")), pairs=(pair,), level=0.95)
+    )
+    panels = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn.axes]
+    assert panels == [["val/accuracy", "val/auc"], ["val/hd95_mean_mm", "val/asd_mean_mm"], ["val/nll"]]
+    bars = [tuple(line.get_xdata()) for line in drawn.axes[0].lines if len(line.get_xdata()) == 2][1:]
+    assert bars == [(-0.04, 0.08), (0.01, 0.04)], "as they are, on an axis with numbers"
+    (better,) = [tuple(line.get_xdata()) for line in drawn.axes[2].lines if line.get_marker() == "o"]
+    assert better == (0.2,) and all(sum(axes.get_xlim()) == pytest.approx(0) for axes in drawn.axes)
+
+    def length(cells: list[str]) -> float:
+        start, end = re.search(r'x1="([\d.]+)" x2="([\d.]+)" y1="7"', "".join(cells)).groups()
+        return float(end) - float(start)
+
+    lengths = [length(cells) for cells in comparison._rows_of(scores)]
+    assert lengths[0] == pytest.approx(4 * lengths[1], abs=0.3) and lengths[2] == pytest.approx(6 * lengths[3], abs=0.5)
+    assert lengths[4] == pytest.approx(55 * 2 / 3, abs=0.2), "nothing shares the scale of nll"
 
 
 def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatch, tmp_path):

@@ -125,6 +125,12 @@ def test_columns_of_unequal_length_are_a_programming_error():
         figures.speed_curve([1, 2], [1.0])
 
 
+def test_the_median_of_a_speed_curve_is_over_steps():
+    steps, rates = [10, 20, 30, 130], [900.0, 1000.0, 1100.0, 400.0]
+    (line,) = [each for each in figures.speed_curve(steps, rates).axes[0].lines if "median" in str(each.get_label())]
+    assert line.get_label() == "median 400"
+
+
 def test_speed_curve_starts_at_zero_and_marks_evaluations():
     (axes,) = figures.speed_curve([10, 20, 30], [1000.0, 1100.0, 1102.0], [15, 30]).axes
     assert axes.get_ylim()[0] == 0

@@ -26,6 +26,7 @@ from trainkit.kept_rows import Columns
 from trainkit.metrics import resampling
 from trainkit.metrics.resampling import Kind
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.speed import clock
 from trainkit.store import RunFolder, Store
 
 DATA = "trainkit.data"
@@ -42,7 +43,7 @@ _PLACE = {
 _DIGITS = 12
 """Shown of commits and digests."""
 _SPEED = ("speed/step_ms_p50", "speed/step_ms_p99", "speed/peak_memory_gb")
-"""Measured in windows: of the first two the median over them is compared, of memory the most."""
+"""Measured in windows: of the first two the median over their steps is compared, of memory the most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -482,7 +483,8 @@ def _measured(side: Side) -> dict[str, float]:
                 own[word] = points[-1].value
             elif name in _SPEED:
                 values = [point.value for point in points]
-                own[name] = max(values) if name.endswith("_gb") else float(np.median(values))
+                steps = [point.step for point in points]
+                own[name] = max(values) if name.endswith("_gb") else clock.median(steps, values)
         each.append(own)
     shared = [name for name in each[0] if all(math.isfinite(own.get(name, math.nan)) for own in each)]
     return {name: float(np.mean([own[name] for own in each])) for name in shared}

@@ -23,6 +23,11 @@ Columns = Mapping[str, np.ndarray]
 NEVER_READ = ("embedding", "thumbnail")
 """Columns that make up most of a file and that no score is computed from."""
 _LOWER = re.compile(r"nll|ece|eer|loss|mae|mse|rmse|(?:.*_)?error|hd95_.*|asd_.*|volume_error_.*|missed|invented|intra")
+_SHARE = re.compile(
+    r"(?:.*\.)?(?:(?:balanced_|pixel_|mean_)?accuracy|top\d+|f1(?:_macro)?|auc|eer|ece|(?:tar|val)_at_far_[\de-]+|"
+    r"recall_at_\d+|r_precision|map(?:_at_r)?|rank_\d+|minp|miou|fwiou)|(?:dice|iou|nsd|boundary_f)(?:_mean|\..*)?"
+)
+_MILLIMETRES = re.compile(r".*_(mm3?)(?:\..*)?")
 _NO_SCORE = re.compile(r"threshold|xnorm|cases|pictures|(?:.*\.)?unmatched|.*_(?:std|low|high|far)|.*_share")
 
 
@@ -111,6 +116,19 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 def lower_is_better(metric: str) -> bool:
     """Whether less of a metric (`nll`, `hd95_mm.sr`) is more."""
     return _LOWER.fullmatch(metric) is not None
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of 1, of which 0 and 1 are the ends."""
+    return _SHARE.fullmatch(metric) is not None
+
+
+def scale(metric: str) -> str:
+    """Name of the scale that a metric shares with others: `share`, `mm`, `mm3`, else one of its own."""
+    if is_share(metric):
+        return "share"
+    found = _MILLIMETRES.fullmatch(metric)
+    return found[1] if found else metric.partition(".")[0]
 
 
 def is_score(metric: str) -> bool:

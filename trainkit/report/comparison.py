@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit import changes, yamltext
 from trainkit.errors import few
+from trainkit.metrics import resampling
 from trainkit.report.closing import aligned, numbers, split
 
 if TYPE_CHECKING:
@@ -370,32 +371,37 @@ def _scores(scores: Sequence[Score], first: str, letter: str, level: float) -> s
     each = [score for score in scores if score not in whole]
     again = "over repeats" if any(score.seeds for score in scores) else ""
     head = ["", first, letter, f"{letter} - {first}", f"{_percent(level)} interval", "", again, ""]
-    said = _raw(head, [_cells_of(score) for score in whole])
+    said = _raw(head, _rows_of(whole))
     units = next((score.units for score in scores if score.units), "")
     under = "; ".join([*([f"drawn again: {units}"] if units else []), *_whys(scores)])
     said += f'<p class="quiet">{_safe(under)}</p>'
     if each:
         said += f"<details><summary>{len(each)} scores of classes and lists</summary>"
-        said += _raw(head, [_cells_of(score) for score in each]) + "</details>"
+        said += _raw(head, _rows_of(each)) + "</details>"
     return said
 
 
-def _cells_of(score: Score) -> list[str]:
+def _rows_of(scores: Sequence[Score]) -> list[list[str]]:
+    """A line of cells for each score; the bars of one scale are drawn as one."""
+    farthest = {name: _farthest(own) for name, own in _by_scale(scores).items()}
+    return [_cells_of(score, farthest.get(resampling.scale(score.metric), 0.0)) for score in scores]
+
+
+def _cells_of(score: Score, farthest: float) -> list[str]:
     name = f"{_safe(score.metric)}{' <b>decides</b>' if score.primary else ''}"
     name += ' <span class="quiet">less is better</span>' if score.lower_is_better else ""
     gap = "-" if score.difference is None else _signed(score.difference, score.values)
     again = _ends(score.seeds.low, score.seeds.high, score.values) if score.seeds else ""
     verdict = f'<span class="{score.verdict if score.verdict in _VERDICTS else "quiet"}">{_verdict(score)}</span>'
-    return [name, *map(_safe, _values(score)), gap, _span(score), _bar(score), again, verdict]
+    return [name, *map(_safe, _values(score)), gap, _span(score), _bar(score, farthest), again, verdict]
 
 
-def _bar(score: Score) -> str:
-    """The interval as a line around 0, better to the right; each has a scale of its own."""
+def _bar(score: Score, farthest: float) -> str:
+    """The interval as a line around 0, better to the right; `farthest` from 0 is at the edge."""
     reach = _reach(score)
     if reach is None:
         return ""
-    low, gap, high = reach
-    at = [60 + 55 * value for value in (low, gap, high)]
+    at = [60 + 55 * value / (farthest or 1.0) for value in reach]
     return (
         '<svg width="120" height="14" role="img" aria-label="interval">'
         '<line x1="60" x2="60" y1="0" y2="14" stroke="var(--quiet)"/>'
@@ -405,55 +411,75 @@ def _bar(score: Score) -> str:
 
 
 def _reach(score: Score) -> tuple[float, float, float] | None:
-    """Low end, difference and high end as shares of the farthest of them from 0, turned so that better is positive."""
+    """Low end, difference and high end, turned so that better is positive; None without an interval."""
     if score.low is None or score.high is None or score.difference is None:
         return None
-    three = (score.low, score.difference, score.high)
-    farthest = max(map(abs, three)) or 1.0
-    low, gap, high = (value / farthest for value in three)
-    return (-high, -gap, -low) if score.lower_is_better else (low, gap, high)
+    if score.lower_is_better:
+        return -score.high, -score.difference, -score.low
+    return score.low, score.difference, score.high
+
+
+def _by_scale(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    """Those that have an interval, by the scale that they share: shares of 1, millimetres."""
+    found: dict[str, list[Score]] = {}
+    for score in scores:
+        if _reach(score):
+            found.setdefault(resampling.scale(score.metric), []).append(score)
+    return found
+
+
+def _farthest(scores: Sequence[Score]) -> float:
+    """How far from 0 their intervals reach."""
+    return max((abs(end) for score in scores for end in _reach(score) or ()), default=0.0)
 
 
 # ---- The picture -----------------------------------------------------------------------------------------------------
 
 
 def figure(found: Comparison) -> Figure:
-    """The intervals of the differences, a line each on a scale of its own, better to the right.
+    """The intervals of the differences, a line each, better to the right; scores of one scale share a panel.
 
     Scores of classes are left out, and what has no interval; the deciding score of each pair comes first.
     """
     from trainkit.report.figures import COLOURS, INK, QUIET, blank
 
     called = letters(len(found.sides))
+    letter_of = {pair.run: letter for letter, pair in zip(called[1:], found.pairs, strict=True)}
     shown = []
-    for letter, pair in zip(called[1:], found.pairs, strict=True):
+    for pair in found.pairs:
         own = [score for _, scores in _by_evaluation(pair.scores) for score in scores]
         own = [score for score in own if _reach(score) and (score.primary or "." not in score.metric)]
-        shown += [(letter, score) for score in sorted(own, key=lambda score: not score.primary)]
+        shown += sorted(own, key=lambda score: not score.primary)
     left_out, shown = max(0, len(shown) - _DRAWN), shown[:_DRAWN]
-    drawn, (axes,) = blank(height=1.8 + 0.32 * max(len(shown), 1))
-    axes.axvline(0.0, color=QUIET, linewidth=1)
+    panels = list(_by_scale(shown).values()) or [[]]
+    rows = [max(len(own), 1) for own in panels]
+    drawn, grid = blank(height=1.3 + 0.5 * len(panels) + 0.32 * sum(rows), ratios=rows, shared=False)
     colours = {"better": COLOURS[2], "worse": COLOURS[1]}
-    for place, (_, score) in enumerate(shown):
-        low, gap, high = _reach(score)
-        colour = colours.get(score.verdict, QUIET)
-        axes.plot([low, high], [place, place], color=colour, linewidth=3, alpha=0.45)
-        axes.plot([gap], [place], color=colour, marker="o", markersize=6, linestyle="none")
-        axes.annotate(
-            f"{_signed(score.difference, score.values)}   {_span(score)}", (1.08, place), va="center", color=INK,
-            fontsize=8.5, annotation_clip=False,
-        )  # fmt: skip
-    names = [f"{f'{letter}: ' if len(found.pairs) > 1 else ''}{score.name}" for letter, score in shown]
-    names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names]
-    axes.set_yticks(range(len(shown)), names, fontsize=9)
-    axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlim(-1.05, 1.9)
-    axes.set_xticks([-1, 0, 1], ["", "0", ""])
+    for axes, own in zip(grid, panels, strict=True):
+        axes.axvline(0.0, color=QUIET, linewidth=1)
+        for place, score in enumerate(own):
+            low, gap, high = _reach(score)
+            colour = colours.get(score.verdict, QUIET)
+            axes.plot([low, high], [place, place], color=colour, linewidth=3, alpha=0.45)
+            axes.plot([gap], [place], color=colour, marker="o", markersize=6, linestyle="none")
+            axes.annotate(
+                f"{_signed(score.difference, score.values)}   {_span(score)}", (1.02, place), va="center", color=INK,
+                xycoords=axes.get_yaxis_transform(), fontsize=8.5, annotation_clip=False,
+            )  # fmt: skip
+        names = [f"{f'{letter_of[score.run]}: ' if len(found.pairs) > 1 else ''}{score.name}" for score in own]
+        names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names]
+        axes.set_yticks(range(len(own)), names, fontsize=9)
+        axes.set_ylim(max(len(own), 1) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="x", labelsize=8.5)
+        axes.grid(visible=False, axis="y")
+        farthest = _farthest(own) or 1.0
+        axes.set_xlim(-1.05 * farthest, 1.05 * farthest)
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):.4g}")
     more = f"; {left_out} more are in the page" if left_out else ""
-    what = "no difference has an interval" if not shown else "each line has its own scale"
-    axes.set_xlabel(f"worse than {called[0]}   |   better   ({what}{more})")
+    more = more if shown else "; no difference has an interval"
+    grid[-1].set_xlabel(f"by how much worse than {called[0]}   |   better{more}", fontsize=9.5)
     sides = ",  ".join(f"{letter}: {side.name}" for letter, side in zip(called, found.sides, strict=True))
     drawn.suptitle(f"Differences and their {_percent(found.level)} intervals\n{sides}", color=INK, fontsize=10)
     return drawn

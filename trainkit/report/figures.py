@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainkit.speed.clock import median
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -123,8 +125,8 @@ def speed_curve(step: Numbers, samples_per_s: Numbers, marks: Numbers = (), titl
     finite = rate[np.isfinite(rate)]
     axes.plot(step, rate, **_line(0), **_dots(len(step)))
     if len(finite):
-        median = float(np.median(finite))
-        axes.axhline(median, color=QUIET, linewidth=1, linestyle=DASHES[1], label=f"median {_number(median)}")
+        middle = median(step, rate)
+        axes.axhline(middle, color=QUIET, linewidth=1, linestyle=DASHES[1], label=f"median {_number(middle)}")
         axes.set_ylim(0, max(float(finite.max()), 1e-9) * 1.15)
     if len(marks):
         axes.plot(
@@ -287,14 +289,17 @@ def save(figure: Figure, out: Any, **how: Any) -> None:
     figure.savefig(out, **how)
 
 
-def blank(height: float, ratios: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
-    """An empty figure of this height in inches, with panels above each other in these proportions."""
+def blank(height: float, ratios: Sequence[float] = (1,), shared: bool = True) -> tuple[Figure, list[Axes]]:
+    """An empty figure of this height in inches, with panels above each other in these proportions.
+
+    `shared`: whether all have one horizontal axis.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": list(ratios)})
+    grid = figure.subplots(len(ratios), 1, sharex=shared, squeeze=False, gridspec_kw={"height_ratios": list(ratios)})
     axes = list(grid[:, 0])
     for each in axes:
         each.set_axisbelow(True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -200,6 +200,17 @@ def speed(step_seconds: np.ndarray, samples_per_step: int, steps: int, total: fl
         "speed/step_ms_p50": 1e3 * _quantile(ordered, 0.5),
         "speed/step_ms_p99": 1e3 * _quantile(ordered, 0.99),
     }
+
+
+def median(steps: Sequence[float], values: Sequence[float]) -> float:
+    """Median over steps of what was measured in windows, which end at `steps`; each counts as often as it has steps.
+
+    A window begins where the one before it ends, the first at step 0. What is not finite is left out.
+    """
+    end, measured = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+    order = np.argsort(end, kind="stable")
+    many = np.diff(end[order], prepend=0) * np.isfinite(measured[order])
+    return float(np.median(np.repeat(measured[order], many)))
 
 
 def _quantile(ordered: np.ndarray, share: float) -> float:
