@@ -3,7 +3,9 @@ scoring samples that are there several times."""
 
 from __future__ import annotations
 
+import importlib
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,13 +47,14 @@ def test_as_many_units_are_drawn_as_there_are_each_with_all_its_rows():
     assert (often == all_times(Units("rows", units.of), 700)).all(), "the draws depend on the number of units alone"
 
 
-def test_a_row_of_two_units_is_there_for_either():
+def test_a_row_of_two_units_counts_half_for_each():
     of, also = np.array([0, 0, 2, 1]), np.array([0, 1, 1, 1])
     alone, often = (all_times(Units("people", *which), 500) for which in ((np.arange(3),), (of, also)))
     for row, drawn in zip(often.tolist(), alone.tolist(), strict=True):
         a, b, c = drawn
-        assert row == [a, max(a + b - 1, 0), max(c + b - 1, 0), b]
+        assert row == [(a + 1) / 2, (a + b) / 2, (c + b) / 2, (b + 1) / 2]
     assert often.max() > 1 and (often == 0).any()
+    assert Units("people", of, also).independent == 1 and Units("people", of).independent == 3
 
 
 def test_blocks_do_not_change_what_is_drawn(monkeypatch):
@@ -148,6 +151,62 @@ def test_draws_without_a_score_are_left_out_while_they_are_few():
     assert chance.bootstrapped(0.0, drawn, 100).low == pytest.approx(-0.92, abs=0.02)
     drawn[:60] = math.nan
     assert chance.bootstrapped(0.0, drawn, 100) is None
+
+
+@pytest.mark.parametrize("person", [0.0, 0.5, 1.0])
+def test_intervals_of_pairs_of_people_are_as_wide_as_people_and_pairs_make_them(person):
+    """Means over 600 pairs of 100 people, a share `person` of whose variance is of the two people of a pair."""
+    rng, people, many, graphs, each = np.random.default_rng(33), 100, 600, 8, 100
+    held, said, found = [], [], []
+    for _ in range(graphs):
+        of = rng.integers(0, people, many)
+        units = Units("people", of, (of + rng.integers(1, people, many)) % people)
+        own = math.sqrt(person / 2) * rng.normal(size=(people, each))
+        values = own[units.of] + own[units.also] + math.sqrt(1 - person) * rng.normal(size=(many, each))
+        drawn = chance.resampled(units, lambda t, v=values: dict(enumerate((t @ v / t.sum(1, keepdims=True)).T)), 600)
+        for k, mean in enumerate(values.mean(0).tolist()):
+            interval = chance.bootstrapped(mean, drawn[k], units.independent)
+            held.append(interval.low <= 0 <= interval.high)
+            said.append(drawn[k].var())
+            found.append(mean)
+    assert 0.93 <= np.mean(held) <= 0.97
+    assert math.sqrt(np.mean(said)) == pytest.approx(np.std(found), rel=0.1)
+
+
+def test_pairs_of_one_person_are_drawn_as_their_person():
+    rng, of = np.random.default_rng(34), np.repeat(np.arange(40), 3)
+    values = rng.normal(size=40)[of] + rng.normal(size=120)
+    drawn = [
+        chance.resampled(units, lambda t: {"mean": t @ values / t.sum(1)})["mean"]
+        for units in (Units("people", of), Units("people", of, of))
+    ]
+    assert np.std(drawn[0]) == pytest.approx(np.std(drawn[1]), rel=0.1)
+
+
+def test_what_does_not_vary_over_pairs_stays_as_it_is():
+    units = Units("people", np.array([0, 1, 2]), np.array([1, 2, 0]))
+    drawn = chance.resampled(units, lambda t: {"same": np.ones(len(t)), "none": np.full(len(t), np.nan)}, 8)
+    assert drawn["same"].tolist() == [1.0] * 8 and np.isnan(drawn["none"]).all()
+
+
+def test_the_interval_of_a_share_near_1_is_right_as_often_as_it_says():
+    """Of sets that seem easy the interval is as wide as of those that seem hard: it is found of the log odds."""
+    rng, many, truth, held = np.random.default_rng(35), 80, 0.93, []
+    rows = {"probe": np.arange(many), "label": np.arange(many), "match_score": np.zeros(many)}
+    for _ in range(300):
+        hit = rng.random(many) < truth
+        found, units = kept_rows.intervals(rows | {"rank": np.where(hit, 1, 2)}, {"rank_1": float(hit.mean())}, 300)
+        assert 0 <= found["rank_1"].low <= hit.mean() <= found["rank_1"].high <= 1 and units == "80 people"
+        held.append(found["rank_1"].low <= truth <= found["rank_1"].high)
+    assert 0.93 <= np.mean(held) <= 0.97
+
+
+def test_an_interval_of_log_odds_holds_a_share_of_0_or_1():
+    for share in (0.0, 0.3, 0.99, 1.0):
+        odds = float(chance.log_odds(share, 50))
+        found = chance.from_log_odds(Interval(odds, odds - 2, odds + 2), share)
+        assert 0 <= found.low <= share <= found.high <= 1 and found.high - found.low > 0.01
+    assert np.isnan(chance.log_odds(np.array([math.nan]), 50)).all()
 
 
 def test_welch_is_that_of_scipy():
@@ -443,7 +502,7 @@ def test_what_is_better_is_known_of_every_score():
 def test_scores_of_one_scale_are_known_by_their_names():
     shares = ("top1", "tar_at_far_1e-3", "nir.map", "nir_text.rank_1", "dice_mean", "dice.nll", "iou.road", "miou")
     assert {resampling.scale(metric) for metric in (*shares, "boundary_f", "f1_macro", "auc", "ece")} == {"share"}
-    assert [resampling.scale(metric) for metric in ("hd95_mean_mm", "asd_mm.sr", "volume_error_mm3.sr")] == [
+    assert [resampling.scale(metric) for metric in ("hd95_mm", "asd_mm.sr", "volume_error_mm3.sr")] == [
         "mm",
         "mm",
         "mm3",
@@ -471,16 +530,15 @@ def test_cases_of_a_patient_are_drawn_together_or_the_interval_is_too_narrow():
 def judged(rows: list[dict], draws: int) -> dict[str, int]:
     """On which side of 0 the intervals of the differences between two networks lie, by metric."""
     kind, size = resampling.kind(rows[0]), len(next(iter(rows[0].values())))
-    units, drawn = kind.units(rows[0]), {}
-    for times in chance.times(units, draws):
+    units = kind.units(rows[0])
+
+    def gaps(times: np.ndarray) -> dict[str, np.ndarray]:
         one, other = (kind.resampled(own, times) for own in rows)
-        for name in (name for name, values in one.items() if values.ndim == 1):
-            drawn.setdefault(name, []).append(other[name] - one[name])
-    one, other = (kind.resampled(own, np.ones((1, size))) for own in rows)
-    found = {
-        name: chance.bootstrapped(float(other[name][0] - one[name][0]), np.concatenate(blocks), units.count)
-        for name, blocks in drawn.items()
-    }
+        return {name: other[name] - one[name] for name, values in one.items() if values.ndim == 1}
+
+    whole = gaps(np.ones((1, size)))
+    drawn = chance.resampled(units, gaps, draws)
+    found = {name: chance.bootstrapped(float(whole[name][0]), drawn[name], units.independent) for name in drawn}
     return {name: interval.apart for name, interval in found.items() if interval is not None}
 
 
@@ -521,3 +579,24 @@ def test_of_two_networks_that_are_as_good_one_in_twenty_seems_better_by_classes(
             apart.setdefault(name, []).append(side != 0)
     shares = {name: float(np.mean(sides)) for name, sides in apart.items()}
     assert max(shares.values()) <= 0.09 and shares["top1"] >= 0.02, shares
+
+
+@pytest.fixture
+def pair_intervals(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    return importlib.import_module("pair_intervals")
+
+
+def test_coverage_is_found_of_every_score_that_pairs_resolve(pair_intervals):
+    found = list(pair_intervals.coverage(20, 1, 1, 0.5, sets=3, draws=20))
+    assert [name for name, *_ in found] == ["accuracy", "auc", "eer", "tar_at_far_1e-1"]
+    assert all(0 <= share <= 1 for _, *shares, _ in found for share in shares) and all(line[3] > 0 for line in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("person", [0.0, 0.9])
+def test_intervals_of_pairs_of_faces_are_right_as_often_as_they_say(pair_intervals, person):
+    """Of 200 sets 0.92 to 0.98 are within two standard errors of 0.95; too wide an interval of few is let pass."""
+    for name, gap, alone, _ in pair_intervals.coverage(50, 2, 6, person, sets=200, draws=200):
+        assert gap >= 0.91, (name, gap)
+        assert alone >= 0.87, (name, alone)

@@ -393,16 +393,15 @@ def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader:
             given = run.scores(np.ones((1, size)))
             logged = {metric: side.scores[head][metric][k] for metric in known & given.keys()}
             known = {m for m, value in logged.items() if np.isclose(given[m][0], value, rtol=1e-5, atol=1e-7)}
-    differences: dict[str, list[np.ndarray]] = {metric: [] for metric in metrics if metric in known}
-    for times in chance.times(units):
-        drawn = [[run.scores(times) for run in own] for own in runs]
-        for metric, blocks in differences.items():
-            before, after = (np.mean([scores[metric] for scores in own], axis=0) for own in drawn)
-            blocks.append(after - before)
+
+    def differences(times: np.ndarray) -> dict[str, np.ndarray]:
+        before, after = ([run.scores(times) for run in own] for own in runs)
+        return {m: np.mean([s[m] for s in after], axis=0) - np.mean([s[m] for s in before], axis=0) for m in known}
+
     intervals = {}
-    for metric, blocks in differences.items():
+    for metric, drawn in chance.resampled(units, differences).items():
         gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
-        intervals[metric] = chance.bootstrapped(gap, np.concatenate(blocks), units.count, level)
+        intervals[metric] = chance.bootstrapped(gap, drawn, units.independent, level)
     reader.drawn[same] = _Drawn(intervals, str(units), "")
     return reader.drawn[same]
 

@@ -60,16 +60,17 @@ def _read(file: Path, without: Collection[str]) -> tuple[Columns, str] | None:
     return {name: _column(table[name]) for name in names}, digest
 
 
-def intervals(rows: Columns, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
+def intervals(rows: Columns, scores: Mapping[str, float], draws: int = chance.DRAWS) -> tuple[dict[str, Interval], str]:
     """Between what `scores` may lie, by the bootstrap over the units of `rows`, and these units in words.
 
     Only of scores that the rows give to six digits: of others, or of rows of another step, nothing is known.
     """
-    if not len(next(iter(rows.values()), ())):
+    size = len(next(iter(rows.values()), ()))
+    if not size:
         return {}, ""
     kind = resampling.kind(rows)
     units = kind.units(rows)
-    whole = kind.resampled(rows, np.ones((1, len(units.of))))
+    whole = kind.resampled(rows, np.ones((1, size)))
     known = [
         name
         for name, value in scores.items()
@@ -77,12 +78,18 @@ def intervals(rows: Columns, scores: Mapping[str, float]) -> tuple[dict[str, Int
     ]
     if not known:
         return {}, ""
-    blocks = [kind.resampled(rows, times) for times in chance.times(units)]
+
+    shares = {name for name in known if resampling.is_share(name)}
+
+    def scored(times: np.ndarray) -> Columns:
+        drawn = kind.resampled(rows, times)
+        return {name: chance.log_odds(drawn[name], size) if name in shares else drawn[name] for name in known}
+
     found = {}
-    for name in known:
-        drawn = np.concatenate([block[name] for block in blocks])
-        if interval := chance.bootstrapped(scores[name], drawn, units.count):
-            found[name] = interval
+    for name, drawn in chance.resampled(units, scored, draws).items():
+        value = float(chance.log_odds(scores[name], size)) if name in shares else scores[name]
+        if interval := chance.bootstrapped(value, drawn, units.independent):
+            found[name] = chance.from_log_odds(interval, scores[name]) if name in shares else interval
     return found, str(units)
 
 
