@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 from sklearn.metrics import confusion_matrix
 
-from trainkit import metrics
+from trainkit import chance, metrics
 from trainkit.data.protocols import Scenes
 from trainkit.errors import UserError
 from trainkit.metrics import scenes
@@ -210,7 +210,7 @@ def test_pictures_are_drawn_again_and_their_pixels_scored_together():
     for _ in range(1500):
         some = [pair for b in draw.integers(5, size=5) for pair in told[b]]
         by_hand.append(number_mean(iou_by_hand(some, k) for k in range(4)))
-    low, high = np.percentile(by_hand, (2.5, 97.5))
+    low, high = np.quantile(by_hand, chance.tails(5))
     # The same distribution, not the same draws.
     assert scores.metrics["miou_low"] == pytest.approx(low, abs=0.03)
     assert scores.metrics["miou_high"] == pytest.approx(high, abs=0.03)

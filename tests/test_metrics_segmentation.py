@@ -211,6 +211,14 @@ def test_the_interval_is_as_wide_as_the_spread_of_the_mean():
     assert (high + low) / 2 == pytest.approx(values.mean(), abs=0.2 * expected)
 
 
+def test_the_interval_of_few_patients_is_right_as_often_as_it_says():
+    draw, held = np.random.default_rng(5), []
+    for _ in range(400):
+        low, high = interval(draw.normal(0.8, 0.1, (12, 1)), list("abcdefghijkl"))
+        held.append(low <= 0.8 <= high)
+    assert 0.93 <= np.mean(held) <= 0.97
+
+
 def test_the_bootstrap_is_that_of_drawing_case_by_case():
     draw = np.random.default_rng(2)
     values = draw.random((6, 3))

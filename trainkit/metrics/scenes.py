@@ -121,8 +121,8 @@ def score_scenes(
     drawn, drawn_class = _bootstrap(hit, predicted, actual)
     low, high = np.full(classes, np.nan), np.full(classes, np.nan)
     if len(protocol) > 1:
-        metrics["miou_low"], metrics["miou_high"] = middle(drawn)
-        low, high = np.transpose([middle(values) for values in drawn_class.T])
+        metrics["miou_low"], metrics["miou_high"] = middle(drawn, len(protocol))
+        low, high = np.transpose([middle(values, len(protocol)) for values in drawn_class.T])
     metrics["fwiou"] = float((np.where(total[2] > 0, iou, 0) * total[2]).sum() / labelled)
     metrics["pictures"] = float((actual.sum(1) > 0).sum())
     metrics |= {f"iou.{word}": float(iou[k]) for k, word in enumerate(called)}

@@ -78,10 +78,10 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     # A terminal shows the first six.
     metrics = {"dice_mean": float(mean(of_organ["dice"]))}
     low, high = np.full(len(organs), np.nan), np.full(len(organs), np.nan)
-    if len(set(protocol.patients)) > 1:
+    if (patients := len(set(protocol.patients))) > 1:
         drawn, drawn_organ = bootstrap(columns["dice"], protocol.patients)
-        metrics["dice_mean_low"], metrics["dice_mean_high"] = middle(drawn)
-        low, high = np.transpose([middle(values) for values in drawn_organ.T])
+        metrics["dice_mean_low"], metrics["dice_mean_high"] = middle(drawn, patients)
+        low, high = np.transpose([middle(values, patients) for values in drawn_organ.T])
     whole = {name: float(mean(of_organ[key])) for key, (name, _) in ways.items()}
     metrics |= {name: whole[name] for name in ("hd95_mean_mm", "nsd_mean")}
     metrics |= {"missed": float(missed.sum()), "invented": float(invented.sum())}
@@ -196,13 +196,17 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
 
 def interval(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
     """The ends of the 95 % interval, by `bootstrap`, of the mean over organs of (N, K); nan for a single patient."""
-    return middle(bootstrap(values, groups)[0]) if len(set(groups)) > 1 else (float("nan"), float("nan"))
+    patients = len(set(groups))
+    return middle(bootstrap(values, groups)[0], patients) if patients > 1 else (float("nan"), float("nan"))
 
 
-def middle(drawn: np.ndarray) -> tuple[float, float]:
-    """Between which 95 % of the values lie, nan left out; nan where none is left."""
+def middle(drawn: np.ndarray, units: int) -> tuple[float, float]:
+    """The ends of the 95 % interval from draws of so many units, two at least; nan left out, nan where none is left.
+
+    Percentiles, expanded for few units (`chance.tails`): plain ones hold the mean of 12 patients 91 times in 100.
+    """
     drawn = drawn[drawn == drawn]
-    return tuple(np.percentile(drawn, (2.5, 97.5)).tolist()) if len(drawn) else (float("nan"), float("nan"))
+    return tuple(np.quantile(drawn, chance.tails(units)).tolist()) if len(drawn) else (float("nan"), float("nan"))
 
 
 def words(names: Sequence[str]) -> list[str]:
