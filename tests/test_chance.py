@@ -596,10 +596,10 @@ def test_coverage_is_found_of_every_score_that_pairs_resolve(pair_intervals):
 @pytest.mark.slow
 @pytest.mark.parametrize("person", [0.0, 0.9])
 def test_intervals_of_pairs_of_faces_are_right_as_often_as_they_say(pair_intervals, person):
-    """Of 200 sets 0.92 to 0.98 are within two standard errors of 0.95, and what is chosen in each draw may widen it.
+    """Of 120 sets 0.91 to 0.99 are within two standard errors of 0.95, and what is chosen in each draw may widen it.
 
     Of 300 impostor pairs three are accepted at 1e-2, which is too few.
     """
-    for name, gap, alone, _ in pair_intervals.coverage(50, 2, 6, person, sets=200, draws=200):
-        assert gap >= (0.87 if name == "tar_at_far_1e-2" else 0.92), (name, gap)
-        assert alone >= 0.89, (name, alone)
+    for name, gap, alone, _ in pair_intervals.coverage(50, 2, 6, person, sets=120, draws=200):
+        assert gap >= (0.84 if name == "tar_at_far_1e-2" else 0.9), (name, gap)
+        assert alone >= 0.87, (name, alone)
