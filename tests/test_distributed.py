@@ -13,6 +13,7 @@ import psutil
 import pytest
 from runs import PLUGIN, ROOT, TOY, Ran, newest, spawn
 
+from trainkit import launcher
 from trainkit.errors import UserError
 from trainkit.machine import Machine
 
@@ -65,6 +66,62 @@ def test_the_age_of_a_command_is_that_of_its_launcher_unless_that_has_restarted_
         # The kernel counts in hundredths of a second.
         ages.append(float(done.stdout))
         assert least - 0.02 <= ages[-1] <= time.monotonic() - began - (0.4 - least) + 0.02, done.stderr
+
+
+def launched(root: Path, ranks: int = 2) -> list[str]:
+    """What torch's launcher makes for logs, and where it has each process write an error."""
+    folders = [root / "none_x" / "attempt_0" / str(rank) for rank in range(ranks)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    return [str(folder / "error.json") for folder in folders]
+
+
+def test_the_last_process_of_a_launch_leaves_no_folder_for_logs_and_takes_no_other(tmp_path, monkeypatch):
+    def begin(place: str) -> None:
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", place)
+        launcher.leave_no_log_folders()
+
+    for told in ("", "error.json", "/error.json"):
+        begin(told)
+    first, second = launched(tmp_path / "torchelastic_a"), launched(tmp_path / "torchelastic_b")
+    launched(tmp_path / "torchelastic_of_others")
+    begin(first[0])
+    begin(second[1])
+    assert Path(first[1]).parent.is_dir() and Path(second[0]).parent.is_dir()
+    begin(second[0])
+    begin(second[0])
+    begin(first[1])
+    assert [path.name for path in tmp_path.iterdir()] == ["torchelastic_of_others"]
+    kept = launched(tmp_path / "torchelastic_c") + launched(tmp_path / "logs")
+    (Path(kept[0]).parent / "stdout.log").write_text("said")
+    for place in kept:
+        begin(place)
+    assert (Path(kept[0]).parent / "stdout.log").read_text() == "said"
+    assert Path(kept[2]).parent.is_dir(), "of --log_dir"
+
+
+@pytest.mark.slow
+def test_launches_at_once_and_one_that_is_killed_leave_no_folders_for_logs(store, tmp_path):
+    """By Accelerate's own launcher."""
+    config, temporary = ROOT / "accelerate_configs" / "cpu_2proc.yaml", tmp_path / "tmp"
+    launched(temporary / "torchelastic_of_others")
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    words += [str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy", "log.every=1 steps"]
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": f"{PLUGIN}{os.pathsep}{ROOT}"}
+    how = {"env": environment, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with (
+        subprocess.Popen([*words, "train.length=4 steps"], **how) as short,
+        subprocess.Popen([*words, "train.length=100k steps"], **how) as long,
+    ):
+        try:
+            assert any(line.startswith("step 1/") for line in long.stdout), "both of its processes train"
+        finally:
+            os.killpg(long.pid, signal.SIGKILL)
+            long.communicate()  # its processes are told by the kernel, and stop
+        assert "FINISHED at step 4" in short.communicate()[0] and short.returncode == 0
+    left = [path.name for path in temporary.iterdir() if path.name.startswith("torchelastic")]
+    assert left == ["torchelastic_of_others"]
+    assert len(list(temporary.rglob("attempt_0/*"))) == 2
 
 
 def test_what_differs_between_processes_is_named_on_each():

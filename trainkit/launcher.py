@@ -40,6 +40,22 @@ def die_with_parent() -> str | None:
     return None
 
 
+def leave_no_log_folders() -> None:
+    """Remove the empty folders that torch's launcher of several processes has made for logs; it leaves them behind.
+
+    Each process removes its own, and the last of them those around it. One with a log (`--tee`, `--redirects`) stays,
+    and one that `--log_dir` names. A launcher that starts its processes once more makes them again. To be called first
+    of all, so that of a run that is killed none is left either.
+    """
+    own = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
+    # torchelastic_.../<launch>/attempt_0/<rank>/error.json
+    around = own.parents[:3]
+    if len(around) == 3 and around[-1].name.startswith("torchelastic_"):
+        with contextlib.suppress(OSError):
+            for folder in (own, *around):
+                folder.rmdir()
+
+
 def check_variables() -> None:
     """Raise UserError for variables of a launcher that are no numbers, or do not fit each other."""
     found = {}

@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from trainkit import launcher  # noqa: E402
 
 launcher.die_with_parent()  # before anything that takes time is imported
+launcher.leave_no_log_folders()
 
 from trainkit.verbs.training import run  # noqa: E402
 
