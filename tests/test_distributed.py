@@ -58,11 +58,11 @@ def test_the_age_of_a_command_is_that_of_its_launcher_unless_that_has_restarted_
     code = "import subprocess, sys, time; time.sleep(0.3); subprocess.run([sys.executable, '-c', sys.argv[2]])"
     environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": restarts}
     ages = []
-    for launcher in ("accelerate", "other"):
+    for parent in ("accelerate", "other"):
         began = time.monotonic()
-        words = [sys.executable, "-c", code, launcher, worker]
+        words = [sys.executable, "-c", code, parent, worker]
         done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-        least = 0.4 if (launcher, restarts) == ("accelerate", "0") else 0.1
+        least = 0.4 if (parent, restarts) == ("accelerate", "0") else 0.1
         # The kernel counts in hundredths of a second.
         ages.append(float(done.stdout))
         assert least - 0.02 <= ages[-1] <= time.monotonic() - began - (0.4 - least) + 0.02, done.stderr
