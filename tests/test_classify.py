@@ -362,6 +362,7 @@ def test_a_weight_of_a_class_is_above_zero(weight):
         lambda: Mix(),
         lambda: validate(Mix, {"mixup": -1.0, "cutmix": 1.0}, {}),
         lambda: validate(Mix, {"mixup": 1.0, "prob": 0.0}, {}),
+        lambda: Mix(cutmix=5e-324),
         lambda: validate(Classify, {"net": {"model": "x"}, "smoothing": 1.0}, {}),
         lambda: validate(Optim, {"lr": 1.0, "layer_decay": 0.0}, {}),
     ],

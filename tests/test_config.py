@@ -741,7 +741,7 @@ def test_no_number_of_a_recipe_is_without_a_lower_and_an_upper_bound():
         ("face_teacher", "optim.groups=[{match: '*', lr_scale: -1}]", "expected a value at least 0"),
         ("face_teacher", "optim.groups=[{match: '*', weight_decay: -1}]", "expected a value at least 0"),
         ("face_teacher", "data.image_size=1000000000", "expected a value at most 4,096"),
-        ("face_teacher", "device.threads=1000000", "expected a value at most 1,024"),
+        ("face_teacher", "device.threads=1000000", "expected a value at most 512"),
         ("face_teacher", "loader.workers=1000000", "expected a value at most 128"),
         ("face_teacher", "task.margin.m=-0.5", "expected a value at least 0"),
         ("face_teacher", "limits.hang=999999999 h", "longer than the 100000 h"),

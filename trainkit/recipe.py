@@ -198,7 +198,7 @@ class Device:
     """The CUDA allocator grows its segments instead of splitting them."""
     deterministic: bool = False
     """Only kernels that repeat their bits. Needed for bit equality on a GPU; a CPU has it at equal threads."""
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    threads: Annotated[int, Field(ge=1, le=512)] | None = None
     """CPU threads of each process. None: what the launcher set."""
 
 

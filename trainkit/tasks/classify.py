@@ -43,6 +43,9 @@ class Mix:
     def __post_init__(self) -> None:
         if not (self.mixup or self.cutmix):
             raise ValueError("mixup or cutmix must be above 0; leave `mix` out to mix nothing")
+        for name in ("mixup", "cutmix"):
+            if 0 < getattr(self, name) < 1e-3:
+                raise ValueError(f"{name} is {getattr(self, name)}; 0, or 0.001 or more is needed")
 
 
 @dataclass(kw_only=True)
