@@ -129,11 +129,17 @@ def test_ten_updates_in_a_row_and_six_rollbacks_end_the_run(tmp_path):
 # ---- I8: what loss and gradients do not tell
 
 
-LARGE = ["optim={name: sgd, lr: 1e38, momentum: 0, weight_decay: 1000}", "train.ema=null"]
+LARGE = ["optim={name: sgd, lr: 1, momentum: 0, weight_decay: 100}", "train.ema=null"]
+
+
+def raise_rate(patch: pytest.MonkeyPatch) -> None:
+    """Train at a rate that no recipe may have: the step overflows, and no gradient does."""
+    patch.setattr("trainkit.optim.rate", lambda *_: 1e38)
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
-def test_a_step_that_makes_weights_infinite_out_of_finite_gradients_is_not_committed(tmp_path, policy):
+def test_a_step_that_makes_weights_infinite_out_of_finite_gradients_is_not_committed(tmp_path, policy, monkeypatch):
+    raise_rate(monkeypatch)
     with pytest.raises(UserError, match=r"step 1: model/\S+.*: not finite, and not committed"):
         poisoned(tmp_path, *LARGE, f"train.nonfinite={policy}", "train.length=1 steps")
     assert not held(tmp_path)
@@ -147,7 +153,8 @@ def test_a_variance_that_overflows_under_a_finite_loss_is_not_committed(tmp_path
 
 def test_without_that_look_both_are_committed(tmp_path, monkeypatch):
     monkeypatch.setattr(nonfinite, "refuse", lambda *_: None)
-    with pytest.raises(UserError, match="the loss or a gradient is not finite"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="the loss or a gradient is not finite"):
+        raise_rate(patch)
         poisoned(tmp_path / "a", *LARGE)
     poisoned(tmp_path / "b", SPOILT.format("image", "'1e25'", [6]))
     assert not finite(tmp_path / "a") and not finite(tmp_path / "b")
