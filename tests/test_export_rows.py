@@ -186,7 +186,9 @@ def test_tensors_have_timms_names_and_make_the_network_again(home, tmp_path):
     assert (said["names"], said["size"], said["mean"]) == (["across", "down", "slanted"], [32, 32], list(MEAN))
     assert list(said["outputs"]) == ["logits", "embedding"] and said["data"]["pictures"] == [0, 4, 8]
     card = (out / "README.md").read_text()
-    assert f"run `{run.name}`" in card and "3 classes: across, down, slanted" in card and "licence unknown" in card
+    assert (
+        f"run `{run.name}`" in card and "3 classes: `across`, `down`, `slanted`" in card and "licence unknown" in card
+    )
 
 
 @pytest.mark.parametrize("recipe", [FACES, ADADISTILL])

@@ -72,7 +72,7 @@ def test_patches_of_real_volumes_get_the_scores_of_the_run(run, tmp_path):
     said = json.loads((tmp_path / "out" / "model.json").read_text())
     assert (said["names"], said["shape"]) == (["background", "ball", "box"], [1, 1, *PATCH])
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "3 classes: background, ball, box" in card and "percentiles 0.5 and 99.5" in card
+    assert "3 classes: `background`, `ball`, `box`" in card and "percentiles 0.5 and 99.5" in card
 
 
 def test_volumes_smaller_than_a_patch_are_filled_up_with_zeros(monkeypatch):

@@ -377,7 +377,7 @@ def test_mistakes_are_one_message(store, runs):
     assert "alias is 'v1'" in ask(runs.good.name, "--as", "v1", code=2)
     assert "alias is 'Latest'" in ask(runs.good.name, "--as", "Latest", code=2)
     assert "name is 'a/b'" in ask(runs.good.name, "--name", "a/b", code=2)
-    assert "max_slower is 2.0" in ask(runs.good.name, "--max-slower", "2", code=2)
+    assert "2.0 is not in the range 0<=x<1" in ask(runs.good.name, "--max-slower", "2", code=2)
     assert "not in" in ask("toy-s9", code=2)
     said = ask(runs.good.name, "--metric", "val/acuracy", code=2)
     assert "has no score 'val/acuracy'; the nearest are val/accuracy" in said
@@ -428,7 +428,7 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
     [
         (["promote={alias: v2}"], "alias is 'v2'"),
         (["promote={name: 'a@b'}"], "name is 'a@b'"),
-        (["promote={max_slower: 1.0}"], "max_slower is 1.0"),
+        (["promote={max_slower: 1.0}"], "promote.max_slower .*found 1.0, expected a value below 1"),
         (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', of no evaluation here"),
         (["promote={}", "best=null"], "promote has no score to decide by"),
         (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is of averaged weights"),

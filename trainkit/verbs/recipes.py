@@ -55,6 +55,8 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     for key, value in vars(folder.info()).items():
         if value not in (None, "", []) and key not in ("status", "last_step"):
             text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if key == "started" else value
+            if isinstance(text, dict):
+                text = [f"{name} {word}" for name, word in text.items()]
             echo(f"{key:14} {', '.join(text) if isinstance(text, list) else text}")
     for text in (lineage.read(folder), family.summary(folder)):
         if text:

@@ -58,7 +58,11 @@ def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Pat
 @click.option("--as", "alias", metavar="ALIAS", help="Which alias moves.  [default: the recipe's, or champion]")
 @click.option("--name", metavar="MODEL", help="Of the registered model.  [default: the recipe's, or the recipe's name]")
 @click.option("--metric", help="The score that decides.  [default: the recipe's, or its best.metric]")
-@click.option("--max-slower", type=float, help="Share by which it may be slower.  [default: the recipe's, or 0.1]")
+@click.option(
+    "--max-slower",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Share by which it may be slower.  [default: the recipe's, or 0.1]",
+)
 def promote(run: str, **words: str | float | None) -> int:
     """Give the best weights of RUN an alias in MLflow's model registry, if they beat what has it.
 
