@@ -52,9 +52,13 @@ def _own_store(_stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture(autouse=True)
 def _unwatched() -> Iterator[None]:
-    """No training leaves a watchdog behind, which would end whatever the process does next."""
+    """Check that no test leaves a thread behind that may end the process: a watchdog, or one that hears signals."""
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name == "trainkit-watchdog"]
+    assert not {thread.name for thread in threading.enumerate()} & {
+        "trainkit-watchdog",
+        "trainkit-stop",
+        "trainkit-leave",
+    }
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from runs import PLUGIN, ROOT, TOY, spawn
 
-from trainkit import cli, redact, tracking
+from trainkit import cli, launcher, redact, tracking
 from trainkit.errors import UserError
 from trainkit.redact import holds_secret, without_secrets
 from trainkit.store import Store
@@ -119,6 +119,8 @@ def test_a_server_that_is_away_is_named_without_them(planted, store):
 
 def test_a_recipe_that_holds_one_is_refused_before_anything_is_made(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
+    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
     for kind in ("HF_TOKEN", "GitHub", "password of a URI", "JWT"):
         said = ask("run", "adadistill", f"log.experiment={canaries.SAID[kind]!r}")
         assert "log.experiment" in said and "holds a secret" in said, kind
