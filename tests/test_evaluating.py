@@ -11,7 +11,7 @@ from pyarrow import parquet
 from runs import PLUGIN, ROOT, TOY, own_store, run, stripes
 from taken import made
 
-from trainkit import cli, evaluating, journal
+from trainkit import cli, evaluating, journal, launcher
 from trainkit.errors import UserError
 from trainkit.needs import best_weights
 from trainkit.order import Order
@@ -118,6 +118,8 @@ def test_weights_without_a_run_need_a_recipe(whole, home, tmp_path):
 
 
 def test_score_of_run_is_the_same_command(monkeypatch):
+    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
+    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
     asked = []
     monkeypatch.setattr("trainkit.evaluating.evaluate", lambda order, word: asked.append((order.path, word)))
     words = ["run", str(TOY), "--plugin", "toy", "--score", "some-run"]
