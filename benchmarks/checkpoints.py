@@ -168,15 +168,15 @@ def trainkit(case: str) -> Sample:
 def _ours(wait_for_it: bool) -> Sample:
     import torch
 
-    from trainkit import checkpoint
-    from trainkit.agenda import Agenda
-    from trainkit.recipe import Checkpoints
+    from trainkit.checkpoint import storage
+    from trainkit.config.schema import Checkpoints
     from trainkit.speed.clock import Clock
-    from trainkit.state import State
-    from trainkit.store import RunFolder
-    from trainkit.tally import Tally
-    from trainkit.tracking import Silent
-    from trainkit.witness import Witness
+    from trainkit.tracking.store import RunFolder
+    from trainkit.tracking.tracker import Silent
+    from trainkit.training.events import Agenda
+    from trainkit.training.loss_meter import Tally
+    from trainkit.training.run_logger import Witness
+    from trainkit.training.state import State
 
     class Folder(RunFolder):
         """A folder without a record of its run."""
@@ -202,8 +202,8 @@ def _ours(wait_for_it: bool) -> Sample:
             run.settle()
 
     def load() -> dict[str, Any]:
-        path, _ = checkpoint.newest_valid(folder.checkpoints)
-        return checkpoint.read(path).tensors["model"]
+        path, _ = storage.newest_valid(folder.checkpoints)
+        return storage.read(path).tensors["model"]
 
     def done() -> bool:
         return run._commit is None or not run._commit.is_alive()

@@ -54,9 +54,9 @@ TABLES = {
 
 def nearest(recipe: str, name: str) -> float:
     """Share of a split's pictures whose nearest training picture, by correlation of the pixels, is of their class."""
-    from trainkit import config
+    from trainkit.config import loader
 
-    data = config.load(comparison.ROOT / "recipes" / f"{recipe}.yaml").data.open(0)
+    data = loader.load(comparison.ROOT / "recipes" / f"{recipe}.yaml").data.open(0)
     train, scored = (_pixels(split) for split in (data.evaluations["train"], data.evaluations[name]))
     hits = [train[1][np.argmax(row @ train[0].T)] == label for row, label in zip(*scored, strict=True)]
     return float(np.mean(hits))

@@ -32,14 +32,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainkit import loop
-from trainkit.machine import Machine
-from trainkit.order import Order, load
+from trainkit.config.run_request import Order, load
+from trainkit.distributed.runtime import Machine
 from trainkit.speed.clock import STEP, Clock
-from trainkit.speed.observer import EVERY, Observer
-from trainkit.store import RunFolder
-from trainkit.tracking import Silent
-from trainkit.witness import Witness
+from trainkit.tracking.store import RunFolder
+from trainkit.tracking.tracker import Silent
+from trainkit.training import trainer
+from trainkit.training.run_logger import Witness
+from trainkit.training.throughput_monitor import EVERY, Observer
 
 TOY = Path(__file__).resolve().parents[1] / "tests" / "plugin" / "toy.yaml"
 UPDATES = 300
@@ -99,15 +99,15 @@ def trained() -> tuple[Observer, Timed]:
     length = [f"train.length={UPDATES} steps", "train.batch_size=16", "train.micro_batch=16"]
     recipe = load(Order(TOY, [*length, "evaluations={}", "best=null", "log.every=50 steps"], ("toy",)))
     machine = Machine(recipe)
-    before = loop.Observer, loop.Clock
-    loop.Observer, loop.Clock = Kept, Timed
+    before = trainer.Observer, trainer.Clock
+    trainer.Observer, trainer.Clock = Kept, Timed
     try:
         with tempfile.TemporaryDirectory() as folder:
             run = Witness(recipe, "", "", RunFolder(Path(folder)), Silent(), True, lambda: False)
             run.say, run.commit = (lambda text: None), (lambda *what: None)
-            loop.train(recipe, recipe.data.open(recipe.seed), machine, run)
+            trainer.train(recipe, recipe.data.open(recipe.seed), machine, run)
     finally:
-        loop.Observer, loop.Clock = before
+        trainer.Observer, trainer.Clock = before
     return kept[0]
 
 

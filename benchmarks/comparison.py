@@ -60,15 +60,16 @@ def need_data() -> None:
 
 def finished(row: Row, seed: int, experiment: str, fits: Callable[[Any], bool] = lambda _: True) -> Any:
     """The newest finished run of a row and seed whose folder `fits`, or None."""
-    from trainkit import checkpoint, config
-    from trainkit.store import Store
+    from trainkit.checkpoint import storage
+    from trainkit.config import loader
+    from trainkit.tracking.store import Store
 
-    digest = config.digest(config.load(recipe(row), _changes(row, seed, experiment)))
+    digest = loader.digest(loader.load(recipe(row), _changes(row, seed, experiment)))
     processes = 2 if row.config == "cpu_2proc" else 1
     for folder in reversed(Store.locate().runs()):
         if (folder.info().recipe_hash, folder.info().status) == (digest, "FINISHED"):
-            newest, _ = checkpoint.newest_valid(folder.checkpoints)
-            state = json.loads((newest / checkpoint.STATE).read_text())
+            newest, _ = storage.newest_valid(folder.checkpoints)
+            state = json.loads((newest / storage.STATE).read_text())
             if state["identity"]["processes"] == processes and fits(folder):
                 return folder
     return None
@@ -76,7 +77,7 @@ def finished(row: Row, seed: int, experiment: str, fits: Callable[[Any], bool] =
 
 def table(rows: Sequence[Row], columns: Mapping[str, str], experiment: str, reference: str | None = None) -> str:
     """The table of the runs that are there, as Markdown."""
-    from trainkit import journal
+    from trainkit.tracking import journal
 
     lines = [f"| | {' | '.join(columns)} | samples/s | runs, seeds {' '.join(map(str, SEEDS))} |"]
     lines.append("|---" * (len(columns) + 3) + "|")

@@ -149,8 +149,8 @@ def describe(runs: Sequence[Measured], work: Mapping[str, Any]) -> str:
 
 def asking(evaluations: Sequence[str]) -> float:
     """Nanoseconds for which a step asks whether anything is due, with these evaluations every 10 epochs."""
-    from trainkit.agenda import Agenda
-    from trainkit.schedule import Gate, Span
+    from trainkit.config.units import Gate, Span
+    from trainkit.training.events import Agenda
 
     gates = {name: Gate(Span(10, "epochs"), 37, 64) for name in evaluations}
     agenda = Agenda({"log": Gate(Span(50, "steps"), 37, 64), **gates}, lambda thing: thing, lambda *_: None)

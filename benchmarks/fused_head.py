@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainkit.losses import online_softmax
-from trainkit.losses.distill import Centres
+from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import ArcFace, margin_loss
 
 BATCH, EMBEDDING, CLASSES = 512, 512, 85_742

@@ -80,8 +80,8 @@ def callback_gates() -> Sample:
 
 
 def our_gates() -> Sample:
-    from trainkit.agenda import Agenda
-    from trainkit.schedule import Gate, Span
+    from trainkit.config.units import Gate, Span
+    from trainkit.training.events import Agenda
 
     happened: list[tuple[int, str]] = []
 
@@ -123,10 +123,10 @@ def callback_bar() -> Sample:
 def our_bar() -> Sample:
     from types import SimpleNamespace
 
-    from trainkit.recipe import Log
-    from trainkit.store import RunFolder
-    from trainkit.tracking import Silent
-    from trainkit.witness import Witness
+    from trainkit.config.schema import Log
+    from trainkit.tracking.store import RunFolder
+    from trainkit.tracking.tracker import Silent
+    from trainkit.training.run_logger import Witness
 
     recipe = SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=64))
 
@@ -176,7 +176,7 @@ def callback_average() -> Sample:
 
 @torch.no_grad()
 def our_average() -> Sample:
-    from trainkit.optim import Average
+    from trainkit.training.optimizer import Average
 
     net = tensors()
     average = Average(net, 0.9)

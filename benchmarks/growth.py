@@ -34,8 +34,8 @@ import torch.nn.functional as F
 from contest import Contest, Sample, Target, next_turn
 from torch import Tensor, nn
 
-from trainkit import seeding
-from trainkit.task import Loss, Meta, Opened, Parts, Scores
+from trainkit import rng
+from trainkit.interfaces import Loss, Meta, Opened, Parts, Scores
 
 FEATURES, BATCH, EACH = 64, 32, 4
 FIRST, STEPS, BLOCK = 100, 700, 50
@@ -144,7 +144,7 @@ class Split:
     def __init__(self, size: int, people: bool, seed: int):
         self.size, self.seed, self.draw = size, seed, None
         if people:
-            from trainkit.data.sampling import PK, Cells, Draw
+            from trainkit.data.people.pk_sampler import PK, Cells, Draw
 
             person = np.arange(size) // PER_PERSON
             cells = Cells.make(person, np.zeros(size, np.int64), size // PER_PERSON)
@@ -154,7 +154,7 @@ class Split:
     def order(self, epoch: int, batch_size: int) -> Any:
         if self.draw is not None:
             return self.draw.order(epoch, batch_size)
-        return seeding.order(self.seed, epoch, self.size, batch_size)
+        return rng.order(self.seed, epoch, self.size, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> dict[str, Tensor]:
         rows = torch.from_numpy(np.ascontiguousarray(indices))
@@ -181,8 +181,8 @@ def trained(**words: Any) -> Watch:
     """Train, and what was seen of it."""
     import growth  # as a plug-in
 
-    from trainkit.launch import launch
-    from trainkit.order import Order
+    from trainkit.config.run_request import Order
+    from trainkit.experiments.launch import launch
 
     recipe = Path(os.environ["TRAINKIT_STORE"]) / "growth.yaml"
     recipe.write_text(RECIPE.format(**{"metrics": 1, "size": 10_000, "people": "false", "steps": STEPS} | words))
@@ -216,7 +216,7 @@ def step(case: str, many: int) -> Sample:
 
 def to_first_step(many: int) -> Sample:
     """From the order to the first loss, in a process that has trained before, beside so many finished runs."""
-    from trainkit.store import Store
+    from trainkit.tracking.store import Store
 
     trained(steps=2)
     store = Store.locate()

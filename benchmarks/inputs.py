@@ -57,7 +57,7 @@ def _draw(home: Path) -> None:
     import datasets
     from PIL import Image
 
-    from trainkit.data import importing
+    from trainkit.data.storage import import_images
 
     rng = np.random.default_rng(0)
     rows: dict[str, list] = {"image": [], "label": []}
@@ -76,7 +76,7 @@ def _draw(home: Path) -> None:
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(home / "arrow")
     for store in ("encoded", "decoded"):
-        importing.import_pictures(home / "files", home / store, size=(SIDE, SIDE), store=store)
+        import_images.import_pictures(home / "files", home / store, size=(SIDE, SIDE), store=store)
 
 
 # ---- sides
@@ -111,18 +111,18 @@ def timm_loader(case: str) -> Sample:
 
 def encoded(case: str) -> Sample:
     """JPEG files end to end, decoded by torchvision, as without the extra `fast`."""
-    from trainkit.data import pictures
+    from trainkit.data.formats import image_decode
 
-    pictures.plain_decoder = pictures._torchvision
-    return ours("encoded", pictures._torchvision())
+    image_decode.plain_decoder = image_decode._torchvision
+    return ours("encoded", image_decode._torchvision())
 
 
 def simplejpeg(case: str) -> Sample:
     """The same with the extra `fast`."""
-    from trainkit.data import pictures
+    from trainkit.data.formats import image_decode
 
-    pictures.plain_decoder = pictures._simplejpeg
-    return ours("encoded", pictures._simplejpeg())
+    image_decode.plain_decoder = image_decode._simplejpeg
+    return ours("encoded", image_decode._simplejpeg())
 
 
 def cached(case: str) -> Sample:
@@ -131,15 +131,15 @@ def cached(case: str) -> Sample:
 
 def ours(store: str, decoder: Callable | None = None) -> Sample:
     """A packed set as a training reads it; beside it `decoder` alone."""
-    from trainkit.data import loading
-    from trainkit.data.faces import FaceSplit
-    from trainkit.data.packed import Packed
-    from trainkit.plan import Plan
-    from trainkit.recipe import Loader
+    from trainkit.config.schema import Loader
+    from trainkit.data.faces.dataset import FaceSplit
+    from trainkit.data.loader import stream
+    from trainkit.data.storage.image_store import Packed
+    from trainkit.training.plan import Plan
 
     split = FaceSplit("train", Packed(files() / store), seed=0, mirror=True)
     plan = Plan(10**9, split.size // BATCH, BATCH, BATCH, 1, 1, 0)
-    batches = loading.training(split, plan, 0, Loader(), pin=False)
+    batches = stream.training(split, plan, 0, Loader(), pin=False)
     pairs = ((batch["image"], batch["label"]) for batch in batches)
     return measured(pairs, decoder and alone(decoder, split.packed))
 

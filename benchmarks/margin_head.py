@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from contest import Contest, Sample, Target, next_turn
 from torch import Tensor, nn
 
-from trainkit.losses.distill import Centres
+from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import ArcFace, MarginHead, class_loss, cosines, margin_logits, margin_loss
 from trainkit.losses.online_softmax import Rivals
 

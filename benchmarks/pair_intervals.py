@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from trainkit import chance, kept_rows
-from trainkit.metrics import verification
+from trainkit.analysis import saved_rows
+from trainkit.metrics import significance, verification
 
 PEOPLE, PAIRS, PERSON = (20, 50, 100, 300), ((1, 1), (2, 6)), (0.0, 0.5, 0.9)
 """Numbers of people; pairs of one person and of two for each person; shares of the variance that are of people."""
@@ -58,7 +58,7 @@ def scored(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 def intervals(
     first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray], draws: int
-) -> tuple[dict[str, chance.Interval], dict[str, chance.Interval]]:
+) -> tuple[dict[str, significance.Interval], dict[str, significance.Interval]]:
     """Of the differences of two networks, as `compare` finds them, and of the scores of the first."""
     units, one, other = verification.units(first), scored(first), scored(second)
 
@@ -66,9 +66,9 @@ def intervals(
         before, after = (verification.resampled(rows, times) for rows in (first, second))
         return {name: after[name] - before[name] for name in one}
 
-    drawn = chance.resampled(units, differences, draws)
-    gaps = {name: chance.bootstrapped(other[name] - one[name], drawn[name], units.independent) for name in one}
-    single = kept_rows.intervals(first, one, draws)[0]
+    drawn = significance.resampled(units, differences, draws)
+    gaps = {name: significance.bootstrapped(other[name] - one[name], drawn[name], units.independent) for name in one}
+    single = saved_rows.intervals(first, one, draws)[0]
     return {name: interval for name, interval in gaps.items() if interval}, single
 
 

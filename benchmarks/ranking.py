@@ -27,7 +27,7 @@ RANKS = (1, 5, 10)
 
 def drawn(queries: int, gallery: int) -> tuple[np.ndarray, Any]:
     """Features (queries + gallery, 128) that lean towards their person, and who meets whom."""
-    from trainkit.data.protocols import Search
+    from trainkit.evaluation_protocols import Search
 
     rng = np.random.default_rng(0)
     persons = max(1, gallery // EACH)
@@ -43,7 +43,7 @@ def drawn(queries: int, gallery: int) -> tuple[np.ndarray, Any]:
 
 def counted_scores(features: np.ndarray, protocol: Any) -> list[float]:
     """As trainkit takes them."""
-    from trainkit.metrics.search import score_search
+    from trainkit.metrics.reid import score_search
 
     found = score_search(features, protocol, lambda x, there: x.sum(1)).metrics
     return [found[key] for key in ("map", *(f"rank_{k}" for k in RANKS), "minp")]

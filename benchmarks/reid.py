@@ -44,7 +44,7 @@ def rows(recipe: str) -> list[Row]:
 
 def read(listed: Sequence[Row], experiment: str) -> Histories:
     """What the finished runs of rows wrote down; rows without one are left out."""
-    from trainkit import journal
+    from trainkit.tracking import journal
 
     found = {}
     for row in listed:
@@ -117,7 +117,7 @@ def said(name: str) -> str:
 
 def main() -> None:
     """Train what is missing and print the tables of both sets."""
-    from trainkit.data.modalities import subsets, title
+    from trainkit.data.people.modalities import subsets, title
 
     every = [title(some) for some in subsets()]
     for recipe, experiment in RECIPES.items():

@@ -60,10 +60,10 @@ class Ours:
     """trainkit's; `name` is the sampler's in a recipe."""
 
     def __init__(self, name: str, person: np.ndarray, modality: np.ndarray, people: int):
-        from trainkit.data import sampling
+        from trainkit.data.people import pk_sampler
 
-        spec = {"modal_pk": sampling.ModalPK, "pk": sampling.PK}[name](people=PEOPLE, each=EACH, epoch="records")
-        self.draw = sampling.Draw(spec, sampling.Cells.make(person, modality, people), 0)
+        spec = {"modal_pk": pk_sampler.ModalPK, "pk": pk_sampler.PK}[name](people=PEOPLE, each=EACH, epoch="records")
+        self.draw = pk_sampler.Draw(spec, pk_sampler.Cells.make(person, modality, people), 0)
         self.bytes, self.number = self.draw.bytes, 0
 
     def epoch(self) -> Iterator[np.ndarray]:
@@ -225,13 +225,13 @@ def proof(batches: list, person: np.ndarray, modality: np.ndarray, modal: bool) 
 
 
 def modal_pk(case: str) -> Sample:
-    from trainkit.data import sampling  # noqa: F401  here and below, so that no import counts as getting ready
+    from trainkit.data.people import pk_sampler  # noqa: F401  here and below, so that no import counts as getting ready
 
     return measured(partial(Ours, "modal_pk"), modal=True)
 
 
 def pk(case: str) -> Sample:
-    from trainkit.data import sampling  # noqa: F401
+    from trainkit.data.people import pk_sampler  # noqa: F401
 
     return measured(partial(Ours, "pk"))
 

@@ -101,10 +101,10 @@ class Computed:
         """As `Distances.levels`: uint8 (height, width), in steps."""
         import numpy as np
 
-        from trainkit.data import distances
+        from trainkit.data.storage import boundary_distance
 
-        map_ = distances.from_mask(self._masks.mask(row), self._settings)
-        return np.floor(map_ / np.float32(distances.STEP) + np.float32(0.5)).astype(np.uint8)
+        map_ = boundary_distance.from_mask(self._masks.mask(row), self._settings)
+        return np.floor(map_ / np.float32(boundary_distance.STEP) + np.float32(0.5)).astype(np.uint8)
 
 
 def reading(rounds: int = 5, samples: int = 48) -> str:
@@ -114,10 +114,10 @@ def reading(rounds: int = 5, samples: int = 48) -> str:
     """
     import numpy as np
 
-    from trainkit import config
+    from trainkit.config import loader
 
     row = STUDY.row(Switch(SHIPPED, ""), STUDY.samples[0])
-    data = config.load(comparison.recipe(row), row.changes).data
+    data = loader.load(comparison.recipe(row), row.changes).data
     kept = data.open(0).train
     scenes = kept.scenes
     sides = {

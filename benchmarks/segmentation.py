@@ -39,19 +39,19 @@ def what_stands_where(recipe: str) -> dict[str, float]:
     """Scores of the commonest class of every place in the training pictures, for each picture of `val`."""
     import torch
 
-    from trainkit import config
-    from trainkit.metrics import boundaries, scenes
+    from trainkit.config import loader
+    from trainkit.metrics import boundary_f_score, segmentation_2d
 
-    loaded = config.load(comparison.ROOT / "recipes" / f"{recipe}.yaml")
+    loaded = loader.load(comparison.ROOT / "recipes" / f"{recipe}.yaml")
     data = loaded.data.open(0)
     train, scored, classes = data.evaluations["train"], data.evaluations["val"], data.meta.classes
     rows = [one.fetch(np.arange(one.size), 0)["mask"] for one in (train, scored)]
     counts = torch.stack([(rows[0] == c).sum(0) for c in range(classes)])
     guess = counts.argmax(0)[None].expand(scored.size, -1, -1)
-    found = scenes.pixel_counts(guess, rows[1], classes)
-    within = boundaries.tolerance(*rows[1].shape[1:], loaded.task.boundary)
-    found |= boundaries.boundary_counts(guess, rows[1], classes, within)
-    return scenes.score_scenes(found, scored.protocol, "val", scored).metrics
+    found = segmentation_2d.pixel_counts(guess, rows[1], classes)
+    within = boundary_f_score.tolerance(*rows[1].shape[1:], loaded.task.boundary)
+    found |= boundary_f_score.boundary_counts(guess, rows[1], classes, within)
+    return segmentation_2d.score_scenes(found, scored.protocol, "val", scored).metrics
 
 
 if __name__ == "__main__":

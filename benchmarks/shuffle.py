@@ -44,11 +44,11 @@ def sampler(case: str) -> Sample:
 
 
 def ours(case: str) -> Sample:
-    from trainkit import seeding
+    from trainkit import rng
 
     def batches(size: int) -> Callable[[int], Iterator]:
         def epoch(number: int) -> Iterator:
-            order = seeding.order(0, number, size, BATCH)
+            order = rng.order(0, number, size, BATCH)
             return (order[update, 0:BATCH] for update in range(len(order)))
 
         return epoch

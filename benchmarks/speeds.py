@@ -201,10 +201,11 @@ def found(row: Row, seed: int, experiment: str, note_name: str) -> Any:
 
 def read(folder: Any, row: Row, note_name: str, scores: Mapping[str, str] | None = None) -> Measured:
     """What a run found did. Raises ValueError when it ran in another precision than its row asks for."""
-    from trainkit import checkpoint, journal
+    from trainkit.checkpoint import storage
+    from trainkit.tracking import journal
 
-    newest, _ = checkpoint.newest_valid(folder.checkpoints)
-    state = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
+    newest, _ = storage.newest_valid(folder.checkpoints)
+    state = json.loads((newest / storage.STATE).read_text(encoding="utf-8"))
     note = json.loads((folder.path / note_name).read_text(encoding="utf-8"))
     said = [change.partition("=")[2] for change in row.changes if change.startswith("train.precision=")]
     if said and state["machine"]["precision"] != said[-1]:
@@ -237,7 +238,7 @@ def available() -> list[str]:
 
 def alike(row: Row, note_name: str | None = None) -> Callable[[Any], bool]:
     """Whether a run's batches were read as the row says, and it has the note."""
-    from trainkit import config
+    from trainkit.config import loader as config
 
     loader = config.load(comparison.recipe(row), row.changes).loader
 

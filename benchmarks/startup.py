@@ -44,7 +44,7 @@ def eager(case: str) -> Sample:
 
 def trainkit(case: str) -> Sample:
     if case == "help":
-        return started("-c", "from trainkit.cli import main; main(['--help'])")
+        return started("-c", "from trainkit.cli.main import main; main(['--help'])")
     if case == "mistake":
         recipe = str(ROOT / "recipes" / "adadistill.yaml")
         return started(str(ROOT / "trainkit" / "run.py"), recipe, "task.alpha=none", "optim.rate=1", code=2)
@@ -64,10 +64,10 @@ def started(*words: str, code: int = 0) -> Sample:
 
 
 def first_step() -> Sample:
-    from trainkit import journal
-    from trainkit.launch import launch
-    from trainkit.order import Order
-    from trainkit.store import Store
+    from trainkit.config.run_request import Order
+    from trainkit.experiments.launch import launch
+    from trainkit.tracking import journal
+    from trainkit.tracking.store import Store
 
     recipe = ROOT / "recipes" / "face_teacher.yaml"
     with tempfile.TemporaryDirectory() as home:

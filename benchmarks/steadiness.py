@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from contest import Contest, Sample, Target
 from torch import Tensor, nn
 
-from trainkit.task import Loss, Parts
+from trainkit.interfaces import Loss, Parts
 
 STEPS, BLOCK, SETTLED = 20_000, 100, 2_500
 SPAN = STEPS - 1 - SETTLED
@@ -127,8 +127,8 @@ def bare(case: str) -> Sample:
 def trainkit(case: str) -> Sample:
     import steadiness  # as a plug-in
 
-    from trainkit.launch import launch
-    from trainkit.order import Order
+    from trainkit.config.run_request import Order
+    from trainkit.experiments.launch import launch
 
     steadiness.NOTES = notes = steadiness.Notes()
     with tempfile.TemporaryDirectory() as home:

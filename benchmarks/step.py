@@ -38,8 +38,8 @@ import torch.nn.functional as F
 from contest import Contest, Sample, Target, digest, next_turn
 from torch import Tensor, nn
 
-from trainkit import seeding
-from trainkit.task import Loss, Meta, Opened, Parts, Scores
+from trainkit import rng
+from trainkit.interfaces import Loss, Meta, Opened, Parts, Scores
 
 SEED, SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 0, 4096, 64, 128, 10, 64
 FIRST, STEPS, BLOCK = 300, 2300, 50
@@ -67,7 +67,7 @@ def rows(step: int) -> np.ndarray:
     epoch, at = divmod(step, PER_EPOCH)
     if epoch not in _orders:
         _orders.clear()
-        _orders[epoch] = seeding.permutation(SEED, epoch, SAMPLES).reshape(PER_EPOCH, BATCH)
+        _orders[epoch] = rng.permutation(SEED, epoch, SAMPLES).reshape(PER_EPOCH, BATCH)
     return _orders[epoch][at]
 
 
@@ -239,14 +239,15 @@ def trainkit(case: str) -> Sample:
     with terminal() as folder:
         os.environ["TRAINKIT_STORE"] = str(folder / "store")
         (folder / "step.yaml").write_text(RECIPE)
-        from trainkit import courier, launcher
-        from trainkit.launch import launch
-        from trainkit.order import Order
+        from trainkit.config.run_request import Order
+        from trainkit.environment import process
+        from trainkit.experiments.launch import launch
+        from trainkit.tracking import upload_process
 
-        courier.WORTH_SECONDS = 0.0
+        upload_process.WORTH_SECONDS = 0.0
         out, sys.stdout = sys.stdout, sys.stderr
         try:
-            launch(Order(folder / "step.yaml", (), ("step",)), launcher.stop_flag())
+            launch(Order(folder / "step.yaml", (), ("step",)), process.stop_flag())
         finally:
             sys.stdout = out
     return step.WATCH.sample(step.WATCH.net)
@@ -299,7 +300,7 @@ class Points:
         self.points, self.labels = data()
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        return seeding.permutation(SEED, epoch, SAMPLES).reshape(PER_EPOCH, BATCH)
+        return rng.permutation(SEED, epoch, SAMPLES).reshape(PER_EPOCH, BATCH)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> dict[str, Tensor]:
         chosen = torch.from_numpy(indices)

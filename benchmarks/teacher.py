@@ -54,8 +54,8 @@ def _prepare(home: Path, word: str) -> Path:
     import safetensors.torch
     import torch
 
-    from trainkit import config
-    from trainkit.data.packed import Packed, Writer
+    from trainkit.config import loader
+    from trainkit.data.storage.image_store import Packed, Writer
 
     rng = np.random.default_rng(0)
     with Writer(home / "faces", size=(112, 112), store="decoded") as out:
@@ -67,9 +67,9 @@ def _prepare(home: Path, word: str) -> Path:
     path = home / "teacher.yaml"
     path.write_text(RECIPE.format(home=home, word=word, steps=STEPS, batch=BATCH), encoding="utf-8")
     torch.manual_seed(0)
-    from trainkit import models
+    from trainkit.models import face_backbones
 
-    net = models.build(config.load(path).task.teacher.net, (3, 112, 112))
+    net = face_backbones.build(loader.load(path).task.teacher.net, (3, 112, 112))
     for module in net.modules():  # without statistics of its own, 50 layers of random weights leave all bounds
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.momentum = None
@@ -99,14 +99,15 @@ def side(word: str) -> Sample:
 
     import torch
 
-    from trainkit import loop, order, tabulated
-    from trainkit.machine import Machine
+    from trainkit.config import run_request
+    from trainkit.distributed.runtime import Machine
+    from trainkit.interfaces import At
     from trainkit.speed.clock import Clock
     from trainkit.speed.flops import Counter
-    from trainkit.store import RunFolder
-    from trainkit.task import At
-    from trainkit.tracking import Silent
-    from trainkit.witness import Witness
+    from trainkit.tracking.store import RunFolder
+    from trainkit.tracking.tracker import Silent
+    from trainkit.training import teacher_cache, trainer
+    from trainkit.training.run_logger import Witness
 
     said: list[dict[str, float]] = []
 
@@ -116,11 +117,11 @@ def side(word: str) -> Sample:
         def line(self, step: int, steps: int, learned: dict[str, float], measured: dict[str, float]) -> None:
             said.append({**learned, **measured})
 
-    loop.Clock = functools.partial(Clock, now=time.process_time)
+    trainer.Clock = functools.partial(Clock, now=time.process_time)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["ACCELERATE_USE_CPU"] = "true"
-        recipe = order.load(order.Order(_prepare(home, word)))
+        recipe = run_request.load(run_request.Order(_prepare(home, word)))
         run = Kept(
             recipe, "", "", RunFolder(home), Silent(), True, lambda: False,
             {"teacher": home / "teacher.safetensors"}, outputs=home / "outputs",
@@ -128,7 +129,7 @@ def side(word: str) -> Sample:
         machine = Machine(recipe)
         machine.configure(recipe)
         began = time.process_time()
-        loop.train(recipe, recipe.data.open(recipe.seed), machine, run)
+        trainer.train(recipe, recipe.data.open(recipe.seed), machine, run)
         whole = time.process_time() - began
         losses = [line["train/loss"] for line in said]
         if len(losses) != STEPS:
@@ -169,7 +170,7 @@ def side(word: str) -> Sample:
         if word == "disk":
             more["build"] = whole - 1e-3 * step * STEPS
             (table,) = (home / "outputs").glob("[!.]*/outputs.npy")
-            stored, index, view = tabulated.Stored(table, 2), batch["index"], batch["view"]
+            stored, index, view = teacher_cache.Stored(table, 2), batch["index"], batch["view"]
             more["gather_share"] = 1e3 * _timed(lambda: stored.rows(index, view), 100) / step
             more["gather"] = 1e6 * _gather(home)
     return Sample(step, losses, more)
@@ -179,7 +180,7 @@ def _gather(home: Path) -> float:
     """Seconds for the rows of 512 samples at random from a large table."""
     import torch
 
-    from trainkit.tabulated import Stored
+    from trainkit.training.teacher_cache import Stored
 
     path = home / "large.npy"
     np.save(path, np.ones((2 * ROWS, 512), np.float16))

@@ -137,8 +137,8 @@ def asynchronous(case: str) -> Sample:
 
 def trainkit(case: str) -> Sample:
     """As the loop does it."""
-    from trainkit.store import Store
-    from trainkit.tracking import Tracker
+    from trainkit.tracking.store import Store
+    from trainkit.tracking.tracker import Tracker
 
     folder = Path(tempfile.mkdtemp())
     try:

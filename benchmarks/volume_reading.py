@@ -88,7 +88,8 @@ def files(case: str) -> Path:
 def _write(folder: Path, case: str) -> None:
     import nibabel
 
-    from trainkit.data import sample_orbits, volume_import
+    from trainkit.data.synthetic import orbits
+    from trainkit.data.volumes import importer
 
     shape = SHAPES[case]
     for part in ("image", "label"):
@@ -96,14 +97,14 @@ def _write(folder: Path, case: str) -> None:
     for number in range(VOLUMES):
         if case == "tom500":
             spacing = (0.3125, 0.3125, 3.85)
-            image, label = sample_orbits.draw(number + 1, shape.size, spacing)
-            affine = sample_orbits.affine(number + 1, shape.size, spacing)
+            image, label = orbits.draw(number + 1, shape.size, spacing)
+            affine = orbits.affine(number + 1, shape.size, spacing)
         else:
             image, label = _blobs(number, shape.size)
             affine = np.eye(4)
         for part, array in (("image", np.round(image).astype(np.int16)), ("label", label)):
             nibabel.save(nibabel.Nifti1Image(array, affine), folder / "files" / part / f"{number:03d}.nii.gz")
-    volume_import.import_volumes(folder / "files", folder / "packed", names=list(shape.names))
+    importer.import_volumes(folder / "files", folder / "packed", names=list(shape.names))
 
 
 def _blobs(case: int, size: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +134,7 @@ def prepared(folder: Path, shape: Shape, cache: str = "disk") -> Patches:
 
 
 def _split(packed: Path, patch: tuple[int, int, int], cache: str):
-    from trainkit.data.volumes import Volumes
+    from trainkit.data.volumes.dataset import Volumes
 
     return Volumes(train=str(packed), patch=patch, patches=64, foreground=0.5, cache=cache).open(0).train
 
@@ -258,7 +259,7 @@ def compare(kept: list, packed: Path, shape: Shape) -> list:
 
     Raises ValueError where one is not.
     """
-    from trainkit.data.packed_volumes import PackedVolumes
+    from trainkit.data.storage.volume_store import PackedVolumes
 
     data, found = PackedVolumes(packed), set()
     for image, mask, case, start in kept:
@@ -297,8 +298,8 @@ def growing() -> Sample:
 
 def _grown(folder: Path, size: tuple[int, int, int], patch: tuple[int, int, int]):
     """One prepared volume of noise, a twentieth of it labelled."""
-    from trainkit.data.packed_volumes import CaseInfo, Writer
-    from trainkit.data.volume_prepare import Preparation
+    from trainkit.data.storage.volume_store import CaseInfo, Writer
+    from trainkit.data.volumes.preprocess import Preparation
 
     noise = np.random.default_rng(0).standard_normal((16, *size[1:]), np.float32).astype(np.float16)
     image, label = np.tile(noise, (size[0] // 16, 1, 1)), np.zeros(size, np.uint8)
@@ -312,11 +313,11 @@ def _grown(folder: Path, size: tuple[int, int, int], patch: tuple[int, int, int]
 
 
 def trainkit(case: str) -> Sample:
-    return growing() if case == "growth" else reading(prepared, case, "trainkit.data.volumes")
+    return growing() if case == "growth" else reading(prepared, case, "trainkit.data.volumes.dataset")
 
 
 def in_memory(case: str) -> Sample:
-    return reading(partial(prepared, cache="ram"), case, "trainkit.data.volumes")
+    return reading(partial(prepared, cache="ram"), case, "trainkit.data.volumes.dataset")
 
 
 def monai(make: Callable[[Path, Shape], Patches]) -> Callable[[str], Sample]:

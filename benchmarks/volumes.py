@@ -45,10 +45,10 @@ def mean_label_map(recipe: str, name: str) -> tuple[list[str], list[float]]:
     import torch
     import torch.nn.functional as F
 
-    from trainkit import config
-    from trainkit.metrics.surfaces import case_scores
+    from trainkit.config import loader
+    from trainkit.metrics.surface_distance import case_scores
 
-    data = config.load(comparison.ROOT / "recipes" / f"{recipe}.yaml").data.open(0)
+    data = loader.load(comparison.ROOT / "recipes" / f"{recipe}.yaml").data.open(0)
     train, scored = data.evaluations["train"], data.evaluations[name]
     classes = data.meta.classes
     size = tuple(np.median([train.packed.case(c).original_shape for c in train.cases.tolist()], axis=0).astype(int))

@@ -15,9 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainkit.data import insightface_bin, nifti, people_sources, pictures, recordio, sources, templates, tokens
-from trainkit.data.people_records import Rows
-from trainkit.data.scene_files import Scene, header, read_mask
+from trainkit.data import sources
+from trainkit.data.formats import ijb, image_decode, insightface_bin, nifti, recordio
+from trainkit.data.people import sources as people_sources
+from trainkit.data.people import tokenizer
+from trainkit.data.people.records import Rows
+from trainkit.data.scenes.files import Scene, header, read_mask
 
 MB = 1 << 20
 
@@ -170,7 +173,7 @@ def _rec_that_claims(folder: Path) -> Path:
 
 def _records(path: Path) -> None:
     for record in sources.open_source(path).records():
-        pictures.decode(record.data, record.where)
+        image_decode.decode(record.data, record.where)
 
 
 def _people(path: Path) -> None:
@@ -188,7 +191,7 @@ def _written(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
 
 
 def _picture(path: Path) -> Any:
-    return pictures.decode(pictures.read(path, str(path)), str(path))
+    return image_decode.decode(image_decode.read(path, str(path)), str(path))
 
 
 def _mask(path: Path) -> Any:
@@ -219,10 +222,10 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "NIfTI with 64 MB behind it": (_written("a.nii.gz", lambda: _nifti(8, True, 64 * MB)), nifti.read_image),
     "npz of 300 MB in 300 KB": (
         _written("a.npz", lambda: _npz(label=np.zeros(300 * MB, np.uint8))),
-        templates.load_npz,
+        ijb.load_npz,
     ),
-    "npz that claims 80 GB": (_written("a.npz", lambda: _npz_that_claims(10**10)), templates.load_npz),
-    "npz within npz": (_written("a.npz", _npz_nested), templates.load_npz),
+    "npz that claims 80 GB": (_written("a.npz", lambda: _npz_that_claims(10**10)), ijb.load_npz),
+    "npz within npz": (_written("a.npz", _npz_nested), ijb.load_npz),
     "parquet whose rows are one picture of 8 MB": (_written("a.parquet", lambda: _parquet(100_000, 8 * MB)), _records),
     "parquet of 300 MB in 20 KB": (_written("a.parquet", lambda: _parquet(4, 300 * MB)), _records),
     "people whose captions are one text of 8 MB": (
@@ -241,7 +244,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "records that claim 4 GB": (lambda folder: _rec_that_claims(folder / "rec"), _records),
     "merges of 75 MB in 300 KB": (
         _written("a.txt.gz", lambda: gzip.compress(b"a b\n" * (19 * MB), 1)),
-        tokens.read_merges,
+        tokenizer.read_merges,
     ),
 }  # fmt: skip
 """What writes the file into a folder, and what reads it."""

@@ -108,7 +108,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow database, made once: making one takes a second or more, copying it nothing."""
-    from trainkit.store import Store
+    from trainkit.tracking.store import Store
 
     home = tmp_path_factory.mktemp("database")
     Store(home, f"sqlite:///{home}/mlflow.db").prepare()

@@ -32,9 +32,9 @@ IMPORTED = (
     "mlflow.tracking",
     "mlflow.store.tracking.sqlalchemy_store",
     "matplotlib.backends.backend_agg",
-    "trainkit.launch",
-    "trainkit.loop",
-    "trainkit.report.timeline",
+    "trainkit.experiments.launch",
+    "trainkit.training.trainer",
+    "trainkit.plots.timeline",
 )
 GRACE = 15.0
 """Seconds that the others have to end by themselves once a process has failed; `torch.distributed.run` gives none."""

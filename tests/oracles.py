@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainkit import checkpoint
-from trainkit.journal import MEASURED
-from trainkit.store import ENROLMENT, RunFolder
+from trainkit.checkpoint import storage
+from trainkit.tracking.journal import MEASURED
+from trainkit.tracking.store import ENROLMENT, RunFolder
 
 SAVED_LATER = ("entered", "final")
 """What a checkpoint's state says of evaluations of its own step: one that a full disk refused is written behind them.
@@ -45,10 +45,10 @@ Row = tuple[str, int, str, int]
 
 def account(folder: RunFolder) -> dict[str, Any]:
     """What of a finished run must be equal to that of another one of its recipe, by name."""
-    path, problems = checkpoint.newest_valid(folder.checkpoints)
+    path, problems = storage.newest_valid(folder.checkpoints)
     if path is None:
         return {"checkpoint": problems}
-    loaded = checkpoint.read(path)
+    loaded = storage.read(path)
     info = folder.info()
     found: dict[str, Any] = {
         "status": info.status,
@@ -128,7 +128,7 @@ def _unsound(folder: RunFolder) -> Iterator[str]:
         if event.get("event") in ("nondeterminism", "repeated"):
             yield f"step {event['step']}: {event['event']} {event['data']}"
     for path in sorted(folder.checkpoints.iterdir()):
-        if problems := checkpoint.verify(path) if path.name.startswith("step-") else ["is left over"]:
+        if problems := storage.verify(path) if path.name.startswith("step-") else ["is left over"]:
             yield f"{path.name}: {problems[0]}"
     outbox = folder.path / "outbox"
     left = [path for path in folder.path.iterdir() if path.name.startswith(".") and path.name != ".lock"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data import insightface_bin, nifti, pictures, recordio, tables
+from trainkit.data.formats import arrow_tables, image_decode, insightface_bin, nifti, recordio
 from trainkit.errors import UserError
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="trainkit-readers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
@@ -88,8 +88,8 @@ def _volumes() -> list[bytes]:
 
 
 def _jpeg(data: bytes) -> None:
-    size = pictures.plain_jpeg(data)
-    assert size is None or (min(size) > 0 and size[0] * size[1] <= pictures.PIXEL_CAP)
+    size = image_decode.plain_jpeg(data)
+    assert size is None or (min(size) > 0 and size[0] * size[1] <= image_decode.PIXEL_CAP)
 
 
 def _jpegs() -> list[bytes]:
@@ -104,7 +104,7 @@ def _jpegs() -> list[bytes]:
 
 
 def _decode(data: bytes) -> None:
-    pixels = pictures.decode(data, "a picture")
+    pixels = image_decode.decode(data, "a picture")
     assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
 
 
@@ -120,7 +120,7 @@ def _pictures() -> list[bytes]:
 
 
 def _table(data: bytes) -> None:
-    for record in tables.parquet(_file("a.parquet", data)).records():
+    for record in arrow_tables.parquet(_file("a.parquet", data)).records():
         assert isinstance(record.data, bytes)
 
 
@@ -137,7 +137,7 @@ def _tables() -> list[bytes]:
 
 
 def _stream(data: bytes) -> None:
-    for batch in tables.stream_batches([_file("a.arrow", data)]):
+    for batch in arrow_tables.stream_batches([_file("a.arrow", data)]):
         assert batch.num_rows >= 0
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import runs
 
-from trainkit import loop
 from trainkit.speed import clock
+from trainkit.training import trainer
 
 HERE = Path(__file__).resolve().parent
 RECORDED = HERE / "recorded_traces.npz"
@@ -28,7 +28,7 @@ def record(seconds: float, recipe: Path, words: list[str]) -> np.ndarray:
             super().__init__(*given)
             clocks.append(self)
 
-    loop.Clock = Kept
+    trainer.Clock = Kept
     until = time.monotonic() + seconds
     runs.run(*words, recipe=recipe, stopping=lambda: time.monotonic() > until)
     steps = clocks[-1].recent()

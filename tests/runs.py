@@ -22,11 +22,12 @@ import torch
 from nursery import Nursery
 from PIL import Image
 
-from trainkit import checkpoint, journal
-from trainkit.journal import MEASURED
-from trainkit.launch import launch
-from trainkit.order import Order
-from trainkit.store import RunFolder, Store
+from trainkit.checkpoint import storage
+from trainkit.config.run_request import Order
+from trainkit.experiments.launch import launch
+from trainkit.tracking import journal
+from trainkit.tracking.journal import MEASURED
+from trainkit.tracking.store import RunFolder, Store
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = Path(__file__).resolve().parent / "plugin"
@@ -60,10 +61,10 @@ class Ran:
         return [event for event in self.history.events if event.name == name]
 
     @property
-    def last(self) -> checkpoint.Loaded:
-        path, problems = checkpoint.newest_valid(self.folder.checkpoints)
+    def last(self) -> storage.Loaded:
+        path, problems = storage.newest_valid(self.folder.checkpoints)
         assert path is not None and not problems
-        return checkpoint.read(path)
+        return storage.read(path)
 
     @property
     def steps(self) -> list[int]:

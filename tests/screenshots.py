@@ -19,9 +19,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import visits  # noqa: E402
 from browser import browser, installed  # noqa: E402
 
-from trainkit import ui  # noqa: E402
 from trainkit.errors import UserError  # noqa: E402
-from trainkit.store import Store  # noqa: E402
+from trainkit.tracking import ui  # noqa: E402
+from trainkit.tracking.store import Store  # noqa: E402
 
 
 def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path, str]]:

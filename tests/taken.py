@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainkit import checkpoint, config
-from trainkit.launch import META
-from trainkit.store import RunFolder, Store
-from trainkit.task import Opened
+from trainkit.checkpoint import storage
+from trainkit.config import loader
+from trainkit.experiments.launch import META
+from trainkit.interfaces import Opened
+from trainkit.tracking.store import RunFolder, Store
 
 MACHINE = {"gpu": None, "cpu": "Some CPU", "processes": 1, "threads": 1, "precision": "no"}
 
@@ -38,10 +39,10 @@ class Made:
 
 def made(recipe: Path, *words: str, step: int = 7, seed: int = 0) -> Made:
     """A run of `recipe` in the store that the environment names, with a checkpoint at `step`."""
-    loaded = config.load(recipe, words)
+    loaded = loader.load(recipe, words)
     opened = loaded.data.open(loaded.seed)
-    folder = Store.locate().new_run(loaded.name, loaded.seed, config.digest(loaded))
-    folder.recipe.write_text(config.dump(loaded))
+    folder = Store.locate().new_run(loaded.name, loaded.seed, loader.digest(loaded))
+    folder.recipe.write_text(loader.dump(loaded))
     (folder.path / META).write_text(json.dumps(asdict(opened.meta)))
     torch.manual_seed(seed)
     net = loaded.task.build(opened.meta, {}, loaded.seed).learns.eval()
@@ -50,5 +51,5 @@ def made(recipe: Path, *words: str, step: int = 7, seed: int = 0) -> Made:
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 1.5)
     state = {"best": [], "machine": MACHINE, "journal": 0}
-    checkpoint.write(folder.checkpoints, step, {"model": net.state_dict()}, state, config.dump(loaded))
+    storage.write(folder.checkpoints, step, {"model": net.state_dict()}, state, loader.dump(loaded))
     return Made(folder, loaded, opened, net)

@@ -12,13 +12,14 @@ from PIL import Image
 from scipy.ndimage import map_coordinates
 from torchvision.transforms.v2 import functional as tv
 
-from trainkit import blocks
-from trainkit.data import augment, clahe, loading
-from trainkit.data.augment import NUMBERS, Affine, Distort, Light, Timm
-from trainkit.data.images import Images
+from trainkit.config import validation
+from trainkit.config.schema import TABLES, Loader
+from trainkit.data.images import augment, clahe
+from trainkit.data.images.augment import NUMBERS, Affine, Distort, Light, Timm
+from trainkit.data.images.dataset import Images
+from trainkit.data.loader import stream
 from trainkit.errors import UserError
-from trainkit.plan import Plan
-from trainkit.recipe import TABLES, Loader
+from trainkit.training.plan import Plan
 
 MEAN = (0.4, 0.5, 0.6)
 HEIGHT, WIDTH = 13, 19  # odd, so that vectorised loops have a rest to do
@@ -239,7 +240,7 @@ def test_pixels_are_normalised_by_mean_and_std():
 )
 def test_impossible_settings_are_refused_when_the_recipe_is_read(block, said):
     with pytest.raises(ValueError, match=said):
-        blocks.validate(Images, {"name": "images", "train": "x", "augment": {"name": "light"} | block}, TABLES)
+        validation.validate(Images, {"name": "images", "train": "x", "augment": {"name": "light"} | block}, TABLES)
 
 
 # ---- CLAHE -----------------------------------------------------------------------------------------------------------
@@ -326,12 +327,12 @@ def test_timm_augments_a_picture_alike_in_any_batch_and_worker(folder, fit):
     assert not torch.equal(split.fetch(np.arange(12), 4)["image"], whole)
     plan = Plan(steps=4, steps_per_epoch=2, batch_size=6, micro_batch=3, accumulation=2, world=1, rank=0)
     runs = [
-        [(b["index"], b["image"]) for b in loading.training(split, plan, 0, Loader(workers=workers), pin=False)]
+        [(b["index"], b["image"]) for b in stream.training(split, plan, 0, Loader(workers=workers), pin=False)]
         for workers in (0, 2)
     ]
     assert len(runs[0]) == len(runs[1]) == 8
     assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(*runs, strict=True))
-    resumed = next(loading.training(split, plan, 3, Loader(), pin=False))
+    resumed = next(stream.training(split, plan, 3, Loader(), pin=False))
     assert torch.equal(resumed["image"], runs[1][6][1])
 
 

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from trainkit.data import hashed, importing, pictures
-from trainkit.data.faces import Faces
-from trainkit.data.images import Images
+from trainkit.data.faces.dataset import Faces
+from trainkit.data.formats import image_decode
+from trainkit.data.images.dataset import Images
+from trainkit.data.storage import hashed_folder, import_images
 from trainkit.errors import UserError
 
 SIZE = 16
@@ -122,7 +123,7 @@ def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
             f"  {root}/dog/pipe.JPG: a named pipe; expected a picture file",
             f"  {root}/dog/socket.png: a socket; expected a picture file",
         ]
-    report = importing.import_pictures(root, tmp_path / "out", size=(SIZE, SIZE), damaged="skip")
+    report = import_images.import_pictures(root, tmp_path / "out", size=(SIZE, SIZE), damaged="skip")
     assert (report.rows, len([note for note in report.notes if note.startswith("skipped: ")])) == (6, 5)
 
 
@@ -134,7 +135,7 @@ def test_of_many_damaged_files_the_first_are_named_and_all_are_counted(root):
 
 
 def test_a_set_of_damaged_files_is_not_read_to_its_end(root, monkeypatch):
-    monkeypatch.setattr(importing, "_COUNTED", 25)
+    monkeypatch.setattr(import_images, "_COUNTED", 25)
     for k in range(30):
         (root / "dog" / f"x{k:02}.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"25 unusable pictures or more:(\n  .*){20}\n  and 5 more\n"):
@@ -147,7 +148,7 @@ NAMES = {b"caf\xe9": r"caf\xe9", b"two\nlines": r"two\x0alines", "c1\x85".encode
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("where", [b"%s/0.png", b"cat/%s.png", b"cat/%s/0.png"])
 def test_names_that_no_table_could_hold_are_refused_before_anything_is_read(root, name, where, monkeypatch):
-    monkeypatch.setattr(pictures, "read", None)
+    monkeypatch.setattr(image_decode, "read", None)
     file = os.fsencode(root) + b"/" + where % name
     os.makedirs(os.path.dirname(file), exist_ok=True)
     shutil.copy(root / "cat" / "0.png", file)
@@ -214,7 +215,7 @@ def test_of_faces_what_lies_deeper_is_named(root, caplog):
 
 def test_a_row_that_was_damaged_after_packing_is_named(root, monkeypatch):
     split = opened(root).train
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
     images = split.packed.path / "images.npy"
     content = bytearray(images.read_bytes())
     content[128 + 4 * 3 * SIZE * SIZE + 9] ^= 1
@@ -256,7 +257,7 @@ def test_a_picture_that_names_no_group_is_named(root):
 
 def test_an_evaluation_set_of_pairs_is_no_set_of_classes(root, tmp_path):
     (root / "pairs.csv").write_text("path_a,path_b,same\ncat/0.png,cat/1.png,1\ncat/0.png,dog/0.png,0\n")
-    importing.import_evaluation(root / "pairs.csv", tmp_path / "pairs", image_size=SIZE)
+    import_images.import_evaluation(root / "pairs.csv", tmp_path / "pairs", image_size=SIZE)
     with pytest.raises(UserError, match="an evaluation set; expected a set with classes"):
         opened(tmp_path / "pairs")
 

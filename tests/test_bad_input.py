@@ -22,12 +22,13 @@ from PIL import Image
 from runs import ROOT, newest, run, spawn, stop_after
 from test_loop import all_same
 
-from trainkit import checkpoint, opening, weights
-from trainkit.data.faces import Faces
+from trainkit.checkpoint import safe_load, storage
+from trainkit.data.faces.dataset import Faces
 from trainkit.errors import EXIT_CODE, UserError
-from trainkit.store import Store
-from trainkit.task import Meta
+from trainkit.interfaces import Meta
 from trainkit.tasks.embed import Embed
+from trainkit.tracking import run_lifecycle
+from trainkit.tracking.store import Store
 
 SIDE = 16
 NET = "{name: iresnet18, embedding: 8, width: 0.125}"
@@ -215,12 +216,12 @@ def distil(file: Path | str, more: str = "") -> str:
 def teacher(tmp_path):
     def make(width: float = 0.125, classes: int = 3) -> Path:
         net = {"name": "iresnet18", "embedding": 8, "width": width}
-        from trainkit.models import IResNetSpec
+        from trainkit.models.face_backbones import IResNetSpec
 
         torch.manual_seed(0)
         parts = Embed(net=IResNetSpec(**net)).build(Meta(classes, (3, SIDE, SIDE), ""), {}, 0)
         file = tmp_path / f"teacher-{width}.safetensors"
-        weights.write_tensors(file, parts.learns.state_dict())
+        safe_load.write_tensors(file, parts.learns.state_dict())
         return file
 
     return make
@@ -260,7 +261,7 @@ def whole(tmp_path_factory, database):
 
 @pytest.mark.parametrize("how", ["no room", "full in the middle"])
 def test_a_full_disk_ends_the_run_and_costs_nothing_that_was_written_before(store, monkeypatch, whole, how):
-    true_write, true_usage = checkpoint._write_file, shutil.disk_usage
+    true_write, true_usage = storage._write_file, shutil.disk_usage
 
     def second_checkpoint() -> bool:
         return any(newest().checkpoints.glob("step-*"))
@@ -278,12 +279,12 @@ def test_a_full_disk_ends_the_run_and_costs_nothing_that_was_written_before(stor
         if how == "no room":
             patch.setattr(shutil, "disk_usage", usage)
         else:
-            patch.setattr(checkpoint, "_write_file", write)
+            patch.setattr(storage, "_write_file", write)
         with pytest.raises(UserError, match=r"checkpoints.*(0\.0 MB free|No space left).*older checkpoints are intact"):
             run()
     folder = newest()
     (path,) = folder.checkpoints.iterdir()
-    assert folder.info().status == "FAILED" and checkpoint.verify(path) == []
+    assert folder.info().status == "FAILED" and storage.verify(path) == []
     ran = run(resume="")
     assert ran.folder == folder and ran.code == 0 and all_same(ran.last, whole.last)
     assert ran.repeatable == whole.repeatable
@@ -316,11 +317,11 @@ def test_a_store_that_cannot_be_used_is_refused_before_training_and_its_runs_sta
 
 
 def test_a_run_that_another_process_writes_is_refused_and_unknown_runs_are_named(kept, monkeypatch):
-    monkeypatch.setattr(opening, "PATIENCE", 0.5)  # for one that has said its end, as this one has
+    monkeypatch.setattr(run_lifecycle, "PATIENCE", 0.5)  # for one that has said its end, as this one has
     folder = newest()
     before = contents(kept / "runs")
     code = (
-        "import sys; from trainkit.store import Store\n"
+        "import sys; from trainkit.tracking.store import Store\n"
         f"run = Store.locate().find({folder.name!r}); run.claim()\n"
         "print('claimed', flush=True); sys.stdin.read()"
     )

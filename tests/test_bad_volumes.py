@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import nifti
-from trainkit.data.nifti import read_header, read_image, read_labels
+from trainkit.data.formats import nifti
+from trainkit.data.formats.nifti import read_header, read_image, read_labels
 from trainkit.errors import UserError
 
 SHAPE = (4, 5, 6)

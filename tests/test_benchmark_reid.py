@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainkit import config
-from trainkit.data.modalities import subsets, title
-from trainkit.journal import Journal
+from trainkit.config import loader
+from trainkit.data.people.modalities import subsets, title
+from trainkit.tracking.journal import Journal
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 EVERY = [title(some) for some in subsets()]
@@ -108,7 +108,7 @@ def test_rows_are_recipes_that_load_and_differ_in_width(bench):
     for recipe in bench.RECIPES:
         digests = set()
         for row in bench.rows(recipe):
-            loaded = config.load(bench.comparison.recipe(row), row.changes)
+            loaded = loader.load(bench.comparison.recipe(row), row.changes)
             assert type(loaded.task).__name__ == "Reid" and loaded.task.net.model == "resnet18"
-            digests.add(config.digest(loaded))
+            digests.add(loader.digest(loaded))
         assert len(digests) == 2

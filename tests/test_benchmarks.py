@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainkit import config
-from trainkit.journal import Journal, read
+from trainkit.config import loader
+from trainkit.tracking.journal import Journal, read
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -60,7 +60,7 @@ def written(path, monkeypatch, step_s=(0.9, 0.2, 0.2, 0.4), between=0.05, scored
     `step_s`: seconds of a step in each window; `between`: seconds of each window outside steps;
     `waited`: share of the steps in which the loop waited for data, in the first window all of it.
     """
-    monkeypatch.setattr("trainkit.journal.time.time_ns", lambda: int(now * 1e9))
+    monkeypatch.setattr("trainkit.tracking.journal.time.time_ns", lambda: int(now * 1e9))
     now = 1000.0
     journal = Journal(path)
     for i, seconds in enumerate(step_s, 1):
@@ -230,9 +230,9 @@ def test_every_row_is_a_recipe_that_loads(bench):
     digests = set()
     for changes in ((), bench.SHORT, bench.GATED, (*bench.GATED[:-1], bench.NOT_DUE)):
         for row in bench.rows(["no", "bf16"], 64, changes):
-            loaded = config.load(bench.speeds.comparison.recipe(row), row.changes)
+            loaded = loader.load(bench.speeds.comparison.recipe(row), row.changes)
             assert loaded.task.net.base_channels == 64 and loaded.task.net.name in row.changes[0]
-            digests.add(config.digest(loaded))
+            digests.add(loader.digest(loaded))
     assert len(digests) == 4 * 4
 
 
@@ -259,12 +259,12 @@ def test_every_switch_is_another_recipe_that_loads_and_takes_as_many_samples(eit
     seen, samples = [], either.STUDY.samples[0] * 2
     for switch in either.switches(samples, precisions):
         row = either.STUDY.row(switch, samples)
-        loaded = config.load(either.shared.speeds.comparison.recipe(row), row.changes)
+        loaded = loader.load(either.shared.speeds.comparison.recipe(row), row.changes)
         assert loaded.train.length.steps(160, loaded.train.batch_size) * loaded.train.batch_size == samples
         assert (switch.title == either.SHIPPED) == (not switch.changes) == (not switch.promised)
         if switch.title == either.SHIPPED:
             assert loaded.train.batch_size == either.STUDY.batch
-        what = config.digest(loaded), loaded.loader
+        what = loader.digest(loaded), loaded.loader
         assert what not in seen
         seen.append(what)
     assert len(seen) > 15
@@ -272,12 +272,12 @@ def test_every_switch_is_another_recipe_that_loads_and_takes_as_many_samples(eit
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_evaluations_are_held_as_often_as_a_row_says_and_lines_between_them_are_left(either, device):
-    from trainkit.schedule import Gate
+    from trainkit.config.units import Gate
 
     samples, largest = either.STUDY.samples[device], 0
     for switch in either.switches(samples, GPU):
         row = either.STUDY.row(switch, samples)
-        loaded = config.load(either.shared.speeds.comparison.recipe(row), row.changes)
+        loaded = loader.load(either.shared.speeds.comparison.recipe(row), row.changes)
         batch = loaded.train.batch_size
         largest = max(largest, batch)
         cut = (320 // batch, batch)
@@ -290,7 +290,7 @@ def test_evaluations_are_held_as_often_as_a_row_says_and_lines_between_them_are_
 
 
 def _gate(recipe, cut):
-    from trainkit.schedule import Gate
+    from trainkit.config.units import Gate
 
     return Gate(recipe.evaluations["val"].every if recipe.evaluations else None, *cut)
 
@@ -411,13 +411,14 @@ def test_a_step_and_what_of_it_was_waiting_are_two_columns_and_an_evaluation_is_
 
 
 def test_maps_computed_each_time_are_the_maps_that_are_kept(modules, shared, tmp_path, monkeypatch):
-    from trainkit.data import distances, packed_masks, scene_sources
+    from trainkit.data.scenes import sources
+    from trainkit.data.storage import boundary_distance, mask_store
 
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path))
-    source = scene_sources.open_scenes(str(shared / "seg_camvid") + "#val")
+    source = sources.open_scenes(str(shared / "seg_camvid") + "#val")
     source = replace(source, scenes=tuple(source.scenes)[:2])
-    masks = packed_masks.pack_masks_once(source, source.labels, None)
-    kept = distances.distances_once(masks, distances.Distance(cap=12))
+    masks = mask_store.pack_masks_once(source, source.labels, None)
+    kept = boundary_distance.distances_once(masks, boundary_distance.Distance(cap=12))
     computed = modules.segment_switches.Computed(kept, masks)
     for row in range(2):
         assert (computed.levels(row) == kept.levels(row)).all()
@@ -427,10 +428,10 @@ def test_maps_computed_each_time_are_the_maps_that_are_kept(modules, shared, tmp
 def test_a_run_is_found_again_by_its_loader_too(switches, tmp_path):
     speeds, listed = switches.shared.speeds, {switch.title: switch for switch in switches.switches(64, CPU)}
     plain, workers = (switches.row(listed[title], 64) for title in ("as shipped", "1 worker, 2 batches ahead"))
-    loaded = config.load(speeds.comparison.recipe(workers), workers.changes)
-    assert config.digest(loaded) == config.digest(config.load(speeds.comparison.recipe(plain), plain.changes))
+    loaded = loader.load(speeds.comparison.recipe(workers), workers.changes)
+    assert loader.digest(loaded) == loader.digest(loader.load(speeds.comparison.recipe(plain), plain.changes))
     folder = SimpleNamespace(path=tmp_path, recipe=tmp_path / "recipe.yaml")
-    folder.recipe.write_text(config.dump(loaded), encoding="utf-8")
+    folder.recipe.write_text(loader.dump(loaded), encoding="utf-8")
     assert speeds.alike(workers)(folder) and not speeds.alike(plain)(folder)
     assert not speeds.alike(workers, "note.json")(folder)
     (tmp_path / "note.json").write_text("{}", encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 from bombs import BOMBS
 from PIL import Image
 
-from trainkit.data import pictures
+from trainkit.data.formats import image_decode
 from trainkit.errors import UserError
 
 MEMORY = 256 << 20
@@ -70,7 +70,7 @@ def imported(tmp_path_factory) -> None:
     Image.init()
     folder = tmp_path_factory.mktemp("small")
     Image.new("RGB", (8, 8)).save(folder / "a.png")
-    pictures.decode((folder / "a.png").read_bytes(), "")
+    image_decode.decode((folder / "a.png").read_bytes(), "")
 
 
 def test_small_files_that_claim_much_are_refused_before_it_is_allocated(promise, tmp_path):
@@ -93,6 +93,6 @@ def test_without_the_limit_of_pixels_memory_is_taken_for_them(monkeypatch, tmp_p
     make, door = BOMBS["PNG of 10,000 x 10,000 in 12 KB"]
     path = make(tmp_path)
     assert measured(door, path)[1] < MEMORY
-    monkeypatch.setattr(pictures, "PIXEL_CAP", 1 << 40)
+    monkeypatch.setattr(image_decode, "PIXEL_CAP", 1 << 40)
     end, memory, _ = measured(door, path)
     assert memory > MEMORY, end

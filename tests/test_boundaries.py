@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from trainkit.metrics.boundaries import COUNTS, boundary_counts, outline, spans, tolerance
-from trainkit.task import IGNORED
+from trainkit.interfaces import IGNORED
+from trainkit.metrics.boundary_f_score import COUNTS, boundary_counts, outline, spans, tolerance
 
 
 def outline_by_hand(labels: np.ndarray) -> np.ndarray:

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainkit import cards, checkpoint, lineage
+from trainkit.checkpoint import storage
 from trainkit.errors import visible
-from trainkit.journal import History, Journal, Point
-from trainkit.report.markdown import plain
-from trainkit.store import RunFolder
-from trainkit.task import Source
+from trainkit.export import model_card
+from trainkit.interfaces import Source
+from trainkit.markdown import plain
+from trainkit.tracking import lineage
+from trainkit.tracking.journal import History, Journal, Point
+from trainkit.tracking.store import RunFolder
 
 ABOUT = {
     "input": "pixels: RGB 0 .. 255, float32 (B, 3, 32, 64)",
@@ -51,7 +53,7 @@ def folder(tmp_path, step: int = 20) -> RunFolder:
     made = RunFolder(tmp_path / "pets-s0")
     made.path.mkdir()
     machine = {"gpu": "GPU X", "cpu": "CPU Y", "processes": 2, "threads": 4, "precision": "bf16"}
-    checkpoint.write(made.checkpoints, step, {}, {"machine": machine}, "")
+    storage.write(made.checkpoints, step, {}, {"machine": machine}, "")
     written = Journal(made.journal)
     for at, top1 in ((10, 0.5), (20, 0.75)):
         written.append(at, {"val/top1": top1, "val/ema/top1": top1 + 0.125, "val/f1.cat": 0.1, "train/loss": 1.0})
@@ -64,13 +66,15 @@ def folder(tmp_path, step: int = 20) -> RunFolder:
 
 def test_scores_are_those_of_the_weights_that_were_exported(tmp_path):
     run = folder(tmp_path)
-    text = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "8 pictures, all the same"})
+    text = model_card.card(
+        run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "8 pictures, all the same"}
+    )
     (table,) = [part for part in text.split("```") if "95 % interval" in part]
     rows = {line.split()[0]: line.split()[1:] for line in table.strip().splitlines()[1:]}
     assert rows == {"top1": ["0.8750", "-"], "miou": ["0.7500", "0.5000", "to", "0.9500"]}
     assert "at step 20, of averaged weights" in text
     assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, bf16; 60 s in all." in text
-    plain = cards.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
+    plain = model_card.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
     assert "0.5000" in plain and "0.6250" not in plain and "averaged" not in plain
 
 
@@ -89,15 +93,15 @@ def test_intervals_come_from_the_rows_of_the_step_that_was_exported(tmp_path, mo
             parquet.write_table(pa.table(columns), f"{aside}/rows.parquet")
             return f"{aside}/rows.parquet"
 
-    monkeypatch.setattr(cards, "_client", lambda folder: Client())
-    text = cards.card(run, recipe(), run.path / "checkpoints/step-000000020/model.safetensors", ABOUT, {})
+    monkeypatch.setattr(model_card, "_client", lambda folder: Client())
+    text = model_card.card(run, recipe(), run.path / "checkpoints/step-000000020/model.safetensors", ABOUT, {})
     assert "Intervals are those of the bootstrap over 200 " in text
     (line,) = [line.split() for line in text.splitlines() if line.startswith("top1 ")]
     # 0.75 of 200, whose standard error is 0.0306: 0.69 to 0.81.
     assert line[1] == "0.7500" and line[3] == "to"
     assert abs(float(line[2]) - 0.69) < 0.01 and abs(float(line[4]) - 0.81) < 0.01
     hits["val_final"] = 151
-    text = cards.card(run, recipe(), run.path / "checkpoints/step-000000020/model.safetensors", ABOUT, {})
+    text = model_card.card(run, recipe(), run.path / "checkpoints/step-000000020/model.safetensors", ABOUT, {})
     assert "bootstrap" not in text, "rows of another step give another score"
 
 
@@ -129,12 +133,12 @@ def shown(page: str) -> tuple[str, str]:
 def test_names_of_others_are_shown_on_the_page_as_they_are(tmp_path):
     run = folder(tmp_path)
     agreed = {"model.onnx": "near"}
-    quiet = shown(cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, agreed))[1]
+    quiet = shown(model_card.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, agreed))[1]
     for name in HOSTILE:
         given = {"names": [name, "dog"], "notes": [name], "network": name, "fit": name, "recipe": f"name: {name}\n"}
         given |= {"data": {"digest": "cd" * 32, "checked_on": name}}
         named = recipe(name, evaluate={"val": name}, net=Source(weights=name))
-        text = cards.card(run, named, run.path / ABOUT["weights"], ABOUT | given, agreed)
+        text = model_card.card(run, named, run.path / ABOUT["weights"], ABOUT | given, agreed)
         words, markup = shown(text)
         assert markup == quiet, name
         seen = visible(" ".join(name.split()))
@@ -153,19 +157,19 @@ def test_lines_that_mlflow_shows_as_markdown_are_shown_as_they_are():
 
 
 def test_a_run_that_was_never_scored_says_so(tmp_path):
-    text = cards.card(RunFolder(tmp_path / "none"), recipe(), tmp_path / "weights.safetensors", ABOUT, {})
+    text = model_card.card(RunFolder(tmp_path / "none"), recipe(), tmp_path / "weights.safetensors", ABOUT, {})
     assert "None: these weights were not scored." in text and "Not measured." in text
 
 
 def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not_there(tmp_path):
     run = folder(tmp_path)
     agreed = {"model.safetensors": "same", "config.json": "same", "model.onnx": "near"}
-    text = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, agreed)
+    text = model_card.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, agreed)
     assert text.startswith("---\nlibrary_name: timm\nlicense: unknown\npipeline_tag: image-classification\n")
     assert 'timm.create_model("local-dir:.", pretrained=True)' in text and 'export.load(".")' in text
     assert '.convert("RGB").resize((64, 32))' in text
     cut = ABOUT | {"crop_mode": "center", "crop_pct": 0.875, "outputs": {"logits": ""}}
-    assert '.convert("RGB"), (64, 32), bleed=0.0625)' in cards.card(
+    assert '.convert("RGB"), (64, 32), bleed=0.0625)' in model_card.card(
         run, recipe(), run.path / "x.safetensors", cut, agreed
     )
     for part in (
@@ -176,13 +180,13 @@ def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not
         "- model.onnx: near",
     ):
         assert part in text
-    alone = cards.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "near"})
+    alone = model_card.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "near"})
     assert "timm" not in alone.partition("## Scores")[0] and "export.load" not in alone
 
 
 def test_licences_are_said_as_far_as_they_are_known():
     found = list(
-        cards.licences(
+        model_card.licences(
             recipe(
                 "hf://owner/pets@main#train",
                 {"val": "sample:objects", "held": "held_out", "mine": "folder/of/mine"},
@@ -204,6 +208,6 @@ def test_licences_are_said_as_far_as_they_are_known():
 def test_scores_of_classes_and_networks_are_not_mixed_up():
     points = {"val/top1": 0.5, "val/ema/top1": 0.6, "validation/top1": 1.0}
     history = History({name: [Point(5, value, 0)] for name, value in points.items()})
-    assert cards.scores_at(history, "val", 5, False) == {"top1": 0.5}
-    assert cards.scores_at(history, "val", 5, True) == {"top1": 0.6}
-    assert cards.scores_at(history, "val", 6, False) == {}
+    assert model_card.scores_at(history, "val", 5, False) == {"top1": 0.5}
+    assert model_card.scores_at(history, "val", 5, True) == {"top1": 0.6}
+    assert model_card.scores_at(history, "val", 6, False) == {}

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from tests.runs import PLUGIN, TOY, all_same, run, spawn
-from trainkit import journal
+from trainkit.config.run_request import Order, load
+from trainkit.diagnostics import throughput_limits
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.machine import Machine
-from trainkit.order import Order, load
-from trainkit.speed import ceilings
 from trainkit.speed.evidence import Ceilings
-from trainkit.store import Store
+from trainkit.tracking import journal
+from trainkit.tracking.store import Store
 
 if str(PLUGIN) not in sys.path:
     sys.path.insert(0, str(PLUGIN))
@@ -29,7 +29,7 @@ SHORT = ("train.length=6 steps", "evaluations.val.every=3 steps", "data.test=16"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(ceilings, "SECONDS", 0.1)
+    monkeypatch.setattr(throughput_limits, "SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ class Slow:
 
 def test_all_is_measured(toy):
     recipe, data, machine = toy("promote={}")
-    found = ceilings.measure(recipe, data, machine, {}, seconds=0.1)
+    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
     assert found.absent == {}
     assert found.loader > found.model > 0  # arrays in memory against a network
     assert set(found.evaluations) == {"val"}
@@ -73,21 +73,21 @@ def test_all_is_measured(toy):
     assert found.flops_per_sample == 2 * 2 * 64 * 8 * 27 + 3 * 2 * 512 * 4
     assert sum(found.fetch.values()) == pytest.approx(1)
     assert found.peak_flops > 1e8 and "timed here" in found.peak_source
-    assert 0 < ceilings.mfu(found.model, found) < 1
+    assert 0 < throughput_limits.mfu(found.model, found) < 1
 
 
 def test_nobody_watches_over_a_training_that_is_only_measured(toy, tmp_path, monkeypatch):
     """A watchdog that outlived it would end the run that follows, as one that hangs."""
     monkeypatch.chdir(tmp_path)
     recipe, data, machine = toy("limits.hang=2 s")
-    assert ceilings.measure(recipe, data, machine, {}, seconds=0.1).absent == {}
+    assert throughput_limits.measure(recipe, data, machine, {}, seconds=0.1).absent == {}
     assert not list(tmp_path.iterdir()), "nor are its stacks written where somebody happens to stand"
 
 
 def test_a_slow_loader_is_the_loaders_own(toy):
     recipe, data, machine = toy()
     slow = replace(data, train=slowed(data.train, 0.05))  # 8 samples in 50 ms
-    found = ceilings.measure(recipe, slow, machine, {}, seconds=0.3)
+    found = throughput_limits.measure(recipe, slow, machine, {}, seconds=0.3)
     assert 40 < found.loader <= 8 / 0.05
     assert found.model > 1.5 * found.loader
     assert found.fetch["other"] > 0.9  # a sleep is no reading that is known
@@ -96,7 +96,7 @@ def test_a_slow_loader_is_the_loaders_own(toy):
 def test_workers_read_side_by_side(toy):
     recipe, data, machine = toy("loader.workers=2", "loader.prefetch=1")
     slow = replace(data, train=slowed(data.train, 0.1))
-    found = ceilings.measure(recipe, slow, machine, {}, seconds=0.5)
+    found = throughput_limits.measure(recipe, slow, machine, {}, seconds=0.5)
     assert 1.1 * 8 / 0.1 < found.loader <= 1.1 * 2 * 8 / 0.1
 
 
@@ -105,7 +105,7 @@ def test_a_slow_network_is_the_networks_own(toy, monkeypatch):
     kind = type(recipe.task)
     plain = kind.loss
     monkeypatch.setattr(kind, "loss", lambda self, *args: (time.sleep(0.02), plain(self, *args))[1])
-    found = ceilings.measure(recipe, data, machine, {}, seconds=0.3)
+    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.3)
     assert 80 < found.model <= 8 / 0.02
     assert found.loader > 2 * found.model
 
@@ -115,14 +115,14 @@ def test_a_slow_evaluation_is_its_own(toy, monkeypatch):
     kind = type(recipe.task)
     plain = kind.predict
     monkeypatch.setattr(kind, "predict", lambda self, *args: (time.sleep(0.03), plain(self, *args))[1])
-    found = ceilings.measure(recipe, data, machine, {}, seconds=0.3)
+    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.3)
     # Three batches of 8 for 20 samples: padding is none.
     assert 60 < found.evaluations["val"] <= 20 / (3 * 0.03)
 
 
 def test_a_recipe_of_two_batches(toy):
     recipe, data, machine = toy("data.samples=32", "train.length=2 steps", "loader.workers=2")
-    found = ceilings.measure(recipe, data, machine, {}, seconds=0.1)
+    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
     assert found.absent == {} and found.loader > 0 and found.model > 0
 
 
@@ -134,9 +134,9 @@ def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeyp
     monkeypatch.setattr(
         data.train, "fetch", lambda rows, epoch, view=None: read.append(len(rows)) or plain(rows, epoch, view)
     )
-    alone = ceilings._Alone(recipe, data, machine, {}, 0.1, None, lambda: False)
-    alone.plan = ceilings.Plan.make(recipe, data, 1, 0)
-    frozen = ceilings._Frozen(data.train, alone.plan, machine)
+    alone = throughput_limits._Alone(recipe, data, machine, {}, 0.1, None, lambda: False)
+    alone.plan = throughput_limits.Plan.make(recipe, data, 1, 0)
+    frozen = throughput_limits._Frozen(data.train, alone.plan, machine)
     seconds, counted = alone._model(frozen)
     assert seconds > 0 and counted > 0
     assert sum(read) == 16 + 1 + 2 * 16  # the batch, one for the shape of the table, and its samples in both views
@@ -144,7 +144,7 @@ def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeyp
 
 def test_a_batch_that_is_changed_in_place_is_whole_the_next_time(toy):
     recipe, data, machine = toy()
-    frozen = ceilings._Frozen(data.train, ceilings.Plan.make(recipe, data, 1, 0), machine)
+    frozen = throughput_limits._Frozen(data.train, throughput_limits.Plan.make(recipe, data, 1, 0), machine)
     first = frozen.fetch(np.arange(8), 0)
     kept = first["image"].clone()
     first["image"].zero_()
@@ -154,13 +154,13 @@ def test_a_batch_that_is_changed_in_place_is_whole_the_next_time(toy):
 
 
 def test_steady_parts():
-    assert ceilings.steady(np.full(50, 2.0)) == 2.0
-    assert ceilings.steady(np.array([3.0])) == 3.0
+    assert throughput_limits.steady(np.full(50, 2.0)) == 2.0
+    assert throughput_limits.steady(np.array([3.0])) == 3.0
     burst = np.full(100, 1.0)
     burst[20:50] = 9.0  # a neighbour, for two parts of five
-    assert ceilings.steady(burst) == 1.0
+    assert throughput_limits.steady(burst) == 1.0
     rhythm = np.tile([1.0] * 9 + [11.0], 20)
-    assert ceilings.steady(rhythm) == pytest.approx(2.0)
+    assert throughput_limits.steady(rhythm) == pytest.approx(2.0)
 
 
 # ---- What is not
@@ -168,23 +168,23 @@ def test_steady_parts():
 
 def test_what_fails_is_absent_with_the_reason(toy):
     recipe, data, machine = toy("task.nan_at=0", "data.damaged=3")
-    found = ceilings.measure(recipe, replace(data, evaluations={}), machine, {}, seconds=0.1)
+    found = throughput_limits.measure(recipe, replace(data, evaluations={}), machine, {}, seconds=0.1)
     assert found.model is None and found.loader is None and found.flops_per_sample is None
     assert "damaged" in found.absent["loader"] and "val" in found.absent["evaluations"]
     assert found.peak_flops > 0
-    assert ceilings.share(100.0, found) is None and ceilings.mfu(100.0, found) is None
+    assert throughput_limits.share(100.0, found) is None and throughput_limits.mfu(100.0, found) is None
 
 
 def test_a_loss_that_is_not_finite_is_no_figure(toy):
     recipe, data, machine = toy("task.nan_at=0")
-    found = ceilings.measure(recipe, data, machine, {}, seconds=0.1)
+    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
     assert found.model is None and "finite" in found.absent["model"]
     assert found.loader > 0 and found.evaluations["val"] > 0
 
 
 def test_without_evaluations_there_are_none(toy):
     recipe, data, machine = toy("evaluations={}", "best=null")
-    found = ceilings.measure(recipe, data, machine, {}, seconds=0.1)
+    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
     assert found.evaluations == {} and found.absent == {}
 
 
@@ -192,9 +192,9 @@ def test_a_run_that_is_told_to_stop_measures_no_further(toy, tmp_path):
     recipe, data, machine = toy("log.ceilings=measure")
     asked = iter(range(10**9))
     store = Store(tmp_path, "sqlite:///none")
-    found = ceilings.ensure(recipe, data, machine, store, {}, lambda text: None, lambda: next(asked) > 20)
+    found = throughput_limits.ensure(recipe, data, machine, store, {}, lambda text: None, lambda: next(asked) > 20)
     assert found.absent["evaluations"] == "the run was told to stop"
-    assert not (tmp_path / ceilings.FOLDER).exists()
+    assert not (tmp_path / throughput_limits.FOLDER).exists()
 
 
 # ---- When, and what is kept
@@ -210,16 +210,16 @@ def measured(monkeypatch):
         times.append(args)
         return found
 
-    monkeypatch.setattr(ceilings, "measure", measure)
+    monkeypatch.setattr(throughput_limits, "measure", measure)
     return times
 
 
 def ensured(recipe, data, machine, home):
-    return ceilings.ensure(recipe, data, machine, Store(home, "sqlite:///none"), {}, lambda text: None)
+    return throughput_limits.ensure(recipe, data, machine, Store(home, "sqlite:///none"), {}, lambda text: None)
 
 
 def test_short_trainings_are_left_alone_at_no_cost(toy, measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(ceilings, "fingerprint", lambda *args: pytest.fail("looked further than needed"))
+    monkeypatch.setattr(throughput_limits, "fingerprint", lambda *args: pytest.fail("looked further than needed"))
     for words in (("train.length=499 steps",), ("train.length=9999 steps", "log.ceilings=off")):
         assert ensured(*toy(*words), tmp_path) is None
     assert not measured
@@ -242,7 +242,7 @@ def test_long_trainings_are_measured_once(toy, measured, tmp_path):
 def test_a_damaged_file_is_measured_again(toy, measured, tmp_path, damage):
     words = ("train.length=500 steps",)
     found = ensured(*toy(*words), tmp_path)
-    (file,) = (tmp_path / ceilings.FOLDER).iterdir()
+    (file,) = (tmp_path / throughput_limits.FOLDER).iterdir()
     entry = json.loads(file.read_text())
     if damage == "loader":
         entry["ceilings"]["loader"] = "fast"
@@ -259,7 +259,7 @@ def test_a_damaged_file_is_measured_again(toy, measured, tmp_path, damage):
 
 
 def test_a_store_that_cannot_be_written_to_ends_nothing(toy, measured, tmp_path):
-    (tmp_path / ceilings.FOLDER).write_text("no folder")
+    (tmp_path / throughput_limits.FOLDER).write_text("no folder")
     assert ensured(*toy("log.ceilings=measure"), tmp_path).loader == 10.0
 
 
@@ -293,21 +293,21 @@ def test_data_that_is_too_small_is_the_trainings_own_mistake(toy, measured, tmp_
 def test_what_bears_on_the_fingerprint(toy, word, same):
     recipe, data, machine = toy()
     other = load(Order(TOY, (word,), ("toy",)))
-    before = ceilings.fingerprint(recipe, data, machine)
-    assert (ceilings.fingerprint(other, other.data.open(other.seed), machine) == before) == same
+    before = throughput_limits.fingerprint(recipe, data, machine)
+    assert (throughput_limits.fingerprint(other, other.data.open(other.seed), machine) == before) == same
 
 
 def test_threads_versions_and_processes_are_in_the_fingerprint(toy, monkeypatch):
     recipe, data, machine = toy()
-    before = ceilings.fingerprint(recipe, data, machine)
+    before = throughput_limits.fingerprint(recipe, data, machine)
     plain = machine.describe()
     for change in ({"threads": 7}, {"processes": 2}, {"gpu": "another"}, {"precision": "bf16"}):
         monkeypatch.setattr(machine, "describe", lambda change=change: plain | change)
-        assert ceilings.fingerprint(recipe, data, machine) != before
+        assert throughput_limits.fingerprint(recipe, data, machine) != before
     monkeypatch.setattr(machine, "describe", lambda: plain)
-    assert ceilings.fingerprint(recipe, data, machine) == before
-    monkeypatch.setattr(ceilings.metadata, "version", lambda name: "0.0")
-    assert ceilings.fingerprint(recipe, data, machine) != before
+    assert throughput_limits.fingerprint(recipe, data, machine) == before
+    monkeypatch.setattr(throughput_limits.metadata, "version", lambda name: "0.0")
+    assert throughput_limits.fingerprint(recipe, data, machine) != before
 
 
 # ---- What stays as it was
@@ -321,7 +321,7 @@ def test_generators_and_task_are_as_before(toy):
     )
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    with ceilings._unchanged(machine, recipe):
+    with throughput_limits._unchanged(machine, recipe):
         torch.rand(7)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -361,7 +361,7 @@ KNOWN = Ceilings(
 
 
 def test_what_they_say():
-    assert ceilings.lines(KNOWN) == [
+    assert throughput_limits.lines(KNOWN) == [
         "loader alone          310 samples/s  (decode 81 %, read 17 %, other 2 %)",
         "network alone         1,900 samples/s",
         "evaluation val alone  42.5 samples/s",
@@ -370,41 +370,41 @@ def test_what_they_say():
         "network alone uses    0.3 % of the peak",
         "fetch is not known    another profiler is at work",
     ]
-    assert ceilings.lines(Ceilings(absent={"model": "x"})) == ["model is not known  x"]
+    assert throughput_limits.lines(Ceilings(absent={"model": "x"})) == ["model is not known  x"]
 
 
 def test_shares():
-    assert ceilings.share(155.0, KNOWN) == pytest.approx(0.5)
-    assert ceilings.share(155.0, replace(KNOWN, loader=4000.0)) == pytest.approx(155 / 1900)
-    assert ceilings.share(1.0, replace(KNOWN, loader=None)) is None
-    assert ceilings.mfu(1900.0, KNOWN) == pytest.approx(1900 * 1.32e9 / 9.895e14)
-    assert math.isclose(ceilings.turns(KNOWN), 1 / (1 / 310 + 1 / 1900))
+    assert throughput_limits.share(155.0, KNOWN) == pytest.approx(0.5)
+    assert throughput_limits.share(155.0, replace(KNOWN, loader=4000.0)) == pytest.approx(155 / 1900)
+    assert throughput_limits.share(1.0, replace(KNOWN, loader=None)) is None
+    assert throughput_limits.mfu(1900.0, KNOWN) == pytest.approx(1900 * 1.32e9 / 9.895e14)
+    assert math.isclose(throughput_limits.turns(KNOWN), 1 / (1 / 310 + 1 / 1900))
 
 
 def test_metrics_have_names_that_mlflow_takes():
-    assert ceilings.metrics(KNOWN) == {
+    assert throughput_limits.metrics(KNOWN) == {
         "speed/ceiling_loader": 310.0,
         "speed/ceiling_model": 1900.0,
         "speed/ceiling_eval_val": 42.5,
     }
-    assert ceilings.metrics(Ceilings()) == {}
+    assert throughput_limits.metrics(Ceilings()) == {}
 
 
 def test_the_command_says_and_keeps_them(store):
-    said = list(ceilings.command(Order(TOY, SHORT, ("toy",))))
+    said = list(throughput_limits.command(Order(TOY, SHORT, ("toy",))))
     assert said[0].startswith("toy: network, loader and evaluations")
     assert any(line.startswith("loader alone") for line in said)
     assert any("take turns" in line for line in said)  # the toy reads in the process itself
-    (file,) = (store / ceilings.FOLDER).iterdir()
+    (file,) = (store / throughput_limits.FOLDER).iterdir()
     mark = json.loads(file.read_text())["fingerprint"]
-    assert ceilings.known(Store.locate(), mark).model > 0
+    assert throughput_limits.known(Store.locate(), mark).model > 0
 
 
 def test_the_command_refuses_what_the_training_would(store):
     with pytest.raises(UserError, match="batch_size"):
-        list(ceilings.command(Order(TOY, ("train.batch_size=512",), ("toy",))))
+        list(throughput_limits.command(Order(TOY, ("train.batch_size=512",), ("toy",))))
     with pytest.raises(UserError, match="train it first"):
-        list(ceilings.command(Order(TOY, (f"task.needs_recipe={TOY}",), ("toy",))))
+        list(throughput_limits.command(Order(TOY, (f"task.needs_recipe={TOY}",), ("toy",))))
 
 
 # ---- Several processes, compiled code
@@ -413,7 +413,7 @@ def test_the_command_refuses_what_the_training_would(store):
 @pytest.mark.slow
 def test_operations_are_counted_of_a_network_that_is_compiled(toy):
     recipe, data, machine = toy("train.compile=default", "train.micro_batch=16")
-    found = ceilings.measure(recipe, data, machine, {}, seconds=0.1)
+    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
     assert found.absent == {} and found.model > 0
     assert found.flops_per_sample == 2 * 2 * 64 * 8 * 27 + 3 * 2 * 512 * 4
 

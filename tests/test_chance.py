@@ -13,24 +13,24 @@ import torch
 from pyarrow import parquet
 from scipy import stats
 
-from trainkit import chance, kept_rows
-from trainkit.chance import Interval, Units
-from trainkit.data.protocols import Classes, Identification, Pairs, Retrieval, Scenes, Search, Segmentation
-from trainkit.metrics import resampling, segmentation
-from trainkit.metrics.boundaries import boundary_counts
+from trainkit.analysis import saved_rows
+from trainkit.evaluation_protocols import Classes, Identification, Pairs, Retrieval, Scenes, Search, Segmentation
+from trainkit.metrics import bootstrap, segmentation_3d, significance
+from trainkit.metrics.boundary_f_score import boundary_counts
 from trainkit.metrics.classification import score_classes
 from trainkit.metrics.identification import score_identification
+from trainkit.metrics.reid import score_search
 from trainkit.metrics.retrieval import score_retrieval
-from trainkit.metrics.scenes import pixel_counts, score_scenes
-from trainkit.metrics.search import score_search
-from trainkit.metrics.segmentation import score_segmentation
-from trainkit.metrics.surfaces import SCORES, case_scores
+from trainkit.metrics.segmentation_2d import pixel_counts, score_scenes
+from trainkit.metrics.segmentation_3d import score_segmentation
+from trainkit.metrics.significance import Interval, Units
+from trainkit.metrics.surface_distance import SCORES, case_scores
 from trainkit.metrics.verification import ACCURACY_GRID, FOLDS, operating_points, score_pairs
-from trainkit.tracking import _write_table
+from trainkit.tracking.tracker import _write_table
 
 
 def all_times(units: Units, draws: int) -> np.ndarray:
-    return np.concatenate(list(chance.times(units, draws)))
+    return np.concatenate(list(significance.times(units, draws)))
 
 
 # ---- Drawing ---------------------------------------------------------------------------------------------------------
@@ -60,9 +60,11 @@ def test_a_row_of_two_units_counts_half_for_each():
 def test_blocks_do_not_change_what_is_drawn(monkeypatch):
     units = Units("pictures", np.arange(11))
     whole = all_times(units, 300)
-    monkeypatch.setattr(chance, "_DRAWS_AT_ONCE", 7)
+    monkeypatch.setattr(significance, "_DRAWS_AT_ONCE", 7)
     assert (all_times(units, 300) == whole).all()
-    draw = np.random.Generator(np.random.Philox(key=chance.seeding.number(0, "bootstrap"))).integers(11, size=(300, 11))
+    draw = np.random.Generator(np.random.Philox(key=significance.rng.number(0, "bootstrap"))).integers(
+        11, size=(300, 11)
+    )
     assert (whole == [[list(line).count(k) for k in range(11)] for line in draw.tolist()]).all()
 
 
@@ -71,18 +73,20 @@ def test_sums_and_means_are_those_of_loops():
     values, of = rng.normal(size=(5, 40)), rng.integers(-1, 6, 40)
     of[of == 3] = 2  # a group without rows
     expected = [[sum(line[i] for i in range(40) if of[i] == g) for g in range(6)] for line in values]
-    assert chance.summed(values, of, 6) == pytest.approx(np.array(expected))
-    assert chance.summed(values, np.full(40, -1), 2).tolist() == np.zeros((5, 2)).tolist()
+    assert significance.summed(values, of, 6) == pytest.approx(np.array(expected))
+    assert significance.summed(values, np.full(40, -1), 2).tolist() == np.zeros((5, 2)).tolist()
     column, often = rng.normal(size=(8, 2)), rng.integers(0, 3, (6, 8)).astype(float)
     column[2, 0] = column[5] = math.nan
     often[0] = [0, 0, 3, 0, 0, 1, 0, 0]
-    got = chance.mean(column, often)
+    got = significance.mean(column, often)
     for d in range(6):
         for k in range(2):
             repeated = [v for v, n in zip(column[:, k], often[d], strict=True) for _ in range(int(n)) if v == v]
             expected = sum(repeated) / len(repeated) if repeated else math.nan
             assert got[d, k] == pytest.approx(expected, nan_ok=True)
-    assert math.isnan(got[0, 0]) and chance.over(np.array([[1.0, math.nan, 3.0], [math.nan] * 3])).tolist()[0] == 2.0
+    assert (
+        math.isnan(got[0, 0]) and significance.over(np.array([[1.0, math.nan, 3.0], [math.nan] * 3])).tolist()[0] == 2.0
+    )
 
 
 # ---- Intervals -------------------------------------------------------------------------------------------------------
@@ -92,15 +96,15 @@ def test_an_interval_is_the_percentiles_widened_for_few_units():
     drawn = np.random.default_rng(1).normal(size=50_000)
     for units, level in ((1000, 0.95), (12, 0.95), (30, 0.99)):
         tail = stats.norm.cdf(math.sqrt(units / (units - 1)) * stats.t.ppf((1 - level) / 2, units - 1))
-        found = chance.bootstrapped(0.1, drawn, units, level)
+        found = significance.bootstrapped(0.1, drawn, units, level)
         ends = np.quantile(drawn, (tail, 1 - tail)) - drawn.mean() + 0.1
         assert (found.low, found.high) == pytest.approx(tuple(ends))
-    assert chance.bootstrapped(0.0, drawn, 1000).high == pytest.approx(1.96, abs=0.05)
+    assert significance.bootstrapped(0.0, drawn, 1000).high == pytest.approx(1.96, abs=0.05)
 
 
 def test_draws_that_lean_to_one_side_are_centred():
     drawn = np.random.default_rng(1).exponential(size=5000)
-    found, moved = (chance.bootstrapped(0.3, drawn + by, 1000) for by in (0.0, -7.0))
+    found, moved = (significance.bootstrapped(0.3, drawn + by, 1000) for by in (0.0, -7.0))
     assert (found.low, found.high) == pytest.approx((moved.low, moved.high))
     assert found.low == pytest.approx(0.3 - 1 + 0.025, abs=0.01) and found.high == pytest.approx(0.3 + 2.69, abs=0.15)
 
@@ -112,7 +116,7 @@ def test_of_few_units_the_interval_is_right_as_often_as_it_says():
     drawn = often @ values / 8
     expanded = plain = 0
     for k in range(400):
-        found = chance.bootstrapped(float(values[:, k].mean()), drawn[:, k], 8)
+        found = significance.bootstrapped(float(values[:, k].mean()), drawn[:, k], 8)
         expanded += found.low <= 0 <= found.high
         low, high = np.quantile(drawn[:, k], (0.025, 0.975))
         plain += low <= 0 <= high
@@ -124,7 +128,7 @@ def test_of_many_pairs_the_interval_is_that_of_scipy():
     hard = rng.normal(size=400)
     one, other = (hard + rng.exponential(0.3, 400) for _ in range(2))
     drawn = all_times(Units("pictures", np.arange(400)), 4000) @ np.stack([one, other], 1) / 400
-    found = chance.bootstrapped(float((other - one).mean()), drawn[:, 1] - drawn[:, 0], 400)
+    found = significance.bootstrapped(float((other - one).mean()), drawn[:, 1] - drawn[:, 0], 400)
     expected = stats.bootstrap(
         (one, other), lambda a, b, axis: (b - a).mean(axis), paired=True, vectorized=True, n_resamples=4000,
         method="percentile", rng=np.random.default_rng(21),
@@ -139,18 +143,18 @@ def test_of_many_pairs_the_interval_is_that_of_scipy():
 
 def test_five_units_decide_nothing_and_six_may():
     drawn = np.linspace(0.1, 0.3, 2000)
-    five, six = (chance.bootstrapped(0.2, drawn, units) for units in (5, 6))
+    five, six = (significance.bootstrapped(0.2, drawn, units) for units in (5, 6))
     assert five.low > 0 and five.apart == 0 and six.apart == 1
-    assert chance.bootstrapped(0.2, drawn, 6, level=0.99).apart == 0
-    assert chance.bootstrapped(0.2, drawn, 1) is None and chance.bootstrapped(math.nan, drawn, 9) is None
+    assert significance.bootstrapped(0.2, drawn, 6, level=0.99).apart == 0
+    assert significance.bootstrapped(0.2, drawn, 1) is None and significance.bootstrapped(math.nan, drawn, 9) is None
 
 
 def test_draws_without_a_score_are_left_out_while_they_are_few():
     drawn = np.linspace(-1, 1, 1000)
     drawn[:40] = math.nan
-    assert chance.bootstrapped(0.0, drawn, 100).low == pytest.approx(-0.92, abs=0.02)
+    assert significance.bootstrapped(0.0, drawn, 100).low == pytest.approx(-0.92, abs=0.02)
     drawn[:60] = math.nan
-    assert chance.bootstrapped(0.0, drawn, 100) is None
+    assert significance.bootstrapped(0.0, drawn, 100) is None
 
 
 @pytest.mark.parametrize("person", [0.0, 0.5, 1.0])
@@ -163,9 +167,11 @@ def test_intervals_of_pairs_of_people_are_as_wide_as_people_and_pairs_make_them(
         units = Units("people", of, (of + rng.integers(1, people, many)) % people)
         own = math.sqrt(person / 2) * rng.normal(size=(people, each))
         values = own[units.of] + own[units.also] + math.sqrt(1 - person) * rng.normal(size=(many, each))
-        drawn = chance.resampled(units, lambda t, v=values: dict(enumerate((t @ v / t.sum(1, keepdims=True)).T)), 600)
+        drawn = significance.resampled(
+            units, lambda t, v=values: dict(enumerate((t @ v / t.sum(1, keepdims=True)).T)), 600
+        )
         for k, mean in enumerate(values.mean(0).tolist()):
-            interval = chance.bootstrapped(mean, drawn[k], units.independent)
+            interval = significance.bootstrapped(mean, drawn[k], units.independent)
             held.append(interval.low <= 0 <= interval.high)
             said.append(drawn[k].var())
             found.append(mean)
@@ -177,7 +183,7 @@ def test_pairs_of_one_person_are_drawn_as_their_person():
     rng, of = np.random.default_rng(34), np.repeat(np.arange(40), 3)
     values = rng.normal(size=40)[of] + rng.normal(size=120)
     drawn = [
-        chance.resampled(units, lambda t: {"mean": t @ values / t.sum(1)})["mean"]
+        significance.resampled(units, lambda t: {"mean": t @ values / t.sum(1)})["mean"]
         for units in (Units("people", of), Units("people", of, of))
     ]
     assert np.std(drawn[0]) == pytest.approx(np.std(drawn[1]), rel=0.1)
@@ -185,7 +191,7 @@ def test_pairs_of_one_person_are_drawn_as_their_person():
 
 def test_what_does_not_vary_over_pairs_stays_as_it_is():
     units = Units("people", np.array([0, 1, 2]), np.array([1, 2, 0]))
-    drawn = chance.resampled(units, lambda t: {"same": np.ones(len(t)), "none": np.full(len(t), np.nan)}, 8)
+    drawn = significance.resampled(units, lambda t: {"same": np.ones(len(t)), "none": np.full(len(t), np.nan)}, 8)
     assert drawn["same"].tolist() == [1.0] * 8 and np.isnan(drawn["none"]).all()
 
 
@@ -195,7 +201,7 @@ def test_the_interval_of_a_share_near_1_is_right_as_often_as_it_says():
     rows = {"probe": np.arange(many), "label": np.arange(many), "match_score": np.zeros(many)}
     for _ in range(300):
         hit = rng.random(many) < truth
-        found, units = kept_rows.intervals(rows | {"rank": np.where(hit, 1, 2)}, {"rank_1": float(hit.mean())}, 300)
+        found, units = saved_rows.intervals(rows | {"rank": np.where(hit, 1, 2)}, {"rank_1": float(hit.mean())}, 300)
         assert 0 <= found["rank_1"].low <= hit.mean() <= found["rank_1"].high <= 1 and units == "80 people"
         held.append(found["rank_1"].low <= truth <= found["rank_1"].high)
     assert 0.93 <= np.mean(held) <= 0.97
@@ -203,31 +209,36 @@ def test_the_interval_of_a_share_near_1_is_right_as_often_as_it_says():
 
 def test_an_interval_of_log_odds_holds_a_share_of_0_or_1():
     for share in (0.0, 0.3, 0.99, 1.0):
-        odds = float(chance.log_odds(share, 50))
-        found = chance.from_log_odds(Interval(odds, odds - 2, odds + 2), share)
+        odds = float(significance.log_odds(share, 50))
+        found = significance.from_log_odds(Interval(odds, odds - 2, odds + 2), share)
         assert 0 <= found.low <= share <= found.high <= 1 and found.high - found.low > 0.01
-    assert np.isnan(chance.log_odds(np.array([math.nan]), 50)).all()
+    assert np.isnan(significance.log_odds(np.array([math.nan]), 50)).all()
 
 
 def test_welch_is_that_of_scipy():
     rng = np.random.default_rng(3)
     for sizes in ((2, 2), (5, 3), (4, 9)):
         one, other = rng.normal(0.8, 0.01, sizes[0]), rng.normal(0.82, 0.03, sizes[1])
-        found = chance.welch(one.tolist(), other.tolist(), 0.9)
+        found = significance.welch(one.tolist(), other.tolist(), 0.9)
         expected = stats.ttest_ind(other, one, equal_var=False).confidence_interval(0.9)
         assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
         assert found.difference == pytest.approx(other.mean() - one.mean())
-    assert chance.welch([0.5], [0.6, 0.7]) is None and chance.welch([0.5, math.nan], [0.6, 0.7]) is None
-    same = chance.welch([0.5, 0.5], [0.6, 0.6])
+    assert significance.welch([0.5], [0.6, 0.7]) is None and significance.welch([0.5, math.nan], [0.6, 0.7]) is None
+    same = significance.welch([0.5, 0.5], [0.6, 0.6])
     assert same.low == same.high == pytest.approx(0.1) and same.apart == 0
 
 
 def test_a_verdict_needs_every_interval_on_one_side():
     up, down, around = Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1), Interval(0.0, -0.1, 0.1)
-    assert chance.verdict([up]) == chance.verdict([up, up]) == chance.verdict([down], lower_is_better=True) == "better"
-    assert chance.verdict([down]) == chance.verdict([up], lower_is_better=True) == "worse"
+    assert (
+        significance.verdict([up])
+        == significance.verdict([up, up])
+        == significance.verdict([down], lower_is_better=True)
+        == "better"
+    )
+    assert significance.verdict([down]) == significance.verdict([up], lower_is_better=True) == "worse"
     for undecided in ([], [around], [up, around], [up, down], [Interval(0.0, 0.0, 0.0)]):
-        assert chance.verdict(undecided) == chance.verdict(undecided, lower_is_better=True) == "not decided"
+        assert significance.verdict(undecided) == significance.verdict(undecided, lower_is_better=True) == "not decided"
 
 
 # ---- Scores of what is drawn -----------------------------------------------------------------------------------------
@@ -237,17 +248,17 @@ def kept(scores, tmp_path) -> dict[str, np.ndarray]:
     """Rows as they come back from the file of a run."""
     _write_table(tmp_path / "rows.parquet", scores.rows)
     table = parquet.read_table(tmp_path / "rows.parquet")
-    return {name: kept_rows._column(table[name]) for name in table.column_names}
+    return {name: saved_rows._column(table[name]) for name in table.column_names}
 
 
-def check(rows: dict, module: str, logged: dict, names: set[str]) -> resampling.Kind:
+def check(rows: dict, module: str, logged: dict, names: set[str]) -> bootstrap.Kind:
     """That these rows are known as what they are, and all of them once score what was logged."""
-    kind = resampling.kind(rows)
+    kind = bootstrap.kind(rows)
     assert kind.module == module
     whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
     for name in names:
         assert whole[name][0] == pytest.approx(logged[name], rel=1e-9), name
-    assert resampling.differing(rows, rows) == ""
+    assert bootstrap.differing(rows, rows) == ""
     return kind
 
 
@@ -281,11 +292,11 @@ def test_pictures_of_a_group_are_drawn_together(tmp_path):
     label, group = rng.integers(0, 3, 40), rng.integers(4, 11, 40)
     scores = score_classes(rng.normal(size=(40, 3)), Classes(label, ("a", "b", "c"), group=group))
     rows = kept(scores, tmp_path)
-    units = resampling.kind(rows).units(rows)
+    units = bootstrap.kind(rows).units(rows)
     assert str(units) == f"{len(set(group.tolist()))} groups"
     assert {(a == b) for a, b in zip(group[1:] == group[:-1], units.of[1:] == units.of[:-1], strict=True)} == {True}
     other = rows | {"group": rows["group"][::-1]}
-    assert resampling.differing(rows, other) == "their rows differ in 'group'"
+    assert bootstrap.differing(rows, other) == "their rows differ in 'group'"
 
 
 def pairs(rng, many: int = 120) -> tuple[np.ndarray, Pairs]:
@@ -327,7 +338,7 @@ def test_who_a_person_is_the_same_pairs_say():
         "distance": np.zeros(7),
         "fold": np.zeros(7, int),
     }
-    units = resampling.kind(rows).units(rows)
+    units = bootstrap.kind(rows).units(rows)
     groups = {frozenset(np.flatnonzero(units.of == k).tolist()) for k in set(units.of.tolist())}
     assert groups == {frozenset({0, 1, 4}), frozenset({2, 5}), frozenset({3}), frozenset({6})}
     assert (units.of == units.also).tolist() == rows["same"].tolist() and units.count == 4
@@ -382,7 +393,7 @@ def test_searches_are_means_over_groups_of_lists_of_trials(by_person, tmp_path):
     )
     scores = score_search(features, protocol, lambda x, there: x.sum(1))
     rows = kept(scores, tmp_path)
-    kind = check(rows, "search", scores.metrics, set(scores.metrics) - {"unmatched"})
+    kind = check(rows, "reid", scores.metrics, set(scores.metrics) - {"unmatched"})
     assert kind.units(rows).count == 12
     drawn = rng.integers(0, 3, 12)
     often = drawn[rows["person"]]
@@ -425,7 +436,7 @@ def test_volumes_are_scored_as_cases_that_are_there_several_times(tmp_path):
     scores = score_segmentation(found, Segmentation(tuple(ids), tuple(patients), names, "whole"))
     rows = kept(scores, tmp_path)
     asked = {m for m in scores.metrics if m not in ("missed", "invented", "cases", "dice_mean_low", "dice_mean_high")}
-    kind = check(rows, "segmentation", scores.metrics, asked)
+    kind = check(rows, "segmentation_3d", scores.metrics, asked)
     units = kind.units(rows)
     assert units.count == 5 and len(asked) == 18
     often = some_times(9)
@@ -436,8 +447,8 @@ def test_volumes_are_scored_as_cases_that_are_there_several_times(tmp_path):
     got = kind.resampled(rows, often[None].astype(float))
     assert {name: got[name][0] for name in asked} == pytest.approx({name: again[name] for name in asked})
     # The interval that the run itself logs is of the same draws.
-    drawn = kind.resampled(rows, all_times(units, segmentation.RESAMPLES))["dice_mean"]
-    assert drawn == pytest.approx(segmentation.bootstrap(found["dice"].numpy(), patients)[0])
+    drawn = kind.resampled(rows, all_times(units, segmentation_3d.RESAMPLES))["dice_mean"]
+    assert drawn == pytest.approx(segmentation_3d.bootstrap(found["dice"].numpy(), patients)[0])
 
 
 def test_scenes_are_scored_as_pictures_that_are_there_several_times(tmp_path):
@@ -455,7 +466,7 @@ def test_scenes_are_scored_as_pictures_that_are_there_several_times(tmp_path):
 
     scores = scored(np.arange(7))
     rows = kept(scores, tmp_path)
-    kind = check(rows, "scenes", scores.metrics, asked)
+    kind = check(rows, "segmentation_2d", scores.metrics, asked)
     often = some_times(7)
     again = scored(np.repeat(np.arange(7), often)).metrics
     got = kind.resampled(rows, often[None].astype(float))
@@ -464,50 +475,50 @@ def test_scenes_are_scored_as_pictures_that_are_there_several_times(tmp_path):
     whole = kind.resampled(rows, np.ones((1, 7)))
     classes = {f"{start}.{name}" for start in ("iou", "boundary_f") for name in "abcd"}
     assert classes == {name for name in scores.metrics if "." in name}
-    by_name = resampling.named(got, whole, list(scores.metrics))
+    by_name = bootstrap.named(got, whole, list(scores.metrics))
     assert {name: by_name[name][0] for name in classes} == pytest.approx({name: again[name] for name in classes})
-    assert resampling.named(got, whole, ["iou.a", "iou.b"]).keys() == asked, "too few to tell which is which"
+    assert bootstrap.named(got, whole, ["iou.a", "iou.b"]).keys() == asked, "too few to tell which is which"
 
 
 def test_rows_of_a_task_of_ones_own_have_the_means_of_their_columns():
     rows = {"patient": np.array(["a", "a", "b"], object), "score": np.array([1.0, 3.0, 5.0]), "vector": np.ones((3, 2))}
-    kind = resampling.kind(rows)
+    kind = bootstrap.kind(rows)
     assert kind.units(rows).of.tolist() == [0, 0, 1] and str(kind.units(rows)) == "2 patients"
     assert kind.resampled(rows, np.array([[1.0, 1.0, 2.0]])) == {"score": pytest.approx([3.5])}
     assert (
-        resampling.kind({"label": 0, "prediction": 0, "confidence": 0, "probability": 0, "outlier_distance": 0}) == kind
+        bootstrap.kind({"label": 0, "prediction": 0, "confidence": 0, "probability": 0, "outlier_distance": 0}) == kind
     )
 
 
 def test_rows_of_other_samples_are_told():
     rng = np.random.default_rng(12)
     first, second = (score_pairs(*pairs(rng)).rows for _ in range(2))
-    assert resampling.differing(first, second) == "their rows differ in 'first'"
+    assert bootstrap.differing(first, second) == "their rows differ in 'first'"
     short = {name: column[:-1] for name, column in first.items()}
-    assert resampling.differing(first, short) == "120 rows against 119"
-    assert resampling.differing(first, {"hit": np.ones(120)}) == "they were scored in different ways"
+    assert bootstrap.differing(first, short) == "120 rows against 119"
+    assert bootstrap.differing(first, {"hit": np.ones(120)}) == "they were scored in different ways"
     better = first | {"distance": first["distance"] / 2}
-    assert resampling.differing(first, better) == "", "what came out may differ"
+    assert bootstrap.differing(first, better) == "", "what came out may differ"
 
 
 def test_what_is_better_is_known_of_every_score():
     for less in ("nll", "ece", "eer", "hd95_mean_mm", "hd95_mm.sr", "asd_mm.lr", "volume_error_mm3.sr", "invented"):
-        assert resampling.lower_is_better(less), less
+        assert bootstrap.lower_is_better(less), less
     for more in ("top1", "dice.nll", "miou", "tar_at_far_1e-3", "rgb.map", "nsd_mean", "boundary_f", "minp"):
-        assert not resampling.lower_is_better(more) and resampling.is_score(more), more
+        assert not bootstrap.lower_is_better(more) and bootstrap.is_score(more), more
     for none in ("threshold", "accuracy_std", "dice_mean_low", "val_at_far_1e-3_far", "xnorm", "cases", "unmatched"):
-        assert not resampling.is_score(none), none
+        assert not bootstrap.is_score(none), none
 
 
 def test_scores_of_one_scale_are_known_by_their_names():
     shares = ("top1", "tar_at_far_1e-3", "nir.map", "nir_text.rank_1", "dice_mean", "dice.nll", "iou.road", "miou")
-    assert {resampling.scale(metric) for metric in (*shares, "boundary_f", "f1_macro", "auc", "ece")} == {"share"}
-    assert [resampling.scale(metric) for metric in ("hd95_mm", "asd_mm.sr", "volume_error_mm3.sr")] == [
+    assert {bootstrap.scale(metric) for metric in (*shares, "boundary_f", "f1_macro", "auc", "ece")} == {"share"}
+    assert [bootstrap.scale(metric) for metric in ("hd95_mm", "asd_mm.sr", "volume_error_mm3.sr")] == [
         "mm",
         "mm",
         "mm3",
     ]
-    assert resampling.scale("nll") == "nll" and resampling.scale("hit") == "hit" and not resampling.is_share("loss")
+    assert bootstrap.scale("nll") == "nll" and bootstrap.scale("hit") == "hit" and not bootstrap.is_share("loss")
 
 
 # ---- How often intervals are right: simulated test sets of which the truth is known ----------------------------------
@@ -522,14 +533,14 @@ def test_cases_of_a_patient_are_drawn_together_or_the_interval_is_too_narrow():
         units = Units(word, of)
         often = all_times(units, 1000)
         drawn = often @ gaps / often.sum(1, keepdims=True)
-        found = [chance.bootstrapped(float(gaps[:, k].mean()), drawn[:, k], units.count) for k in range(sets)]
+        found = [significance.bootstrapped(float(gaps[:, k].mean()), drawn[:, k], units.count) for k in range(sets)]
         held[word] = np.mean([interval.low <= 0 <= interval.high for interval in found])
     assert 0.91 <= held["patients"] <= 0.97 and held["cases"] < 0.85
 
 
 def judged(rows: list[dict], draws: int) -> dict[str, int]:
     """On which side of 0 the intervals of the differences between two networks lie, by metric."""
-    kind, size = resampling.kind(rows[0]), len(next(iter(rows[0].values())))
+    kind, size = bootstrap.kind(rows[0]), len(next(iter(rows[0].values())))
     units = kind.units(rows[0])
 
     def gaps(times: np.ndarray) -> dict[str, np.ndarray]:
@@ -537,8 +548,8 @@ def judged(rows: list[dict], draws: int) -> dict[str, int]:
         return {name: other[name] - one[name] for name, values in one.items() if values.ndim == 1}
 
     whole = gaps(np.ones((1, size)))
-    drawn = chance.resampled(units, gaps, draws)
-    found = {name: chance.bootstrapped(float(whole[name][0]), drawn[name], units.independent) for name in drawn}
+    drawn = significance.resampled(units, gaps, draws)
+    found = {name: significance.bootstrapped(float(whole[name][0]), drawn[name], units.independent) for name in drawn}
     return {name: interval.apart for name, interval in found.items() if interval is not None}
 
 

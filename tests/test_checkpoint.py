@@ -23,9 +23,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from trainkit import checkpoint, live, store
-from trainkit.checkpoint import CheckpointError
+from trainkit.checkpoint import state_dict, storage
+from trainkit.checkpoint.storage import CheckpointError
 from trainkit.errors import UserError
+from trainkit.tracking import store
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,7 +49,7 @@ def contents(step: int) -> dict[str, dict[str, Tensor]]:
 
 
 def save(folder: Path, step: int, seed: int | None = None) -> Path:
-    return checkpoint.write(
+    return storage.write(
         folder,
         step,
         contents(step if seed is None else seed),
@@ -79,12 +80,12 @@ def test_every_kind_of_tensor_and_number_comes_back_bit_for_bit(tmp_path):
         "step": 12, "cursor": 2**53 + 1, "third": 1 / 3, "tiny": 5e-324, "none": None, "best": float("-inf"),
         "nested": {"z": [1, 2.5, {"ü": "größer"}], "a": True},
     }  # fmt: skip
-    path = checkpoint.write(tmp_path / "run", 12, contents(3), state, "name: ü\n")
-    loaded = checkpoint.read(path)
+    path = storage.write(tmp_path / "run", 12, contents(3), state, "name: ü\n")
+    loaded = storage.read(path)
     assert path.name == "step-000000012" and loaded.step == 12 and loaded.recipe_text == "name: ü\n"
     assert same(loaded.tensors, contents(3))
     assert loaded.state == state and list(loaded.state["nested"]) == ["z", "a"]
-    assert checkpoint.verify(path) == []
+    assert storage.verify(path) == []
     manifest = json.loads((path / "MANIFEST.json").read_text())
     for name, entry in manifest["files"].items():
         content = (path / name).read_bytes()
@@ -104,23 +105,23 @@ def test_equal_states_give_equal_files(tmp_path):
 def test_views_and_tied_tensors_are_saved_whole(tmp_path):
     table = torch.arange(12.0).reshape(3, 4)
     tensors = {"model": {"a": table, "tied": table, "turned": table.t(), "slice": table[:, 1]}}
-    loaded = checkpoint.read(checkpoint.write(tmp_path, 1, tensors, {}, "")).tensors["model"]
+    loaded = storage.read(storage.write(tmp_path, 1, tensors, {}, "")).tensors["model"]
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors["model"].items())
 
 
 @pytest.mark.parametrize(("cut", "joined"), [(8 << 20, 1 << 20), (64, 16), (7, 3), (16, 0)])
 def test_a_file_in_pieces_is_what_the_library_would_write(tmp_path, monkeypatch, cut, joined):
     """Pieces are cut and joined on their way to the disk; the library reads what it writes itself, bit for bit."""
-    monkeypatch.setattr(checkpoint, "_CHUNK", cut)
-    monkeypatch.setattr(checkpoint, "_JOINED", joined)
+    monkeypatch.setattr(storage, "_CHUNK", cut)
+    monkeypatch.setattr(storage, "_JOINED", joined)
     g = torch.Generator().manual_seed(0)
     tensors = {
         f"{str(kind).rpartition('.')[2]}.{size}": torch.randint(0, 256, (size, 3, kind.itemsize), generator=g)
         .to(torch.uint8).view(kind)
-        for kind in checkpoint._TYPES if kind != torch.bool for size in (0, 1, 5)
+        for kind in storage._TYPES if kind != torch.bool for size in (0, 1, 5)
     }  # fmt: skip
     tensors |= {"flag ü": torch.tensor([True, False, True]), "number": torch.tensor(3), "odd": torch.ones(7).half()}
-    path = checkpoint.write(tmp_path, 1, {"model": tensors, "memory": {}}, {}, "")
+    path = storage.write(tmp_path, 1, {"model": tensors, "memory": {}}, {}, "")
     content = (path / "model.safetensors").read_bytes()
     library = safetensors.torch.load(safetensors.torch.save(tensors))
     again = safetensors.torch.load(content)
@@ -134,14 +135,14 @@ def test_a_file_in_pieces_is_what_the_library_would_write(tmp_path, monkeypatch,
 
 def test_a_type_that_the_format_does_not_know_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"wide is of torch\.complex128, which a safetensors file cannot hold"):
-        checkpoint.write(tmp_path, 1, {"model": {"wide": torch.zeros(1, dtype=torch.complex128)}}, {}, "")
+        storage.write(tmp_path, 1, {"model": {"wide": torch.zeros(1, dtype=torch.complex128)}}, {}, "")
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("value", [{1: "a"}, {"a": {2}}, {"a": torch.zeros(1)}, {"a": [b"x"]}, {"step": 8}])
 def test_a_state_that_json_would_change_is_a_programming_error(tmp_path, value):
     with pytest.raises(ValueError, match=r"state"):
-        checkpoint.write(tmp_path / "run", 7, {}, value, "")
+        storage.write(tmp_path / "run", 7, {}, value, "")
     assert not (tmp_path / "run").exists()
 
 
@@ -170,7 +171,7 @@ class Faulty:
 
 def step_two_and_prune(folder: Path) -> None:
     save(folder, 2)
-    checkpoint.prune(folder, keep_last=1)
+    storage.prune(folder, keep_last=1)
 
 
 def step_one_again(folder: Path) -> None:
@@ -197,7 +198,7 @@ def calls_of(scenario: Callable, folder: Path) -> int:
     """How many calls of the system that matter a scenario makes."""
     faulty = Faulty(lambda count, name, call, *args: call())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "os", faulty)
+        patch.setattr(storage, "os", faulty)
         patch.setattr(store, "os", faulty)
         scenario(folder)
     return faulty.count
@@ -213,8 +214,8 @@ def template(folder: Path, cut_short: bool) -> Path:
 
 
 def one_of_the_two_is_whole(folder: Path) -> bool:
-    path, _ = checkpoint.newest_valid(folder)
-    return path is not None and any(same(checkpoint.read(path).tensors, contents(step)) for step in (1, 2))
+    path, _ = storage.newest_valid(folder)
+    return path is not None and any(same(storage.read(path).tensors, contents(step)) for step in (1, 2))
 
 
 # The slow two are repeated by the errors below: one that lasts leaves the disk as a kill does.
@@ -240,14 +241,14 @@ def test_killed_at_any_system_call_a_whole_checkpoint_is_left_and_cleaned_up(pro
                         call(args[0], args[1][: len(args[1]) // 2])
                     os.kill(os.getpid(), signal.SIGKILL)
 
-                checkpoint.os = store.os = Faulty(die)
+                storage.os = store.os = Faulty(die)
                 try:
                     scenario(folder)
                 finally:
                     os._exit(0)
             _, status = os.waitpid(child, 0)
             assert one_of_the_two_is_whole(folder), f"nothing whole is left after a kill at call {n}"
-            removed = checkpoint.clean(folder)
+            removed = storage.clean(folder)
             assert one_of_the_two_is_whole(folder) and not any(map(os.path.exists, removed))
             left = [name for name in os.listdir(folder) if not re.fullmatch(r"step-\d{9}", name)]
             assert left == [], f"not cleaned up after a kill at call {n}"
@@ -282,7 +283,7 @@ def test_an_error_of_any_system_call_costs_no_older_checkpoint(
 
             faulty = Faulty(fail)
             with monkeypatch.context() as patched:
-                patched.setattr(checkpoint, "os", faulty)
+                patched.setattr(storage, "os", faulty)
                 patched.setattr(store, "os", faulty)
                 try:
                     scenario(folder)
@@ -306,7 +307,7 @@ def test_an_interrupt_from_the_keyboard_leaves_no_half_checkpoint(tmp_path, monk
             raise KeyboardInterrupt
         return call()
 
-    monkeypatch.setattr(checkpoint, "os", Faulty(interrupt))
+    monkeypatch.setattr(storage, "os", Faulty(interrupt))
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     assert os.listdir(tmp_path) == ["step-000000001"]
@@ -316,9 +317,9 @@ def test_a_system_that_takes_few_bytes_at_a_time_gets_them_all(tmp_path, monkeyp
     def short(count: int, name: str, call: Callable, *args):
         return call(args[0], args[1][: max(1, len(args[1]) // 3)]) if name == "write" else call()
 
-    monkeypatch.setattr(checkpoint, "os", Faulty(short, frozenset({"write"})))
+    monkeypatch.setattr(storage, "os", Faulty(short, frozenset({"write"})))
     path = save(tmp_path, 5)
-    assert same(checkpoint.read(path).tensors, contents(5))
+    assert same(storage.read(path).tensors, contents(5))
 
 
 def test_a_disk_that_stores_other_bytes_is_found_out_at_once(tmp_path, monkeypatch):
@@ -331,7 +332,7 @@ def test_a_disk_that_stores_other_bytes_is_found_out_at_once(tmp_path, monkeypat
         return call(args[0], bytes(data))
 
     with monkeypatch.context() as patched, pytest.raises(CheckpointError, match="read back differently"):
-        patched.setattr(checkpoint, "os", Faulty(rot, frozenset({"write"})))
+        patched.setattr(storage, "os", Faulty(rot, frozenset({"write"})))
         save(tmp_path, 2)
     assert os.listdir(tmp_path) == ["step-000000001"]
 
@@ -350,7 +351,7 @@ def test_everything_is_synced_before_it_is_named_and_the_name_after(tmp_path, mo
         return result
 
     faulty = Faulty(record, frozenset({"open", "write", "fsync", "rename", "mkdir"}))
-    monkeypatch.setattr(checkpoint, "os", faulty)
+    monkeypatch.setattr(storage, "os", faulty)
     monkeypatch.setattr(store, "os", faulty)
     save(tmp_path / "run", 3)
     renamed = events.index(("rename", "step-000000003"))
@@ -366,30 +367,30 @@ def test_everything_is_synced_before_it_is_named_and_the_name_after(tmp_path, mo
 
 def test_where_the_run_was_deleted_nothing_is_made_again(tmp_path):
     with pytest.raises(CheckpointError, match="could not be written: No such file or directory"):
-        checkpoint.write(tmp_path / "deleted" / "checkpoints", 2, contents(1), {}, "")
+        storage.write(tmp_path / "deleted" / "checkpoints", 2, contents(1), {}, "")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_full_disk_is_refused_before_a_byte_is_written(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 4_400_000))
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 4_400_000))
     big = {"model": {"weight": torch.zeros(1_000_000)}}
     with pytest.raises(CheckpointError, match=r"4\.4 MB free.* needs 4\.8 MB") as caught:
-        checkpoint.write(tmp_path, 2, big, {}, "")
+        storage.write(tmp_path, 2, big, {}, "")
     assert str(tmp_path) in str(caught.value) and os.listdir(tmp_path) == ["step-000000001"]
-    assert checkpoint.write(tmp_path, 2, {"model": {"weight": torch.zeros(900_000)}}, {}, "").exists()
+    assert storage.write(tmp_path, 2, {"model": {"weight": torch.zeros(900_000)}}, {}, "").exists()
 
 
 def test_the_same_step_may_be_written_twice_and_the_later_wins(tmp_path):
     save(tmp_path, 1)
     path = save(tmp_path, 1, seed=9)
-    assert os.listdir(tmp_path) == ["step-000000001"] and same(checkpoint.read(path).tensors, contents(9))
+    assert os.listdir(tmp_path) == ["step-000000001"] and same(storage.read(path).tensors, contents(9))
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path):
     (save(tmp_path, 1) / "state.json").write_text("{}")
     save(tmp_path, 1)
-    assert os.listdir(tmp_path) == ["step-000000001"] and checkpoint.verify(tmp_path / "step-000000001") == []
+    assert os.listdir(tmp_path) == ["step-000000001"] and storage.verify(tmp_path / "step-000000001") == []
 
 
 # ------------------------------------------------------------------------------------------------ damage (C1 - C3)
@@ -402,12 +403,12 @@ def test_truncated_files_are_named_and_the_older_checkpoint_is_used(tmp_path):
         whole = file.read_bytes()
         for length in {0, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(20))}:
             file.write_bytes(whole[:length])
-            path, refused = checkpoint.newest_valid(tmp_path)
+            path, refused = storage.newest_valid(tmp_path)
             assert path == older and file.name in refused[0], f"{file.name} cut at {length}"
             with pytest.raises(CheckpointError, match=file.name):
-                checkpoint.read(newer)
+                storage.read(newer)
         file.write_bytes(whole)
-    assert checkpoint.newest_valid(tmp_path) == (newer, [])
+    assert storage.newest_valid(tmp_path) == (newer, [])
 
 
 def undetected_flips(path: Path, flips: int) -> int:
@@ -415,8 +416,8 @@ def undetected_flips(path: Path, flips: int) -> int:
     rng = random.Random(1)
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     manifest = files.pop("MANIFEST.json")
-    found = {name: (len(content), checkpoint._sha256(content)) for name, content in files.items()}
-    assert checkpoint._differences(manifest, found) == []
+    found = {name: (len(content), storage._sha256(content)) for name, content in files.items()}
+    assert storage._differences(manifest, found) == []
     everything = {**files, "MANIFEST.json": manifest}
     names = rng.choices(list(everything), [len(content) for content in everything.values()], k=flips)
     undetected = 0
@@ -424,11 +425,9 @@ def undetected_flips(path: Path, flips: int) -> int:
         flipped = bytearray(everything[name])
         flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
         if name == "MANIFEST.json":
-            problems = checkpoint._differences(bytes(flipped), found)
+            problems = storage._differences(bytes(flipped), found)
         else:
-            problems = checkpoint._differences(
-                manifest, {**found, name: (len(flipped), checkpoint._sha256(bytes(flipped)))}
-            )
+            problems = storage._differences(manifest, {**found, name: (len(flipped), storage._sha256(bytes(flipped)))})
         undetected += not problems
     return undetected
 
@@ -440,7 +439,7 @@ def test_ten_thousand_flipped_bits_are_all_seen(tmp_path):
 def test_without_hashes_flipped_bits_would_go_unseen(tmp_path, monkeypatch):
     path = save(tmp_path / "a", 1)
     blind = SimpleNamespace(update=lambda content: None, hexdigest=lambda: "0" * 64)
-    monkeypatch.setattr(checkpoint, "hashlib", SimpleNamespace(sha256=lambda *content: blind))
+    monkeypatch.setattr(storage, "hashlib", SimpleNamespace(sha256=lambda *content: blind))
     path = save(tmp_path / "b", 1)
     assert undetected_flips(path, 1_000) > 300, "the test above would pass without a verifier"
 
@@ -448,11 +447,11 @@ def test_without_hashes_flipped_bits_would_go_unseen(tmp_path, monkeypatch):
 def test_every_single_bit_of_a_manifest_counts(tmp_path):
     path = save(tmp_path, 1)
     manifest = (path / "MANIFEST.json").read_bytes()
-    found = {f.name: checkpoint._fingerprint(f) for f in path.iterdir() if f.name != "MANIFEST.json"}
+    found = {f.name: storage._fingerprint(f) for f in path.iterdir() if f.name != "MANIFEST.json"}
     for position in range(8 * len(manifest)):
         flipped = bytearray(manifest)
         flipped[position // 8] ^= 1 << position % 8
-        assert checkpoint._differences(bytes(flipped), found), f"bit {position}"
+        assert storage._differences(bytes(flipped), found), f"bit {position}"
 
 
 def test_flipped_bits_on_disk_stop_verify_and_read(tmp_path):
@@ -464,11 +463,11 @@ def test_flipped_bits_on_disk_stop_verify_and_read(tmp_path):
         flipped = bytearray(whole)
         flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         file.write_bytes(flipped)
-        assert checkpoint.verify(path)
+        assert storage.verify(path)
         with pytest.raises(CheckpointError, match=r"not used|newer trainkit|reads 1"):
-            checkpoint.read(path)
+            storage.read(path)
         file.write_bytes(whole)
-    assert checkpoint.verify(path) == []
+    assert storage.verify(path) == []
 
 
 def swap(path: Path, name: str) -> None:
@@ -499,7 +498,7 @@ def list_files(path: Path, **files: bytes) -> None:
     for name, content in files.items():
         (path / name).write_bytes(content)
     entries = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
-    (path / "MANIFEST.json").write_bytes(checkpoint._manifest(entries))
+    (path / "MANIFEST.json").write_bytes(storage._manifest(entries))
 
 
 DAMAGES = {
@@ -539,13 +538,13 @@ def test_a_folder_that_is_not_what_was_written_is_refused_with_the_reason(tmp_pa
     older, newer = save(tmp_path, 1), save(tmp_path, 2)
     apply, reason = DAMAGES[damage]
     apply(newer)
-    path, refused = checkpoint.newest_valid(tmp_path)
+    path, refused = storage.newest_valid(tmp_path)
     assert path == older and len(refused) == 1
     assert reason in refused[0] and str(newer) in refused[0]
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.read(newer)
+        storage.read(newer)
     assert reason in str(caught.value)
-    assert "DAMAGED" in checkpoint.describe(newer) if newer.is_dir() else True
+    assert "DAMAGED" in storage.describe(newer) if newer.is_dir() else True
 
 
 @pytest.mark.parametrize(
@@ -562,15 +561,15 @@ def test_a_damaged_tensor_file_under_a_manifest_that_agrees_is_still_a_sentence(
     path = save(tmp_path, 2)
     list_files(path, model__safetensors=header)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is no safetensors file"):
-        checkpoint.read(path)
-    assert "step-000000002" in checkpoint.describe(path)
+        storage.read(path)
+    assert "step-000000002" in storage.describe(path)
 
 
 def test_nothing_there_is_nothing_found(tmp_path):
-    assert checkpoint.newest_valid(tmp_path / "none") == (None, [])
-    assert checkpoint.verify(tmp_path / "none") == [f"{tmp_path / 'none'}: cannot be read: No such file or directory"]
+    assert storage.newest_valid(tmp_path / "none") == (None, [])
+    assert storage.verify(tmp_path / "none") == [f"{tmp_path / 'none'}: cannot be read: No such file or directory"]
     with pytest.raises(CheckpointError, match="No such file"):
-        checkpoint.read(tmp_path / "none")
+        storage.read(tmp_path / "none")
 
 
 # --------------------------------------------------------------------------------------------------- pickles (X1)
@@ -597,16 +596,16 @@ def test_pickled_files_are_refused_and_never_opened_as_pickles(tmp_path):
         for name in names:
             path = save(run, position + 1)
             (path / name).write_bytes(bomb)
-            assert f"{name}: not in the manifest" in checkpoint.verify(path)[0]
+            assert f"{name}: not in the manifest" in storage.verify(path)[0]
             with pytest.raises(CheckpointError):
-                checkpoint.read(path)
+                storage.read(path)
         for name in ("model__safetensors", "state__json", "recipe__yaml"):
             list_files(save(run, 2), **{name: bomb})
             with pytest.raises(CheckpointError):
-                checkpoint.read(run / "step-000000002")
+                storage.read(run / "step-000000002")
         for path in run.iterdir():
-            checkpoint.describe(path)
-        checkpoint.newest_valid(run), checkpoint.prune(run, 1), checkpoint.clean(run)
+            storage.describe(path)
+        storage.newest_valid(run), storage.prune(run, 1), storage.clean(run)
     assert not sentinel.exists()
     pickle.loads(payload)
     assert sentinel.exists(), "the bomb is a dud, and this test showed nothing"
@@ -622,11 +621,11 @@ def steps(folder: Path) -> list[int]:
 def test_pruning_keeps_the_last_and_the_best(tmp_path):
     for step in range(1, 9):
         save(tmp_path, step)
-    deleted = checkpoint.prune(tmp_path, keep_last=2, keep_best=[3, 8, 77])
+    deleted = storage.prune(tmp_path, keep_last=2, keep_best=[3, 8, 77])
     assert steps(tmp_path) == [3, 7, 8] and [int(path.name[5:]) for path in deleted] == [1, 2, 4, 5, 6]
     assert len(os.listdir(tmp_path)) == 3
     with pytest.raises(ValueError, match="keep_last"):
-        checkpoint.prune(tmp_path, keep_last=0)
+        storage.prune(tmp_path, keep_last=0)
 
 
 def test_pruning_does_not_count_damaged_checkpoints_as_kept(tmp_path):
@@ -634,7 +633,7 @@ def test_pruning_does_not_count_damaged_checkpoints_as_kept(tmp_path):
         save(tmp_path, step)
     (tmp_path / "step-000000005" / "model.safetensors").write_bytes(b"cut")
     (tmp_path / "step-000000002" / "MANIFEST.json").unlink()
-    checkpoint.prune(tmp_path, keep_last=2)
+    storage.prune(tmp_path, keep_last=2)
     assert steps(tmp_path) == [3, 4, 5]
 
 
@@ -644,34 +643,34 @@ def test_pruning_never_takes_the_checkpoint_written_last(tmp_path):
         path = save(tmp_path, step)
         os.utime(path / "MANIFEST.json", (step, step))
     save(tmp_path, 3)
-    checkpoint.prune(tmp_path, keep_last=2)
+    storage.prune(tmp_path, keep_last=2)
     assert steps(tmp_path) == [3, 8, 9]
-    checkpoint.drop_after(tmp_path, 3)
+    storage.drop_after(tmp_path, 3)
     assert steps(tmp_path) == [3]
 
 
 def test_newer_means_a_higher_step_beyond_nine_digits_too(tmp_path):
     for step in (999_999_999, 1_000_000_000, 5):
         save(tmp_path, step)
-    assert checkpoint.newest_valid(tmp_path)[0].name == "step-1000000000"
+    assert storage.newest_valid(tmp_path)[0].name == "step-1000000000"
 
 
 def test_cleaning_spares_the_living_and_all_that_is_not_ours(tmp_path):
     kept = save(tmp_path, 1)
-    mine = checkpoint._aside(tmp_path, "tmp", 2)
+    mine = storage._aside(tmp_path, "tmp", 2)
     recycled = tmp_path / f".tmp-2-{os.getpid()}-12345-abcdef"  # same process id, in another life
     dead = tmp_path / ".trash-2-999999999-12345-abcdef"
     foreign = [tmp_path / ".tmp-notes", tmp_path / "figures", tmp_path / ".git"]
     for folder in [mine, recycled, dead, *foreign]:
         folder.mkdir()
         (folder / "file").write_text("x")
-    assert sorted(checkpoint.clean(tmp_path)) == sorted([recycled, dead])
+    assert sorted(storage.clean(tmp_path)) == sorted([recycled, dead])
     assert all(path.exists() for path in [kept, mine, *foreign])
 
 
 def test_describe_says_what_is_inside(tmp_path):
     state = {"identity": {"recipe": "abc123"}, "best": {"val/dice": 0.7654321}, "versions": {"torch": "2.14"}}
-    text = checkpoint.describe(checkpoint.write(tmp_path, 40, contents(1), state, ""))
+    text = storage.describe(storage.write(tmp_path, 40, contents(1), state, ""))
     for part in (
         "step         40",
         "abc123",
@@ -764,9 +763,9 @@ def goes_on_with_the_same_bits(folder: Path, make: Callable, at: int) -> None:
     straight = net()
     optimizer = make(straight)
     train(straight, optimizer, 0, at)
-    tensors, scalars = live.optimizer_tensors(optimizer, live.named_parameters(straight))
-    groups = {"model": live.module_tensors(straight), "optimizer": tensors}
-    loaded = checkpoint.read(checkpoint.write(folder, at, groups, {"optimizer": scalars}, ""))
+    tensors, scalars = state_dict.optimizer_tensors(optimizer, state_dict.named_parameters(straight))
+    groups = {"model": state_dict.module_tensors(straight), "optimizer": tensors}
+    loaded = storage.read(storage.write(folder, at, groups, {"optimizer": scalars}, ""))
     train(straight, optimizer, at, 5)
 
     resumed = net(seed=1)
@@ -774,18 +773,18 @@ def goes_on_with_the_same_bits(folder: Path, make: Callable, at: int) -> None:
     for group in fresh.param_groups:
         if not isinstance(group["lr"], Tensor):
             group["lr"] = 77.0
-    live.load_module(resumed, loaded.tensors["model"], "test")
-    named = live.named_parameters(resumed)
-    live.load_optimizer(fresh, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
-    again, again_scalars = live.optimizer_tensors(fresh, named)
+    state_dict.load_module(resumed, loaded.tensors["model"], "test")
+    named = state_dict.named_parameters(resumed)
+    state_dict.load_optimizer(fresh, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
+    again, again_scalars = state_dict.optimizer_tensors(fresh, named)
     assert again_scalars == scalars and same({"o": again}, {"o": tensors})
     train(resumed, fresh, at, 5)
 
     ours, theirs = (
-        live.optimizer_tensors(o, m.named_parameters()) for o, m in [(fresh, resumed), (optimizer, straight)]
+        state_dict.optimizer_tensors(o, m.named_parameters()) for o, m in [(fresh, resumed), (optimizer, straight)]
     )
     assert ours[1] == theirs[1] and same({"o": ours[0]}, {"o": theirs[0]})
-    assert same({"m": live.module_tensors(resumed)}, {"m": live.module_tensors(straight)})
+    assert same({"m": state_dict.module_tensors(resumed)}, {"m": state_dict.module_tensors(straight)})
 
 
 @pytest.mark.parametrize("at", [0, 3])
@@ -803,9 +802,9 @@ def test_an_optimizer_of_timm_goes_on_with_the_same_bits(tmp_path, name):
 def test_optimizer_state_is_kept_by_the_names_of_parameters():
     module = net()
     optimizer = OPTIMIZERS["adamw"](module)
-    assert live.optimizer_tensors(optimizer, module.named_parameters())[0] == {}
+    assert state_dict.optimizer_tensors(optimizer, module.named_parameters())[0] == {}
     train(module, optimizer, 0, 2)
-    tensors, scalars = live.optimizer_tensors(optimizer, module.named_parameters())
+    tensors, scalars = state_dict.optimizer_tensors(optimizer, module.named_parameters())
     assert len(tensors) == 6 * 3
     for name, parameter in module.named_parameters():
         assert torch.equal(tensors[f"{name}/exp_avg"], optimizer.state[parameter]["exp_avg"])
@@ -820,8 +819,8 @@ def test_restored_moments_lie_in_memory_as_their_weights_do():
     module = net()
     optimizer = OPTIMIZERS["adamw fused"](module)
     train(module, optimizer, 0, 1)
-    saved = live.optimizer_tensors(optimizer, module.named_parameters())
-    live.load_optimizer(optimizer, module.named_parameters(), *saved)
+    saved = state_dict.optimizer_tensors(optimizer, module.named_parameters())
+    state_dict.load_optimizer(optimizer, module.named_parameters(), *saved)
     moment = optimizer.state[module.conv.weight]["exp_avg"]
     assert moment.stride() == module.conv.weight.stride() and not moment.is_contiguous()
 
@@ -831,9 +830,9 @@ def test_a_state_with_nothing_in_it_stays_so():
     module = net()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     optimizer.state[module.head.bias]["momentum_buffer"] = None
-    tensors, scalars = live.optimizer_tensors(optimizer, module.named_parameters())
+    tensors, scalars = state_dict.optimizer_tensors(optimizer, module.named_parameters())
     assert tensors == {} and scalars["state"] == {"head.bias": {"momentum_buffer": None}}
-    live.load_optimizer(optimizer, module.named_parameters(), tensors, scalars)
+    state_dict.load_optimizer(optimizer, module.named_parameters(), tensors, scalars)
     assert dict(optimizer.state) == {module.head.bias: {"momentum_buffer": None}}
 
 
@@ -841,40 +840,40 @@ def test_another_optimizer_or_network_is_refused_by_name():
     module = net()
     optimizer = OPTIMIZERS["adamw"](module)
     train(module, optimizer, 0, 1)
-    tensors, scalars = live.optimizer_tensors(optimizer, module.named_parameters())
+    tensors, scalars = state_dict.optimizer_tensors(optimizer, module.named_parameters())
     named = dict(module.named_parameters())
     with pytest.raises(UserError, match="state of AdamW; expected SGD"):
-        live.load_optimizer(OPTIMIZERS["sgd"](module), named, tensors, scalars)
+        state_dict.load_optimizer(OPTIMIZERS["sgd"](module), named, tensors, scalars)
     with pytest.raises(UserError, match=r"conv\.bias is not trained here, conv\.weight is not trained here"):
-        live.load_optimizer(torch.optim.AdamW(module.head.parameters()), named, tensors, scalars)
+        state_dict.load_optimizer(torch.optim.AdamW(module.head.parameters()), named, tensors, scalars)
     with pytest.raises(UserError, match=r"2 groups of \[2, 4\] parameters in another order; expected 1 groups"):
-        live.load_optimizer(torch.optim.AdamW(module.parameters()), named, tensors, scalars)
+        state_dict.load_optimizer(torch.optim.AdamW(module.parameters()), named, tensors, scalars)
     fewer = {name: tensor for name, tensor in tensors.items() if name != "head.bias/exp_avg"}
     with pytest.raises(UserError, match=r"head\.bias/exp_avg is missing"):
-        live.load_optimizer(optimizer, named, fewer, scalars)
+        state_dict.load_optimizer(optimizer, named, fewer, scalars)
     with pytest.raises(UserError, match="x/y belongs to nothing"):
-        live.load_optimizer(optimizer, named, tensors | {"x/y": torch.zeros(1)}, scalars)
+        state_dict.load_optimizer(optimizer, named, tensors | {"x/y": torch.zeros(1)}, scalars)
     with pytest.raises(ValueError, match="bears no name"):
-        live.optimizer_tensors(optimizer, {"conv.weight": module.conv.weight})
+        state_dict.optimizer_tensors(optimizer, {"conv.weight": module.conv.weight})
 
 
 def test_a_network_of_another_shape_lists_what_does_not_fit_and_is_left_alone():
     small, large = net(4), net(6)
-    before = live.module_tensors(large)
+    before = state_dict.module_tensors(large)
     with pytest.raises(UserError) as caught:
-        live.load_module(large, live.module_tensors(small), "step-7")
+        state_dict.load_module(large, state_dict.module_tensors(small), "step-7")
     text = str(caught.value)
     assert text.startswith("step-7: conv.bias is float32 (4,), the network has float32 (6,)")
     assert text.count(" is float32") == 7 and "head.bias" not in text
-    assert same({"m": before}, {"m": live.module_tensors(large)})
+    assert same({"m": before}, {"m": state_dict.module_tensors(large)})
     with pytest.raises(UserError, match=r"float16 \(2,\), the network has float32"):
-        live.load_module(small, {k: v.half() for k, v in live.module_tensors(small).items()}, "x")
+        state_dict.load_module(small, {k: v.half() for k, v in state_dict.module_tensors(small).items()}, "x")
     with pytest.raises(UserError, match=r"conv\.bias is missing.*new is not in the network"):
-        tensors = live.module_tensors(small)
+        tensors = state_dict.module_tensors(small)
         del tensors["conv.bias"]
-        live.load_module(small, tensors | {"new": torch.zeros(1)}, "x")
+        state_dict.load_module(small, tensors | {"new": torch.zeros(1)}, "x")
     with pytest.raises(UserError) as caught:
-        live.load_module(nn.Linear(1, 1), {f"k{i:03d}": torch.zeros(1) for i in range(100)}, "x")
+        state_dict.load_module(nn.Linear(1, 1), {f"k{i:03d}": torch.zeros(1) for i in range(100)}, "x")
     assert "and 92 more" in str(caught.value) and str(caught.value).count(" is ") == 10
 
 
@@ -888,16 +887,16 @@ class Compiled(nn.Module):
 
 def leaves_no_trace(compiled: Callable[[nn.Module], nn.Module]) -> None:
     plain, wrapped = net(), net()
-    expected = live.module_tensors(plain)
+    expected = state_dict.module_tensors(plain)
     assert "scratch" not in expected and "mask" in expected
     wrapped.head = compiled(wrapped.head)
     for module in (wrapped, compiled(wrapped), nn.DataParallel(wrapped), compiled(nn.DataParallel(wrapped))):
-        assert same({"m": live.module_tensors(module)}, {"m": expected})
-        assert list(live.named_parameters(module)) == [name for name, _ in plain.named_parameters()]
-        live.load_module(module, expected, "x")
+        assert same({"m": state_dict.module_tensors(module)}, {"m": expected})
+        assert list(state_dict.named_parameters(module)) == [name for name, _ in plain.named_parameters()]
+        state_dict.load_module(module, expected, "x")
     parallel = nn.DataParallel(wrapped)
     optimizer = torch.optim.AdamW(parallel.parameters())
-    _, scalars = live.optimizer_tensors(optimizer, parallel.named_parameters())
+    _, scalars = state_dict.optimizer_tensors(optimizer, parallel.named_parameters())
     assert scalars["groups"][0]["parameters"] == [name for name, _ in plain.named_parameters()]
 
 
@@ -912,13 +911,13 @@ def test_compiling_leaves_no_trace_in_names():
 
 def test_a_snapshot_does_not_move_with_the_network():
     module = net()
-    snapshot = live.module_tensors(module)
+    snapshot = state_dict.module_tensors(module)
     before = {name: tensor.clone() for name, tensor in snapshot.items()}
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1)
     assert same({"m": snapshot}, {"m": before})
-    assert live.module_tensors(module, keep=False) == {}
+    assert state_dict.module_tensors(module, keep=False) == {}
 
 
 SHARDED = """
@@ -926,7 +925,7 @@ import sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch import nn
-from trainkit import checkpoint, live, store
+from trainkit.checkpoint import storage as checkpoint, state_dict as live; from trainkit.tracking import store
 rank, world, folder, task = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3))
@@ -991,5 +990,5 @@ def test_sharded_training_writes_the_files_of_one_process_and_goes_on_with_the_s
     assert files("passed", 2) == files("straight", 2), "one process writes other files than two"
     assert files("back", 2) == files("straight", 2)
     assert files("straight", 2)["optimizer.safetensors"] != files("straight", 4)["optimizer.safetensors"]
-    loaded = checkpoint.read(tmp_path / "straight" / "step-000000002").tensors
+    loaded = storage.read(tmp_path / "straight" / "step-000000002").tensors
     assert loaded["model"]["0.weight"].shape == (7, 5) == loaded["optimizer"]["0.weight/exp_avg"].shape

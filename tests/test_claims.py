@@ -15,15 +15,15 @@ import torch
 from runs import PLUGIN, ROOT
 from torch import nn
 
+from trainkit.config.run_request import Order, load
+from trainkit.diagnostics.stepped_process import Block
 from trainkit.errors import UserError
-from trainkit.order import Order, load
+from trainkit.interfaces import Loss
 from trainkit.speed import claim_measurements as measurements
 from trainkit.speed import claims
 from trainkit.speed.claim_measurements import GUIDES, Bench, Cannot, Found, Guide, Inside, Shown, Switch, Unable, Whole
 from trainkit.speed.claim_table import CLAIMS, Claim
-from trainkit.speed.paced import Block
-from trainkit.store import Store
-from trainkit.task import Loss
+from trainkit.tracking.store import Store
 
 PAGE = ROOT / "docs" / "claims.md"
 NAMED = {
@@ -356,7 +356,7 @@ def test_a_switch_compares_rates_and_memory_in_their_own_direction(monkeypatch):
 
 
 def test_a_whole_training_with_fewer_evaluations_is_computed(monkeypatch):
-    from trainkit.speed.paced import Ready
+    from trainkit.diagnostics.stepped_process import Ready
 
     bench = made((0.5, 0.5), "toy", guides={"toy": Guide(title="toy", small=("toy",))}, folder=PLUGIN, plugins=("toy",))
     monkeypatch.syspath_prepend(str(PLUGIN))
@@ -483,7 +483,7 @@ def test_an_index_of_the_guides_size_takes_less_than_its_seconds():
 
 def test_the_first_recipe_whose_data_are_here_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
-    monkeypatch.setattr("trainkit.needs.gather", lambda *words: {})
+    monkeypatch.setattr("trainkit.training.dependencies.gather", lambda *words: {})
     path, why = Bench(Store.locate(), False).chosen("scenes")
     assert path.stem == "segment" and why == "camvid: its data are not here"
     with pytest.raises(Unable, match="no recipe can be trained here: camvid: its data are not here"):
@@ -498,7 +498,7 @@ def test_a_recipe_whose_teacher_is_not_trained_gives_way_to_the_teacher(tmp_path
             raise UserError("recipes/face_teacher.yaml", "has no finished run")
         return {}
 
-    monkeypatch.setattr("trainkit.needs.gather", gather)
+    monkeypatch.setattr("trainkit.training.dependencies.gather", gather)
     path, why = Bench(Store.locate(), False).chosen("faces")
     assert path.stem == "face_teacher" and why.endswith("adadistill: face_teacher.yaml has no finished run")
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from trainkit import optim, pretrained, seeding, weights
-from trainkit.blocks import validate
+from trainkit import rng
+from trainkit.checkpoint import safe_load, timm_weights
+from trainkit.config.schema import Group, LrRule, Optim
+from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.models.classifier import Network
-from trainkit.recipe import Group, LrRule, Optim
-from trainkit.task import At, Meta
+from trainkit.interfaces import At, Meta
+from trainkit.models.timm_classifier import Network
 from trainkit.tasks.classify import Classify, Mix
+from trainkit.training import optimizer
 
 CLASSES, SIDE = 5, 32
 META = Meta(CLASSES, (3, SIDE, SIDE), "toy", ("a", "b", "c", "d", "e"))
@@ -97,7 +99,7 @@ def test_the_loss_at_the_start_is_that_of_guessing():
 
 def test_a_batch_of_eight_is_learnt_by_heart():
     task, parts = made()
-    moved = optim.build(parts.learns, Optim(name="adamw", lr=2e-3))
+    moved = optimizer.build(parts.learns, Optim(name="adamw", lr=2e-3))
     shown = batch(8)
     for _ in range(60):
         loss = task.loss(parts.learns, parts, shown, at())
@@ -124,7 +126,7 @@ def test_the_embedding_is_what_the_classifier_reads(model, side):
 
 def mixed(task, seed: int, shown):
     """What the network is shown and what the target is, when the layers' generator stands at `seed`."""
-    seeding.reseed(torch.device("cpu"), seed, 0, 0, 0)
+    rng.reseed(torch.device("cpu"), seed, 0, 0, 0)
     return task._mixed(shown["image"], shown["label"])
 
 
@@ -185,7 +187,7 @@ def weights_file(tmp_path):
     torch.manual_seed(9)
     task = Classify(net=Network(**NET))
     net = task.build(Meta(7, META.shape, "other", tuple("1234567")), {}, 0).learns
-    weights.write_tensors(tmp_path / "model.safetensors", net.state_dict())
+    safe_load.write_tensors(tmp_path / "model.safetensors", net.state_dict())
     return tmp_path / "model.safetensors"
 
 
@@ -201,7 +203,7 @@ def test_a_frozen_backbone_is_not_moved_by_training(tune, expected, weights_file
     net = parts.learns.train()
     assert trained(net) == expected
     before = {name: t.clone() for name, t in net.state_dict().items()}
-    moved = optim.build(net, Optim(name="sgd", lr=0.1))
+    moved = optimizer.build(net, Optim(name="sgd", lr=0.1))
     loss = task.loss(net, parts, batch(8), at())
     loss.sum.backward()
     moved.step()
@@ -213,7 +215,7 @@ def test_a_frozen_backbone_is_not_moved_by_training(tune, expected, weights_file
 def test_what_is_not_trained_drops_nothing_and_keeps_its_statistics(tmp_path):
     torch.manual_seed(0)
     net = Classify(net=Network(model="test_resnet")).build(META, {}, 0).learns
-    weights.write_tensors(tmp_path / "m.safetensors", net.state_dict())
+    safe_load.write_tensors(tmp_path / "m.safetensors", net.state_dict())
     spec = Network(model="test_resnet", weights="m", tune="linear", drop_path=0.5)
     task = Classify(net=spec)
     parts = task.build(META, {"net": tmp_path / "m.safetensors"}, 0)
@@ -226,21 +228,21 @@ def test_what_is_not_trained_drops_nothing_and_keeps_its_statistics(tmp_path):
 
 def test_weights_of_other_classes_fill_all_but_the_classifier(weights_file):
     _, parts = made(net={"weights": "w"}, found={"net": weights_file})
-    given, own = weights.read_tensors(weights_file), parts.learns.state_dict()
+    given, own = safe_load.read_tensors(weights_file), parts.learns.state_dict()
     assert own["net.head.fc.weight"].shape == (CLASSES, given["net.head.fc.weight"].shape[1])
     assert all(torch.equal(own[name], t) for name, t in given.items() if not name.startswith("net.head.fc."))
 
 
 def test_weights_of_the_same_classes_are_taken_whole(tmp_path):
     _, parts = made(seed=3)
-    weights.write_tensors(tmp_path / "m.safetensors", parts.learns.state_dict())
+    safe_load.write_tensors(tmp_path / "m.safetensors", parts.learns.state_dict())
     _, other = made(seed=4, net={"weights": "w"}, found={"net": tmp_path / "m.safetensors"})
     assert all(torch.equal(other.learns.state_dict()[name], t) for name, t in parts.learns.state_dict().items())
 
 
 def test_weights_of_another_network_are_refused(tmp_path):
     net = Classify(net=Network(model="test_resnet")).build(META, {}, 0).learns
-    weights.write_tensors(tmp_path / "m.safetensors", net.state_dict())
+    safe_load.write_tensors(tmp_path / "m.safetensors", net.state_dict())
     with pytest.raises(UserError, match=r"m.safetensors"):
         made(net={"weights": "w"}, found={"net": tmp_path / "m.safetensors"})
 
@@ -249,7 +251,7 @@ def test_a_network_of_two_classifiers_can_be_trained_whole_and_not_in_part(tmp_p
     spec = {"model": "deit_tiny_distilled_patch16_224"}
     meta = Meta(CLASSES, (3, 32, 32), "toy", META.class_names)
     net = Classify(net=Network(**spec)).build(meta, {}, 0).learns
-    weights.write_tensors(tmp_path / "m.safetensors", net.state_dict())
+    safe_load.write_tensors(tmp_path / "m.safetensors", net.state_dict())
     with pytest.raises(UserError, match="several layers"):
         Classify(net=Network(**spec, weights="m", tune="linear")).build(meta, {"net": tmp_path / "m.safetensors"}, 0)
 
@@ -260,11 +262,11 @@ def test_a_network_of_two_classifiers_can_be_trained_whole_and_not_in_part(tmp_p
 def test_the_rate_falls_from_block_to_block_in_what_the_optimizer_does():
     _, parts = made()
     net = parts.learns
-    moved = optim.build(net, Optim(name="sgd", lr=1.0, momentum=0.0, layer_decay=0.5))
+    moved = optimizer.build(net, Optim(name="sgd", lr=1.0, momentum=0.0, layer_decay=0.5))
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
         p.grad = torch.ones_like(p)
-    optim.set_lr(moved, 0.1)  # what the loop does at each step: a schedule keeps the scales
+    optimizer.set_lr(moved, 0.1)  # what the loop does at each step: a schedule keeps the scales
     moved.step()
     step = {name: float((before[name] - p.detach()).mean()) for name, p in net.named_parameters()}
     from timm.optim import param_groups_layer_decay
@@ -279,9 +281,11 @@ def test_the_rate_falls_from_block_to_block_in_what_the_optimizer_does():
 
 def test_a_group_and_a_depth_multiply():
     _, parts = made()
-    grouped = optim.groups(parts.learns, Optim(lr=1.0, layer_decay=0.5, groups=[Group(match="*.stem.*", lr_scale=4.0)]))
+    grouped = optimizer.groups(
+        parts.learns, Optim(lr=1.0, layer_decay=0.5, groups=[Group(match="*.stem.*", lr_scale=4.0)])
+    )
     scale = {id(p): g["lr_scale"] for g in grouped for p in g["params"]}
-    depth = optim.layer_scales(parts.learns, 0.5)
+    depth = optimizer.layer_scales(parts.learns, 0.5)
     named = dict(parts.learns.named_parameters())
     assert scale[id(named["net.stem.0.weight"])] == 4 * depth["net.stem.0.weight"]
     assert scale[id(named["net.head.fc.weight"])] == 1.0
@@ -289,12 +293,12 @@ def test_a_group_and_a_depth_multiply():
 
 def test_a_network_without_an_order_of_layers_has_no_depth():
     with pytest.raises(UserError, match="layer_decay"):
-        optim.groups(nn.Linear(2, 2), Optim(lr=1.0, layer_decay=0.5))
+        optimizer.groups(nn.Linear(2, 2), Optim(lr=1.0, layer_decay=0.5))
 
 
 def test_parameters_that_their_network_excepts_do_not_decay():
     net = Classify(net=Network(model="test_vit")).build(Meta(5, (3, 160, 160), "t", META.class_names), {}, 0).learns
-    grouped = optim.groups(net, Optim(lr=1.0, weight_decay=0.05))
+    grouped = optimizer.groups(net, Optim(lr=1.0, weight_decay=0.05))
     decay = {id(p): g["weight_decay"] for g in grouped for p in g["params"]}
     named = dict(net.named_parameters())
     assert decay[id(named["net.pos_embed"])] == 0.0
@@ -307,7 +311,7 @@ def test_our_average_is_timms(tmp_path):
 
     _, parts = made()
     net = parts.learns
-    ours, theirs = optim.Average(net, 0.9), ModelEmaV3(net, decay=0.9)
+    ours, theirs = optimizer.Average(net, 0.9), ModelEmaV3(net, decay=0.9)
     for step in range(1000, 1005):
         with torch.no_grad():
             for p in net.parameters():
@@ -324,9 +328,9 @@ def test_our_average_is_timms(tmp_path):
 @pytest.mark.parametrize("rule, expected", [("linear", 4e-3), ("sqrt", 1e-3)])
 def test_the_rate_follows_the_batch_by_the_stated_rule(rule, expected):
     ruled = Optim(lr=2.5e-4, lr_rule=LrRule(name=rule, batch_size=256))
-    assert optim.rate(ruled, 4096) == pytest.approx(expected)
-    assert optim.rate(ruled, 256) == 2.5e-4
-    assert optim.rate(Optim(lr=2.5e-4), 4096) == 2.5e-4
+    assert optimizer.rate(ruled, 4096) == pytest.approx(expected)
+    assert optimizer.rate(ruled, 256) == 2.5e-4
+    assert optimizer.rate(Optim(lr=2.5e-4), 4096) == 2.5e-4
 
 
 # What is refused
@@ -376,7 +380,7 @@ def test_a_parameter_without_a_gradient_ends_the_run():
     net = nn.ModuleDict({"used": nn.Linear(2, 2), "dead": nn.Linear(2, 2)})
     net["used"](torch.ones(1, 2)).sum().backward()
     with pytest.raises(UserError, match=r"2 parameters get no gradient: dead.weight, dead.bias"):
-        optim.refuse_idle(dict(net.named_parameters()))
+        optimizer.refuse_idle(dict(net.named_parameters()))
 
 
 # Pretrained weights
@@ -391,8 +395,8 @@ def test_pretrained_weights_are_asked_for_by_their_tag():
 def test_pretrained_weights_that_are_not_here_end_the_run_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="trainkit fetch"):
-        pretrained.find("timm:convnext_atto.d2_in1k")
-    assert not pretrained.is_here("timm:convnext_atto.d2_in1k")
+        timm_weights.find("timm:convnext_atto.d2_in1k")
+    assert not timm_weights.is_here("timm:convnext_atto.d2_in1k")
 
 
 def test_pretrained_weights_that_were_fetched_are_found_without_a_network(tmp_path, monkeypatch):
@@ -402,14 +406,14 @@ def test_pretrained_weights_that_were_fetched_are_found_without_a_network(tmp_pa
     (cached / "refs" / "main").write_text("0" * 40)
     file = cached / "snapshots" / ("0" * 40) / "model.safetensors"
     file.parent.mkdir(parents=True)
-    weights.write_tensors(file, {"stem.0.weight": torch.zeros(2)})
+    safe_load.write_tensors(file, {"stem.0.weight": torch.zeros(2)})
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert pretrained.find("timm:convnext_atto.d2_in1k") == file
+    assert timm_weights.find("timm:convnext_atto.d2_in1k") == file
 
 
 def test_a_tag_that_does_not_exist_is_refused_with_the_nearest_names():
     with pytest.raises(UserError, match=r"convnext_atto.d2_in1k"):
-        pretrained.is_here("timm:convnext_atto.d2_in1")
+        timm_weights.is_here("timm:convnext_atto.d2_in1")
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,20 @@ from click.testing import CliRunner
 from PIL import Image
 from runs import PLUGIN, ROOT, TOY, newest, run
 
-from trainkit import checkpoint, cli, config, copying, errors, launcher
-from trainkit.store import Store
-from trainkit.verbs import training
+from trainkit import errors
+from trainkit.autoconfig import new_recipe
+from trainkit.checkpoint import storage
+from trainkit.cli import main, train
+from trainkit.config import loader
+from trainkit.environment import process
+from trainkit.tracking.store import Store
 
 HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
 
 
 def ask(*words: str, code: int = 0) -> str:
     """What a command says on both streams; it must end with this code and without a traceback."""
-    result = CliRunner().invoke(cli.main, list(words), catch_exceptions=False)
+    result = CliRunner().invoke(main.main, list(words), catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output if code else result.stdout
 
@@ -55,7 +59,7 @@ def people(root: Path, size: int = 16) -> Path:
 
 def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
     code = (
-        "import sys; from trainkit.cli import main\n"
+        "import sys; from trainkit.cli.main import main\n"
         "try: main(['--help'])\n"
         "finally: print('loaded', *sorted({name.split('.')[0] for name in sys.modules}))"
     )
@@ -73,7 +77,7 @@ def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
 def test_checking_any_recipe_imports_torch_and_nothing_that_is_slow():
     slow = "torch._dynamo torch._inductor sympy mlflow accelerate matplotlib timm torchvision datasets sklearn scipy"
     code = (
-        "import sys; from pathlib import Path; from trainkit import config\n"
+        "import sys; from pathlib import Path; from trainkit.config import loader as config\n"
         "for recipe in Path('recipes').glob('*.yaml'): config.load(recipe)\n"
         "print(*sys.modules)"
     )
@@ -139,7 +143,7 @@ def test_without_words_there_is_help_and_exit_code_2():
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):
-    code = """from trainkit.cli import click, main
+    code = """from trainkit.cli.main import click, main
 @main.command()
 def flood():
     while True:
@@ -173,7 +177,7 @@ def test_names_that_others_chose_order_a_terminal_nothing(tmp_path, caplog, monk
 
         def call(words=words):
             with pytest.raises(SystemExit):
-                cli.main(words)
+                main.main(words)
 
         said = printed(call)
         assert r"\x1b]0;owned\x07" in said and not set(ORDERS) & set("\x1b\x07\r\x7f\x9b\u202e") & set(said), words
@@ -200,7 +204,7 @@ def test_warnings_of_libraries_order_a_terminal_nothing_and_show_no_secret():
     """As of a class that has a sign which is in no font, or of a file in whose name such a sign stands."""
     code = f"""import warnings, matplotlib
 from trainkit.redact import hide_in_logs
-from trainkit.report.figures import blank, save
+from trainkit.plots.curves import blank, save
 hide_in_logs()
 hide_in_logs()
 warnings.warn({f"file {ORDERS}.png"!r})
@@ -217,7 +221,7 @@ save(figure, "/dev/null", format="png")"""
 
 def test_nothing_prints_past_that():
     own = [file for file in (ROOT / "trainkit").rglob("*.py") if "click.echo(" in file.read_text(encoding="utf-8")]
-    assert own == [ROOT / "trainkit" / "command.py"]
+    assert own == [ROOT / "trainkit" / "cli" / "options.py"]
 
 
 # Recipes
@@ -234,7 +238,7 @@ def test_show_of_a_recipe_is_its_header_and_all_its_values(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     text = ask("show", "face_teacher")
     assert text.startswith((ROOT / "recipes" / "face_teacher.yaml").read_text().split("name:")[0])
-    assert text.endswith(config.dump(config.load(ROOT / "recipes" / "face_teacher.yaml")))
+    assert text.endswith(loader.dump(loader.load(ROOT / "recipes" / "face_teacher.yaml")))
     assert ask("show", "recipes/face_teacher.yaml") == ask("show", "face_teacher.yaml") == text
     monkeypatch.syspath_prepend(str(PLUGIN))
     assert ask("show", str(TOY), "--plugin", "toy").startswith("name: toy\n")
@@ -262,14 +266,14 @@ def test_check_prints_the_resolved_recipe_and_what_is_not_there_without_failing(
 )
 def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(process, "stop_flag", process.Stop)
     shutil.copy(ROOT / "recipes" / "convnext.yaml", "mine.yaml")
-    done = CliRunner().invoke(cli.main, words, catch_exceptions=False)
+    done = CliRunner().invoke(main.main, words, catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "valid: mine.yaml\n") and done.output.endswith(done.stderr)
     Path("printed.yaml").write_text(done.stdout)
-    assert config.load(Path("printed.yaml")).name == "convnext", "what it prints is a recipe"
-    done = CliRunner().invoke(cli.main, [*words, "optim.lrr=1"], catch_exceptions=False)
+    assert loader.load(Path("printed.yaml")).name == "convnext", "what it prints is a recipe"
+    done = CliRunner().invoke(main.main, [*words, "optim.lrr=1"], catch_exceptions=False)
     assert done.exit_code == 2 and "valid: " not in done.output
 
 
@@ -285,9 +289,13 @@ def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     said = ask("cp", "face_teacher", "mine.yaml")
     text = Path("mine.yaml").read_text()
-    assert said.startswith(f"mine.yaml: change the {text.count(copying.MARK)} lines marked with {copying.MARK!r}, ")
+    assert said.startswith(
+        f"mine.yaml: change the {text.count(new_recipe.MARK)} lines marked with {new_recipe.MARK!r}, "
+    )
     resolved, *explained = ask("check", "mine.yaml").partition("# to decide")
-    assert resolved == ask("check", "face_teacher") and len("".join(explained).splitlines()) == text.count(copying.MARK)
+    assert resolved == ask("check", "face_teacher") and len("".join(explained).splitlines()) == text.count(
+        new_recipe.MARK
+    )
     assert "already exists" in ask("cp", "face_teacher", "mine.yaml", code=2) and Path("mine.yaml").read_text() == text
 
 
@@ -361,7 +369,7 @@ def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
     assert not set("[{'") & set(text), "no Python repr"
     (path,) = ran.folder.checkpoints.glob("step-*4")
     shown = ask("show", str(path))
-    assert shown.strip() == checkpoint.describe(path) and shown in text
+    assert shown.strip() == storage.describe(path) and shown in text
     assert ask("show", "toy-s0") == ask("show", facts["run_id"]) == ask("show", str(ran.folder.path)) == text
     assert Store.locate().find("toy").info().status == "FINISHED", "looking changed nothing"
     damaged = path / "model.safetensors"
@@ -374,7 +382,7 @@ def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
 
 def test_the_command_works_uninstalled_and_from_any_folder(tmp_path):
     file = ROOT / "trainkit" / "run.py"
-    expected = config.dump(config.load(ROOT / "recipes" / "adadistill.yaml", ["optim.lr=0.5"]))
+    expected = loader.dump(loader.load(ROOT / "recipes" / "adadistill.yaml", ["optim.lr=0.5"]))
     done = command(str(file), "recipes/adadistill.yaml", "optim.lr=0.5", "--check", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -385,7 +393,7 @@ def test_the_first_line_names_the_recipe_before_torch_is_loaded_on_rank_0_alone(
     (tmp_path / "torch.py").write_text(
         "import os, sys\nprint('torch is loaded', file=sys.stderr, flush=True)\nos._exit(9)\n"
     )
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from trainkit import cli"
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from trainkit.cli import main as cli"
     words = ("-c", f"{code}; cli.main()", verb, "adadistill", "train.length=1 epochs")
     done = command(*words, cwd=tmp_path, RANK=rank, WORLD_SIZE="2")
     first = ["adadistill: starting; loading torch and accelerate"] * (rank == "0")
@@ -394,9 +402,11 @@ def test_the_first_line_names_the_recipe_before_torch_is_loaded_on_rank_0_alone(
 
 def test_the_command_reads_its_words_in_any_order(monkeypatch):
     orders = []
-    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
-    monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping, began: orders.append(order) or 143)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(process, "stop_flag", process.Stop)
+    monkeypatch.setattr(
+        "trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 143
+    )
     asked = (
         ["x.yaml", "--resume"],
         ["x.yaml", "a=1", "--resume", "name", "b=2"],
@@ -404,9 +414,9 @@ def test_the_command_reads_its_words_in_any_order(monkeypatch):
         ["x.yaml", "a=1", "--resume", "b=2", "c=3"],
     )
     for words in asked:
-        assert CliRunner().invoke(training.run, words).exit_code == 143
-    done = CliRunner().invoke(training.run, ["adadistill", "--check"])
-    assert done.stdout == config.dump(config.load(ROOT / "recipes" / "adadistill.yaml"))
+        assert CliRunner().invoke(train.run, words).exit_code == 143
+    done = CliRunner().invoke(train.run, ["adadistill", "--check"])
+    assert done.stdout == loader.dump(loader.load(ROOT / "recipes" / "adadistill.yaml"))
     assert [(str(o.path), o.resume, tuple(o.overrides), tuple(o.plugins)) for o in orders] == [
         ("x.yaml", "", (), ()),
         ("x.yaml", "name", ("a=1", "b=2"), ()),

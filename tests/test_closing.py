@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainkit.journal import Journal
-from trainkit.report import closing
+from trainkit.analysis import run_summary
+from trainkit.tracking.journal import Journal
 
 SCORES = {"dice_mean": 0.81234, "hd95_mean_mm": 4.5, "missed": 3.0, "volume_error_mean_mm3": 558.4925, "cases": 12.0}
 ORGANS = {"dice.sr": 0.9, "dice.on": 0.25, "hd95_mm.sr": 1.5, "hd95_mm.on": 30.0}
@@ -32,7 +32,7 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
     outcome = SimpleNamespace(
         status="FINISHED", step=100, speed=SPEED, verdict="3.6 samples/s.\nIt waited.\n  untested: x"
     )
-    return closing.table(run, outcome, SimpleNamespace(shown="sqlite:///x.db")).splitlines()
+    return run_summary.table(run, outcome, SimpleNamespace(shown="sqlite:///x.db")).splitlines()
 
 
 def test_the_last_and_best_scores_are_told_and_those_of_each_class_of_the_set_that_counts(tmp_path):
@@ -60,9 +60,9 @@ def test_without_a_best_score_every_set_shows_its_classes(tmp_path):
 
 
 def test_of_many_classes_the_first_twelve_are_shown():
-    whole, kind, classes = closing.split(["dice_mean", *(f"dice.o{k}" for k in range(20)), "iou.o1", "iou_mean"])
+    whole, kind, classes = run_summary.split(["dice_mean", *(f"dice.o{k}" for k in range(20)), "iou.o1", "iou_mean"])
     assert whole == ["dice_mean", "iou_mean"] and kind == "dice" and classes == [f"dice.o{k}" for k in range(12)]
-    assert closing.split(["accuracy", "auc"]) == (["accuracy", "auc"], "", [])
+    assert run_summary.split(["accuracy", "auc"]) == (["accuracy", "auc"], "", [])
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_of_many_classes_the_first_twelve_are_shown():
     ],
 )
 def test_numbers_have_as_many_digits_as_they_need(values, words):
-    assert closing.numbers(values) == words
+    assert run_summary.numbers(values) == words

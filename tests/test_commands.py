@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner
 from runs import PLUGIN, ROOT, TOY
 
-from trainkit import cli, launcher
+from trainkit.cli import main, train
+from trainkit.environment import process
 from trainkit.errors import UserError
-from trainkit.verbs import training
 
 CODES = {0, 1, 2, 130, 143}
 """Of docs/running.md: done; refused by `promote`; a mistake of the user's; interrupted; told to stop."""
 
 
-def verbs(group=cli.main, before=()):
+def verbs(group=main.main, before=()):
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from verbs(command, (*before, name))
@@ -90,15 +90,17 @@ def idle(monkeypatch, tmp_path, store):
     """Nothing trains, listens, downloads or measures; what comes before is done."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(PLUGIN))
-    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", lambda: Never())
-    from trainkit import launch, ui
-    from trainkit.speed import ceilings, claims, ladder, preflight, syncs
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(process, "stop_flag", lambda: Never())
+    from trainkit.diagnostics import benchmark, preflight, sync_audit, throughput_limits
+    from trainkit.experiments import launch
+    from trainkit.speed import claims
+    from trainkit.tracking import ui
 
     monkeypatch.setattr(launch, "launch", lambda order, stopping, began: 0)
     monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None: None)
-    for module in (ceilings, claims, ladder, preflight, syncs):
-        answer = [] if module in (ceilings, syncs) else 0
+    for module in (throughput_limits, claims, benchmark, preflight, sync_audit):
+        answer = [] if module in (throughput_limits, sync_audit) else 0
         monkeypatch.setattr(module, "command", lambda *words, answer=answer, **more: answer)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
@@ -111,7 +113,7 @@ def test_any_words_in_any_environment_end_in_a_sentence(promise, idle):
     ):
         with promise.trial(seed):
             verb, words, environment = drawn(random.Random(f"words {seed}"))
-            done = CliRunner().invoke(cli.main, [*verb, *words], env=environment)
+            done = CliRunner().invoke(main.main, [*verb, *words], env=environment)
             shown = f"{environment} trainkit {' '.join(verb)} {words}\n{done.output}"
             assert done.exit_code in CODES, shown
             assert "Traceback" not in done.output, shown
@@ -121,7 +123,7 @@ def test_any_words_in_any_environment_end_in_a_sentence(promise, idle):
 
 @pytest.mark.parametrize("words", [["sync"], ["cp", "a", "b"], ["relocate"], ["data", "info", "x" * 5000]])
 def test_a_name_that_no_disk_can_hold_is_said_to_be_too_long(idle, words):
-    done = CliRunner().invoke(cli.main, words, env={"TRAINKIT_STORE": "x" * 300})
+    done = CliRunner().invoke(main.main, words, env={"TRAINKIT_STORE": "x" * 300})
     assert done.exit_code == 2 and done.output.startswith("error: ")
     assert "File name too long; give a shorter one" in done.output
 
@@ -130,14 +132,14 @@ def test_any_words_for_the_command_behind_the_launcher(promise, idle):
     for seed in promise.trials("F3", "any words after run.py end with a documented code", few=40, many=5_000):
         with promise.trial(seed):
             _, words, environment = drawn(random.Random(f"run {seed}"))
-            done = CliRunner().invoke(training.run, words, env=environment)
+            done = CliRunner().invoke(train.run, words, env=environment)
             assert done.exit_code in CODES and "Traceback" not in done.output, f"{environment} {words}\n{done.output}"
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"])
 @pytest.mark.parametrize("word", ["", "two", "-1", "1e3", "1.0", " 1", "0x2", "9" * 30, "\u0662"])
 def test_what_a_launcher_should_have_set_is_a_number(idle, name, word):
-    done = CliRunner().invoke(training.run, [str(TOY), "--plugin", "toy"], env={name: word})
+    done = CliRunner().invoke(train.run, [str(TOY), "--plugin", "toy"], env={name: word})
     assert done.exit_code == 2 and done.output.startswith(("error: ", "[process")) and f"{name}: " in done.output
 
 
@@ -146,13 +148,13 @@ def test_numbers_of_a_launcher_fit_each_other(monkeypatch):
         monkeypatch.setenv("WORLD_SIZE", size)
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(UserError, match="more processes than the number of this one"):
-            launcher.check_variables()
+            process.check_variables()
     monkeypatch.setenv("WORLD_SIZE", "6")
-    launcher.check_variables()
+    process.check_variables()
     monkeypatch.delenv("RANK")
-    launcher.check_variables()
+    process.check_variables()
     monkeypatch.delenv("WORLD_SIZE")
-    launcher.check_variables()
+    process.check_variables()
 
 
 def test_the_codes_are_those_of_the_page():
@@ -161,6 +163,6 @@ def test_the_codes_are_those_of_the_page():
 
 
 def test_a_traceback_would_be_seen(idle, monkeypatch):
-    monkeypatch.setattr("trainkit.verbs.recipes.shipped_recipes", lambda: Path(1))
-    done = CliRunner().invoke(cli.main, ["ls"])
+    monkeypatch.setattr("trainkit.cli.recipes.shipped_recipes", lambda: Path(1))
+    done = CliRunner().invoke(main.main, ["ls"])
     assert done.exit_code == 1 and "Traceback" in done.output

@@ -22,17 +22,19 @@ from runs import PLUGIN, ROOT, TOY, Ran, newest, run
 from test_loop import same
 from torch import nn
 
-from trainkit import checkpoint, journal, live, loop, optim
-from trainkit.checkpoint import CheckpointError
-from trainkit.data import loading
+from trainkit.checkpoint import state_dict, storage
+from trainkit.checkpoint.state_dict import Copies
+from trainkit.checkpoint.storage import CheckpointError
+from trainkit.config.run_request import Order, load
+from trainkit.data.loader import stream
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.live import Copies
-from trainkit.machine import Machine
-from trainkit.order import Order, load
-from trainkit.state import State
-from trainkit.store import RunFolder
-from trainkit.tracking import Silent
-from trainkit.witness import Witness
+from trainkit.tracking import journal
+from trainkit.tracking.store import RunFolder
+from trainkit.tracking.tracker import Silent
+from trainkit.training import optimizer, trainer
+from trainkit.training.run_logger import Witness
+from trainkit.training.state import State
 
 QUIET = ("evaluations={}", "best=null", "log.every=100 steps", "train.length=12 steps")
 
@@ -53,7 +55,7 @@ def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent |
     recipe = load(Order(TOY, list(given.values()), ("toy",)))
     witness = Witness(recipe, "", "", Folder(folder), tracker or Silent(), True, lambda: False, checkpoint=at)
     try:
-        loop.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), witness)
+        trainer.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), witness)
     finally:
         witness.close()
     return witness
@@ -94,7 +96,7 @@ def test_a_checkpoint_holds_what_was_there_when_it_was_asked_for(tmp_path, froze
     ran = trained(tmp_path, "checkpoints={every: 1 steps, keep_last: 50}", "optim={name: adamw, lr: 0.01}")
     assert steps(ran) == list(range(1, 13)) == sorted(frozen)
     for step, kept in frozen.items():
-        held = checkpoint.read(tmp_path / "checkpoints" / f"step-{step:09d}").tensors
+        held = storage.read(tmp_path / "checkpoints" / f"step-{step:09d}").tensors
         assert held.keys() == kept.keys() == {"model", "optimizer", "memory", "ema"}
         assert all(same(held[group], kept[group]) for group in kept)
     for group in ("model", "optimizer", "ema", "memory"):
@@ -123,7 +125,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatc
     def progress(self, step, steps):
         reached[0] = step
 
-    def write(folder, step, *rest, plain=checkpoint.write):
+    def write(folder, step, *rest, plain=storage.write):
         deadline = time.monotonic() + 30
         while reached[0] < step + 2 and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -131,7 +133,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatc
         return plain(folder, step, *rest)
 
     monkeypatch.setattr(Witness, "progress", progress)
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(storage, "write", write)
     trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50, at_end: false}", "train.length=11 steps")
     assert [step for step, _ in seen] == [4, 8] and all(later >= step + 2 for step, later in seen)
 
@@ -139,14 +141,14 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatc
 def test_one_is_written_at_a_time_and_in_order(tmp_path, monkeypatch):
     said: list[tuple[str, int]] = []
 
-    def write(folder, step, *rest, plain=checkpoint.write):
+    def write(folder, step, *rest, plain=storage.write):
         said.append(("begins", step))
         time.sleep(0.02)
         path = plain(folder, step, *rest)
         said.append(("ends", step))
         return path
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(storage, "write", write)
     ran = trained(tmp_path, "checkpoints={every: 2 steps, keep_last: 2}")
     assert said == [(word, step) for step in range(2, 13, 2) for word in ("begins", "ends")]
     assert steps(ran) == [10, 12], "the end of the training waits for the last of them, and for pruning"
@@ -168,12 +170,12 @@ class Telling(Silent):
 def refusing(monkeypatch, *bad: int, error: Callable[[Path], BaseException] | None = None) -> None:
     """No checkpoint of these steps can be written."""
 
-    def write(folder, step, *rest, plain=checkpoint.write):
+    def write(folder, step, *rest, plain=storage.write):
         if step in bad:
             raise error(folder) if error else CheckpointError(str(folder), "1.0 MB free", remedy="free some space")
         return plain(folder, step, *rest)
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(storage, "write", write)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_said_noted_and_tried_again_at_the_next(tmp_path, monkeypatch, capsys):
@@ -192,7 +194,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_noted_and_tried_again_at_th
     tag = telling.set["trainkit.checkpoint_failed"]
     assert tag.startswith("step 8: ") and tag.endswith("; written again at step 12")
     one, other = (
-        checkpoint.read(folder / "checkpoints" / "step-000000016").tensors
+        storage.read(folder / "checkpoints" / "step-000000016").tensors
         for folder in (tmp_path / "quiet", tmp_path / "full")
     )
     assert all(same(one[group], other[group]) for group in one), "a disk that refuses changes no bit"
@@ -201,13 +203,13 @@ def test_a_checkpoint_that_cannot_be_written_is_said_noted_and_tried_again_at_th
 def test_a_checkpoint_refused_at_the_last_step_is_tried_again_at_the_end(tmp_path, monkeypatch):
     tries = []
 
-    def write(folder, step, *rest, plain=checkpoint.write):
+    def write(folder, step, *rest, plain=storage.write):
         tries.append(step)
         if tries == [4, 8, 12]:
             raise CheckpointError(str(folder), "full")
         return plain(folder, step, *rest)
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(storage, "write", write)
     ran = trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
     assert tries == [4, 8, 12, 12] and steps(ran) == [4, 8, 12]
 
@@ -246,36 +248,36 @@ def test_a_checkpoint_that_fails_at_the_very_end_is_no_finished_run(tmp_path, mo
     def write(*what):
         raise CheckpointError("disk", "full")
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(storage, "write", write)
     with pytest.raises(CheckpointError, match="disk: full"):
         trained(tmp_path, "checkpoints={every: null}")
 
 
 def test_what_ends_a_training_waits_for_the_checkpoint_under_way(tmp_path, monkeypatch):
-    def write(*what, plain=checkpoint.write):
+    def write(*what, plain=storage.write):
         time.sleep(0.2)
         return plain(*what)
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(storage, "write", write)
     monkeypatch.setattr(Witness, "progress", lambda self, step, steps: 1 / (5 - step))
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
-    assert checkpoint.newest_valid(tmp_path / "checkpoints")[0].name == "step-000000004"
+    assert storage.newest_valid(tmp_path / "checkpoints")[0].name == "step-000000004"
 
 
 def test_no_worker_is_forked_while_a_thread_writes(tmp_path, monkeypatch):
     alive = []
 
-    def write(*what, plain=checkpoint.write):
+    def write(*what, plain=storage.write):
         time.sleep(0.1)
         return plain(*what)
 
-    def training(*what, plain=loading.training, **more):
+    def training(*what, plain=stream.training, **more):
         alive.append([thread.name for thread in threading.enumerate() if thread.name == "trainkit-checkpoint"])
         return plain(*what, **more)
 
-    monkeypatch.setattr(checkpoint, "write", write)
-    monkeypatch.setattr(loading, "training", training)
+    monkeypatch.setattr(storage, "write", write)
+    monkeypatch.setattr(stream, "training", training)
     first = "evaluations={val: {at_start: true, batch_size: 8}}"
     words = ["train.nonfinite=rollback", "task.nan_at=6", "checkpoints={every: 5 steps, keep_last: 50}"]
     ran = trained(tmp_path, first, "best={metric: val/accuracy}", *words)
@@ -302,7 +304,7 @@ def test_a_resumed_training_cuts_the_journal_where_the_checkpoint_was_asked_for(
     witness = Witness(recipe, "", "", Folder(tmp_path), Written(), True, lambda: False)
     witness.commit(4, Copies(), {}, [])
     witness.settle()
-    assert checkpoint.read(tmp_path / "checkpoints" / "step-000000004").state["journal"] == before < kept.position
+    assert storage.read(tmp_path / "checkpoints" / "step-000000004").state["journal"] == before < kept.position
 
 
 def test_tensors_are_copied_when_it_was_said_and_whatever_else_is_left_alone():
@@ -327,7 +329,7 @@ def test_copies_of_every_kind_share_a_room_and_the_next_use_it_again():
         torch.randn(5, generator=g).bfloat16(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         torch.randn(6, 4).t(), torch.randn(9)[::2], torch.randn(1).double(), torch.randn(3, dtype=torch.complex64),
     ]  # fmt: skip
-    room = live.Room()
+    room = state_dict.Room()
     made = room.copies(some)
     assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(made, some, strict=True))
     assert all(copy.is_contiguous() for copy in made)
@@ -347,7 +349,7 @@ def test_a_forward_that_changes_what_is_trained_is_told_what_to_do(tmp_path, mon
         assert changed.wait(30)
         return plain(self)
 
-    def build(net, *rest, plain=optim.build):
+    def build(net, *rest, plain=optimizer.build):
         def before(module, given):
             if module.training and saved.is_set():
                 with torch.no_grad():
@@ -358,14 +360,14 @@ def test_a_forward_that_changes_what_is_trained_is_told_what_to_do(tmp_path, mon
         return plain(net, *rest)
 
     monkeypatch.setattr(Copies, "make", make)
-    monkeypatch.setattr(optim, "build", build)
+    monkeypatch.setattr(optimizer, "build", build)
     with pytest.raises(UserError, match=r"^head\.weight \((model|ema)\): .*optimizer's step.*register_buffer"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
 
 
-def got(*shapes: int, device: str = "cpu") -> tuple[live.Room, dict]:
+def got(*shapes: int, device: str = "cpu") -> tuple[state_dict.Room, dict]:
     """A room, and the bytes for copies of tensors of these sizes."""
-    return live.Room(), live.sizes([torch.empty(shape, device=device) for shape in shapes])
+    return state_dict.Room(), state_dict.sizes([torch.empty(shape, device=device) for shape in shapes])
 
 
 def resident(memory: torch.Tensor) -> float:
@@ -381,7 +383,7 @@ def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
     room, wanted = got(5_000_000, 1, 5_000_000)
     assert wanted == {torch.device("cpu"): 2 * 20_000_000 + 64}
     # Ten times as much: more than the allocator may have kept of what others gave back.
-    assert resident(live._fresh(torch.device("cpu"), 10 * wanted[torch.device("cpu")])) < 0.2, (
+    assert resident(state_dict._fresh(torch.device("cpu"), 10 * wanted[torch.device("cpu")])) < 0.2, (
         "given when first touched"
     )
     room.get(wanted)
@@ -408,13 +410,13 @@ def test_copies_wait_for_memory_that_is_being_got(monkeypatch):
     room, wanted = got(100)
     begun, fresh = threading.Event(), []
 
-    def slow(device, size, plain=live._fresh):
+    def slow(device, size, plain=state_dict._fresh):
         fresh.append(size)
         begun.set()
         time.sleep(0.05)
         return plain(device, size)
 
-    monkeypatch.setattr(live, "_fresh", slow)
+    monkeypatch.setattr(state_dict, "_fresh", slow)
     thread = threading.Thread(target=room.get, args=(wanted,))
     thread.start()
     begun.wait(30)
@@ -436,17 +438,17 @@ def test_a_training_gets_the_memory_of_its_checkpoints_after_the_first_update(tm
     """All of it, moments of the optimizer and averages included, and only where a checkpoint comes before the end."""
     asked, used, reached = [], [], [0]
 
-    def get(self, wanted, plain=live.Room.get):
+    def get(self, wanted, plain=state_dict.Room.get):
         asked.append((reached[0], wanted))
         plain(self, wanted)
 
-    def copies(self, tensors, plain=live.Room.copies):
-        used.append(live.sizes(tensors))
+    def copies(self, tensors, plain=state_dict.Room.copies):
+        used.append(state_dict.sizes(tensors))
         return plain(self, tensors)
 
     monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
-    monkeypatch.setattr(live.Room, "get", get)
-    monkeypatch.setattr(live.Room, "copies", copies)
+    monkeypatch.setattr(state_dict.Room, "get", get)
+    monkeypatch.setattr(state_dict.Room, "copies", copies)
     ran = trained(tmp_path, words, "optim={name: adamw, lr: 0.01}")
     assert steps(ran)[-1] == 12
     if not ahead:
@@ -462,7 +464,7 @@ def test_buffers_and_untrained_parameters_are_taken_and_not_promised():
 
     def shared(learns: bool) -> set[str]:
         copies = Copies()
-        taken = copies.files["model"] = live.module_tensors(net, copies=copies, learns=learns)
+        taken = copies.files["model"] = state_dict.module_tensors(net, copies=copies, learns=learns)
         copies.begin()
         assert taken.keys() == net.state_dict().keys()
         return {name for name, tensor in net.state_dict().items() if taken[name].data_ptr() == tensor.data_ptr()}
@@ -488,7 +490,7 @@ def test_killed_anywhere_and_resumed_a_run_ends_with_the_bits_of_an_uninterrupte
         time.sleep(rng.uniform(0, 0.3))
         job.send_signal(signal.SIGKILL)
         job.communicate()
-        assert checkpoint.newest_valid(newest().checkpoints)[1] == []
+        assert storage.newest_valid(newest().checkpoints)[1] == []
         if newest().info().status == "FINISHED":
             break
     ran = Ran(0, newest())

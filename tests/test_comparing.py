@@ -16,13 +16,18 @@ from pyarrow import parquet
 from runs import own_store, run
 from scipy import stats
 
-from trainkit import cli, comparing, family, journal, kept_rows, records, seeding
-from trainkit.comparing import Score, compare
+from trainkit import rng
+from trainkit.analysis import compare as comparing
+from trainkit.analysis import compare_report, saved_rows
+from trainkit.analysis.compare import Score, compare
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.journal import Point
-from trainkit.report import comparison
-from trainkit.store import RunFolder, Store
-from trainkit.task import Scores
+from trainkit.experiments import group
+from trainkit.interfaces import Scores
+from trainkit.tracking import journal
+from trainkit.tracking.journal import Point
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.training import best
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def rows(store: Store, folder: RunFolder, when: str, tmp_path) -> np.ndarray:
 
 def ask(store: Store, monkeypatch, *words: str, code: int = 0) -> str:
     monkeypatch.setenv("TRAINKIT_STORE", str(store.home))
-    result = CliRunner().invoke(cli.main, ["compare", *words], catch_exceptions=False)
+    result = CliRunner().invoke(main.main, ["compare", *words], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -59,7 +64,7 @@ def ask(store: Store, monkeypatch, *words: str, code: int = 0) -> str:
 def span(hits: tuple[np.ndarray, np.ndarray], level: float = 0.95) -> tuple[float, float]:
     """The interval of a difference of means, written out."""
     many = len(hits[0])
-    draw = np.random.Generator(np.random.Philox(key=seeding.number(0, "bootstrap"))).integers(many, size=(2000, many))
+    draw = np.random.Generator(np.random.Philox(key=rng.number(0, "bootstrap"))).integers(many, size=(2000, many))
     gaps = [float(hits[1][line].mean() - hits[0][line].mean()) for line in draw]
     tail = stats.norm.cdf(math.sqrt(many / (many - 1)) * stats.t.ppf((1 - level) / 2, many - 1))
     return tuple(np.quantile(gaps, (tail, 1 - tail)) - np.mean(gaps) + hits[1].mean() - hits[0].mean())
@@ -120,8 +125,8 @@ def test_a_run_beside_itself_again_is_not_decided(trained):
     found = compare(store, [runs["plain"], runs["plain1"]])
     assert [change.key for change in found.changes] == ["seed"]
     one = comparing.replace(found.primary, verdict="better", seeds=None)
-    assert "another seed, or training again" in comparison._sentence(one, "A", "B", 0.95, True)
-    assert "trainkit repeat" in comparison._sentence(one, "A", "B", 0.95, False)
+    assert "another seed, or training again" in compare_report._sentence(one, "A", "B", 0.95, True)
+    assert "trainkit repeat" in compare_report._sentence(one, "A", "B", 0.95, False)
     same = compare(store, [runs["plain"], runs["plain"]])
     assert (same.primary.low, same.primary.high, same.primary.verdict) == (0.0, 0.0, "not decided")
 
@@ -135,7 +140,7 @@ def test_runs_scored_on_other_data_are_not_compared(trained):
     assert "different data" in found.notes[0]
     place = {change.key: change for change in found.pairs[0].place}
     assert "training data" in place, "it is another set too"
-    text = comparison.text(found)
+    text = compare_report.text(found)
     assert text.index("different data") < text.index("what B changes") and "cannot be compared" in text
 
 
@@ -156,17 +161,17 @@ def test_rows_that_do_not_give_the_score_are_not_trusted(trained, monkeypatch):
     store, runs = trained
     slow = runs["slow"].info().run_id
 
-    def altered(client, run_id, name, read=kept_rows.read):
+    def altered(client, run_id, name, read=saved_rows.read):
         if (found := read(client, run_id, name)) is None or run_id != slow:
             return found
         return found[0] | {"accuracy": 1 - found[0]["accuracy"]}, found[1]
 
-    monkeypatch.setattr(kept_rows, "read", altered)
+    monkeypatch.setattr(saved_rows, "read", altered)
     found = compare(store, [runs["plain"], runs["slow"]])
     assert found.primary.low is None and found.primary.verdict == "not decided"
     assert "do not give this score" in found.primary.why
     fine = comparing.replace(found.primary, metric="other", why="")
-    assert comparison._whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
+    assert compare_report._whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
 
 
 def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):
@@ -178,7 +183,7 @@ def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):
     alone = compare(store, [runs["plain"], runs["slow"]]).primary
     (strict,) = [score for score in found.pairs[0].scores if score.primary]
     assert strict.low <= alone.low and strict.high >= alone.high and strict.high - strict.low > alone.high - alone.low
-    assert "97.5 % interval" in comparison.text(found)
+    assert "97.5 % interval" in compare_report.text(found)
 
 
 def parent(store: Store, beneath: list[RunFolder], kind: str = "seed") -> RunFolder:
@@ -187,7 +192,7 @@ def parent(store: Store, beneath: list[RunFolder], kind: str = "seed") -> RunFol
     experiment = client.get_experiment_by_name("toy").experiment_id
     run_id = client.create_run(experiment, run_name=folder.name).info.run_id
     members = {f"{kind} {k}": child.name for k, child in enumerate(beneath)}
-    (folder.path / family.MEMBERS).write_text(json.dumps(members))
+    (folder.path / group.MEMBERS).write_text(json.dumps(members))
     folder.recipe.write_text(beneath[0].recipe.read_text())
     folder.journal.write_text("")
     folder.update(run_id=run_id, status="FINISHED", experiment="toy")
@@ -212,7 +217,7 @@ def test_repeats_are_compared_by_their_means_and_by_their_spread(trained, tmp_pa
     assert (score.low, score.high) == pytest.approx(span(tuple(hits)))
     both = score.high < 0 and score.seeds.high < 0
     assert score.verdict == ("worse" if both else "not decided")
-    assert "over repeats" in comparison.text(found) and "2 repeats" in comparison.text(found)
+    assert "over repeats" in compare_report.text(found) and "2 repeats" in compare_report.text(found)
 
 
 def test_a_sweep_is_no_side(trained, monkeypatch):
@@ -363,18 +368,18 @@ def test_what_ended_at_its_best_is_shown_once(trained):
     pair = compare(store, [runs["plain"], runs["slow"]]).pairs[0]
     best, plain = ([s for s in pair.scores if s.evaluation == name] for name in ("best/val", "val"))
     same = [comparing.replace(score, values=best[0].values) for score in plain]
-    assert [name for name, _ in comparison._by_evaluation([*same, *best])] == ["best/val"]
-    assert comparison._at_their_best([*same, *best]) == ["val: both ended at their best"]
+    assert [name for name, _ in compare_report._by_evaluation([*same, *best])] == ["best/val"]
+    assert compare_report._at_their_best([*same, *best]) == ["val: both ended at their best"]
     other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
-    assert [name for name, _ in comparison._by_evaluation([*other, *best])] == ["best/val", "val"]
-    assert comparison._at_their_best([*other, *best]) == []
+    assert [name for name, _ in compare_report._by_evaluation([*other, *best])] == ["best/val", "val"]
+    assert compare_report._at_their_best([*other, *best]) == []
 
 
 def test_words_of_people_are_no_tags_of_the_page(trained):
     store, runs = trained
     found = compare(store, [runs["plain"], runs["slow"]])
     found = comparing.replace(found, notes=("<b>bold</b> & more",))
-    assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in comparison.html(found)
+    assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in compare_report.html(found)
 
     def marked(value, name=""):
         """With a tag at the end of every text in it: names, keys, values, reasons."""
@@ -386,25 +391,25 @@ def test_words_of_people_are_no_tags_of_the_page(trained):
             return type(value)(**{f.name: marked(getattr(value, f.name), f.name) for f in fields(value)})
         return value
 
-    text = comparison.html(marked(found))
+    text = compare_report.html(marked(found))
     assert text.count('"&gt;&lt;script&gt;') + text.count("&quot;&gt;&lt;script&gt;") > 20 and "<script" not in text
 
 
 def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(trained):
     store, runs = trained
     found = compare(store, [runs["plain"], runs["slow"]])
-    axes = comparison.figure(found).axes[0]
+    axes = compare_report.figure(found).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
-    drawn = [s for _, own in comparison._by_evaluation(found.scores) for s in own if s.low is not None]
+    drawn = [s for _, own in compare_report._by_evaluation(found.scores) for s in own if s.low is not None]
     assert names[0] == "best/val/accuracy" and sorted(names) == sorted(score.name for score in drawn)
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     assert dots[0].get_xdata()[0] < 0, "worse"
     turned = [comparing.replace(score, lower_is_better=True, verdict="better") for score in found.pairs[0].scores]
     found = comparing.replace(found, pairs=(comparing.replace(found.pairs[0], scores=turned),))
-    dots = [line for line in comparison.figure(found).axes[0].lines if line.get_marker() == "o"]
+    dots = [line for line in compare_report.figure(found).axes[0].lines if line.get_marker() == "o"]
     assert dots[0].get_xdata()[0] > 0
     nothing = comparing.replace(found, pairs=(comparing.replace(found.pairs[0], scores=[]),))
-    assert "no difference has an interval" in comparison.figure(nothing).axes[0].get_xlabel()
+    assert "no difference has an interval" in compare_report.figure(nothing).axes[0].get_xlabel()
 
 
 def judged(metric: str, low: float, gap: float, high: float, **more) -> Score:
@@ -419,7 +424,7 @@ def test_intervals_of_one_scale_are_drawn_as_one_in_the_picture_and_on_the_page(
     other = judged("nll", -0.3, -0.2, -0.1, lower_is_better=True)
     scores = [wide, narrow, far, near, other]
     pair = SimpleNamespace(run="B", scores=scores)
-    drawn = comparison.figure(
+    drawn = compare_report.figure(
         SimpleNamespace(sides=(SimpleNamespace(name="one"), SimpleNamespace(name="two")), pairs=(pair,), level=0.95)
     )
     panels = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn.axes]
@@ -433,7 +438,7 @@ def test_intervals_of_one_scale_are_drawn_as_one_in_the_picture_and_on_the_page(
         start, end = re.search(r'x1="([\d.]+)" x2="([\d.]+)" y1="7"', "".join(cells)).groups()
         return float(end) - float(start)
 
-    lengths = [length(cells) for cells in comparison._rows_of(scores)]
+    lengths = [length(cells) for cells in compare_report._rows_of(scores)]
     assert lengths[0] == pytest.approx(4 * lengths[1], abs=0.3) and lengths[2] == pytest.approx(6 * lengths[3], abs=0.5)
     assert lengths[4] == pytest.approx(55 * 2 / 3, abs=0.2), "nothing shares the scale of nll"
 
@@ -460,7 +465,7 @@ def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, 
 
 
 def test_help_says_what_a_run_may_be():
-    said = CliRunner().invoke(cli.main, ["compare", "--help"]).output
+    said = CliRunner().invoke(main.main, ["compare", "--help"]).output
     assert "RUN RUN" in said and "`last`" in said and "`best`" in said
 
 
@@ -470,9 +475,9 @@ def test_help_says_what_a_run_may_be():
 def test_rows_of_averaged_weights_are_kept_where_the_best_is_chosen_by_them():
     scored = {name: Scores({}, {"of": [name]}) for name in ("val", "val/ema")}
     for metric, words in (("val/ema/top1", {"val", "val_ema"}), ("val/top1", {"val"}), ("lfw/ema/auc", {"val"})):
-        kept = records.kept_rows(SimpleNamespace(best=SimpleNamespace(metric=metric)), "val", scored)
+        kept = best.kept_rows(SimpleNamespace(best=SimpleNamespace(metric=metric)), "val", scored)
         assert set(kept) == words and all(rows == {"of": [word.replace("_", "/")]} for word, rows in kept.items())
-    assert set(records.kept_rows(SimpleNamespace(best=None), "val", scored)) == {"val"}
+    assert set(best.kept_rows(SimpleNamespace(best=None), "val", scored)) == {"val"}
 
 
 def test_every_run_says_which_data_each_evaluation_is_of(trained):

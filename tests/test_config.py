@@ -17,10 +17,10 @@ import pytest
 import yaml
 from pydantic import BeforeValidator, Field
 
-from trainkit import recipe as blocks
-from trainkit.config import RECIPES, ConfigError, Named, Problem, brief, digest, dump, flat, load, parse
+from trainkit.config import schema as blocks
+from trainkit.config.loader import RECIPES, ConfigError, Named, Problem, brief, digest, dump, flat, load, parse
+from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
-from trainkit.recipe import Recipe
 
 
 def _read_even(value: object) -> object:
@@ -171,7 +171,7 @@ note: |
      ("'1'", "1"), ("=", "="), ("<<", "<<"), ("e5", "e5"), ("1e", "1e"), (".", "."), ("-", [None])],
 )  # fmt: skip
 def test_words_and_numbers_mean_what_yaml_1_2_says(written, meant):
-    from trainkit.yamltext import read
+    from trainkit.config.yaml_reader import read
 
     source = read(f"key: {written}" if written != "-" else "key:\n- ")
     assert source.problems == []
@@ -467,7 +467,7 @@ def file_mistake(path: Path | str) -> str:
 
 
 def test_a_recipe_that_is_not_there_is_answered_with_the_nearest_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainkit.config.RECIPES", tmp_path / "recipes")
+    monkeypatch.setattr("trainkit.config.loader.RECIPES", tmp_path / "recipes")
     (tmp_path / "recipes").mkdir()
     assert file_mistake("adadistil.yaml") == "no such file; give the path of a .yaml file"
     (tmp_path / "recipes" / "adadistill.yaml").write_text(GOOD)
@@ -480,7 +480,7 @@ def test_a_recipe_that_is_not_there_is_answered_with_the_nearest_one(tmp_path, m
 
 
 def test_a_path_that_is_no_recipe_file_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainkit.config.RECIPES", tmp_path / "none")
+    monkeypatch.setattr("trainkit.config.loader.RECIPES", tmp_path / "none")
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "x.json").write_text("{}")
     os.mkfifo(tmp_path / "pipe.yaml")
@@ -674,7 +674,7 @@ def test_loading_takes_under_a_tenth_of_a_second(plugin):
 
 
 def test_importing_the_loader_and_the_schema_imports_nothing_heavy():
-    code = "import sys, trainkit.config, trainkit.recipe; print(*{m.split('.')[0] for m in sys.modules})"
+    code = "import sys, trainkit.config.loader, trainkit.config.schema; print(*{m.split('.')[0] for m in sys.modules})"
     root = Path(__file__).parents[1]
     out = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     heavy = {

@@ -18,8 +18,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.config import MAX_SHOWN, ConfigError, dump, parse
-from trainkit.recipe import TABLES, Recipe
+from trainkit.config.loader import MAX_SHOWN, ConfigError, dump, parse
+from trainkit.config.schema import TABLES, Recipe
 
 RECIPES = sorted(Path(__file__).parents[1].glob("recipes/*.yaml"))
 KEY = re.compile(r"(?<![A-Za-z_0-9])[A-Za-z_][A-Za-z_0-9]*(?=:)")

@@ -14,10 +14,12 @@ from click.testing import CliRunner
 from PIL import Image
 from runs import PLUGIN, stripes
 
-from trainkit import cli, config, copying, order, yamltext
+from trainkit.autoconfig import new_recipe
+from trainkit.cli import main
+from trainkit.config import loader, run_request, yaml_reader
 from trainkit.data import hub
 from trainkit.errors import UserError
-from trainkit.store import Store
+from trainkit.tracking.store import Store
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
@@ -31,11 +33,11 @@ def shipped(name: str) -> Path:
 def test_a_copy_means_what_the_recipe_means_and_every_place_of_the_data_is_marked(recipe, tmp_path):
     for other in RECIPES:  # those that a recipe names are looked up beside it
         (tmp_path / other.name).write_bytes(other.read_bytes())
-    marked = copying.copy(recipe, tmp_path / "mine.yaml").marked
+    marked = new_recipe.copy(recipe, tmp_path / "mine.yaml").marked
     text = (tmp_path / "mine.yaml").read_text()
-    assert config.dump(config.load(tmp_path / "mine.yaml")) == config.dump(config.load(recipe))
-    lines = [line for line in text.splitlines() if line.endswith(copying.MARK)]
-    assert len(lines) == marked == text.count(copying.MARK)
+    assert loader.dump(loader.load(tmp_path / "mine.yaml")) == loader.dump(loader.load(recipe))
+    lines = [line for line in text.splitlines() if line.endswith(new_recipe.MARK)]
+    assert len(lines) == marked == text.count(new_recipe.MARK)
     keys = {line.split(":")[0].strip() for line in lines}
     assert {"name", "train"} <= keys and keys & {"image_size", "patch", "crop"}
     assert ("class_weights" in keys) == ("class_weights:" in recipe.read_text()), "of the classes, so of the data"
@@ -46,7 +48,7 @@ def test_a_copy_means_what_the_recipe_means_and_every_place_of_the_data_is_marke
 
 
 def test_the_line_marked_in_data_is_not_the_name_of_its_kind(tmp_path):
-    copying.copy(RECIPES[0], tmp_path / "mine.yaml")
+    new_recipe.copy(RECIPES[0], tmp_path / "mine.yaml")
     lines = (tmp_path / "mine.yaml").read_text().splitlines()
     assert "  name: faces" in lines and "  train: sample  # <- change" in lines
     assert "    recipe: face_teacher.yaml  # <- change" in lines, "a teacher of the old people"
@@ -55,35 +57,35 @@ def test_the_line_marked_in_data_is_not_the_name_of_its_kind(tmp_path):
 def test_nothing_is_written_over_and_no_folder_is_made(tmp_path):
     (tmp_path / "mine.yaml").write_text("mine")
     with pytest.raises(UserError, match="already exists; name another file"):
-        copying.copy(RECIPES[0], tmp_path / "mine.yaml")
+        new_recipe.copy(RECIPES[0], tmp_path / "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == "mine"
     with pytest.raises(UserError, match="no such folder"):
-        copying.copy(RECIPES[0], tmp_path / "deep" / "mine.yaml")
+        new_recipe.copy(RECIPES[0], tmp_path / "deep" / "mine.yaml")
     (tmp_path / "broken.yaml").write_text("name: x\n")
     with pytest.raises(UserError, match=r"broken\.yaml"):
-        copying.copy(tmp_path / "broken.yaml", tmp_path / "new.yaml")
+        new_recipe.copy(tmp_path / "broken.yaml", tmp_path / "new.yaml")
     assert not (tmp_path / "new.yaml").exists() and not (tmp_path / "deep").exists()
 
 
 def test_the_headline_and_the_header_of_a_recipe(tmp_path):
     file = tmp_path / "r.yaml"
     file.write_text("# A recipe.\n#\n# paper   none\nname: r\n# not of the header\n")
-    assert copying.headline(file) == "A recipe"
-    assert copying.header(file) == "# A recipe.\n#\n# paper   none\n"
+    assert new_recipe.headline(file) == "A recipe"
+    assert new_recipe.header(file) == "# A recipe.\n#\n# paper   none\n"
     file.write_text("name: r\n")
-    assert copying.header(file) == ""
+    assert new_recipe.header(file) == ""
     for recipe in RECIPES:
-        assert len(copying.headline(recipe)) > 20
+        assert len(new_recipe.headline(recipe)) > 20
 
 
 # What `check` says of marked lines
 
 
 def test_check_says_of_each_marked_line_what_its_key_means(tmp_path):
-    copying.copy(shipped("camvid"), tmp_path / "mine.yaml")
-    said = copying.open_lines(tmp_path / "mine.yaml", config.load(tmp_path / "mine.yaml"))
+    new_recipe.copy(shipped("camvid"), tmp_path / "mine.yaml")
+    said = new_recipe.open_lines(tmp_path / "mine.yaml", loader.load(tmp_path / "mine.yaml"))
     lines = (tmp_path / "mine.yaml").read_text().split("\n")
-    assert len(said) == sum(copying.MARK in line for line in lines)
+    assert len(said) == sum(new_recipe.MARK in line for line in lines)
     for sentence in said:
         number, _, rest = sentence.removeprefix("line ").partition(", ")
         key = rest.split(":")[0].split(".")[-1]
@@ -95,9 +97,9 @@ def test_check_says_of_each_marked_line_what_its_key_means(tmp_path):
 def test_check_repeats_what_a_mark_says_and_a_recipe_without_marks_is_not_explained(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text(shipped("convnext").read_text())
-    assert "to decide" not in order.check(order.Order(mine))
+    assert "to decide" not in run_request.check(run_request.Order(mine))
     mine.write_text(mine.read_text().replace("image_size: 32\n", "image_size: 32  # <- 64 sees more.\n"))
-    (line,) = [line for line in order.check(order.Order(mine)).splitlines() if "to decide" in line]
+    (line,) = [line for line in run_request.check(run_request.Order(mine)).splitlines() if "to decide" in line]
     number = 1 + next(n for n, text in enumerate(mine.read_text().split("\n")) if "image_size" in text)
     assert line == (
         f"# to decide: line {number}, data.image_size: 64 sees more; Side of a picture, or height and width, in pixels"
@@ -105,15 +107,15 @@ def test_check_repeats_what_a_mark_says_and_a_recipe_without_marks_is_not_explai
 
 
 def test_the_meaning_of_keys_is_found_in_plugins_and_in_blocks_of_blocks(monkeypatch):
-    recipe = config.load(shipped("reid"))
-    assert copying.meaning(recipe, ("data", "sampler", "people")).startswith("P: different people in a block")
-    assert copying.meaning(recipe, ("evaluations", "val")) == "One named evaluation: on which split, and when."
-    assert copying.meaning(recipe, ("best", "metric")).startswith("Full name, such as")
-    assert copying.meaning(recipe, ("name",)) == ""
-    assert copying.meaning(recipe, ("data", "evaluate", "val")).startswith("Name of a set that is scored")
+    recipe = loader.load(shipped("reid"))
+    assert new_recipe.meaning(recipe, ("data", "sampler", "people")).startswith("P: different people in a block")
+    assert new_recipe.meaning(recipe, ("evaluations", "val")) == "One named evaluation: on which split, and when."
+    assert new_recipe.meaning(recipe, ("best", "metric")).startswith("Full name, such as")
+    assert new_recipe.meaning(recipe, ("name",)) == ""
+    assert new_recipe.meaning(recipe, ("data", "evaluate", "val")).startswith("Name of a set that is scored")
     monkeypatch.syspath_prepend(str(PLUGIN))
-    toy = config.load(PLUGIN / "toy.yaml", (), ("toy",))
-    assert copying.meaning(toy, ("data",)) and "toy" in sys.modules
+    toy = loader.load(PLUGIN / "toy.yaml", (), ("toy",))
+    assert new_recipe.meaning(toy, ("data",)) and "toy" in sys.modules
 
 
 # Other data
@@ -128,8 +130,8 @@ def here(tmp_path, monkeypatch, cache):
 
 def fitted(recipe: str, data: str, new: str = "mine.yaml"):
     """The copy of a shipped recipe for other data, and what was made of it."""
-    copied = copying.copy(shipped(recipe), Path(new), data=data)
-    return config.load(new), copied
+    copied = new_recipe.copy(shipped(recipe), Path(new), data=data)
+    return loader.load(new), copied
 
 
 def test_pictures_of_classes_without_splits_are_held_out_and_measured(here):
@@ -152,7 +154,7 @@ def test_pictures_of_classes_without_splits_are_held_out_and_measured(here):
     text = Path("mine.yaml").read_text()
     assert "patterns: 120 pictures of 3 classes (across, down, slanted), 40 each, 48 x 60 px" in text
     assert "  length: 20 epochs  # <- 240 updates, 12 an epoch: few" in text
-    assert copied.marked == text.count(copying.SIGN) == 4
+    assert copied.marked == text.count(new_recipe.SIGN) == 4
     assert "  batch_size: 8  # <- 32 would leave an epoch of 96 samples 3 updates; optim.lr was chosen for 32\n" in text
     assert "optim: {name: adamw, lr: 3e-3, weight_decay: 0.05, decay_1d: false}\n" in text, "as it was written"
     assert "# 1e-6, as published" in text and "arXiv" not in text, "comments of what stays; no header"
@@ -163,7 +165,9 @@ def test_a_fitted_recipe_opens_its_data_and_check_explains_what_is_left(here):
     recipe, copied = fitted("convnext", "patterns")
     opened = recipe.data.open(recipe.seed)
     assert opened.meta.classes == 3 and opened.train.size == 29 and opened.evaluations["val"].size == 7
-    said = [line for line in order.check(order.Order(Path("mine.yaml"))).splitlines() if line.startswith("# ")]
+    said = [
+        line for line in run_request.check(run_request.Order(Path("mine.yaml"))).splitlines() if line.startswith("# ")
+    ]
     assert len(said) == copied.marked
     assert any("data.group: is nothing common to several pictures" in line for line in said)
 
@@ -260,7 +264,7 @@ def test_paths_begin_at_the_data_root_and_what_is_not_there_is_said(here, monkey
 def refused(recipe: str, data: str) -> str:
     """Why a copy for this data is refused; nothing is written then."""
     with pytest.raises(UserError) as caught:
-        copying.copy(shipped(recipe), Path("refused.yaml"), data=data)
+        new_recipe.copy(shipped(recipe), Path("refused.yaml"), data=data)
     assert not list(Path().glob("refused*"))
     return str(caught.value)
 
@@ -313,23 +317,23 @@ def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):
     stripes(here / "it's #1: a, [b]", 6, 1)
     recipe, _ = fitted("convnext", "it's #1: a, [b]")
     assert recipe.data.train == "it's #1: a, [b]"
-    tree = yamltext.read(Path("mine.yaml").read_text()).tree
+    tree = yaml_reader.read(Path("mine.yaml").read_text()).tree
     assert tree["data"]["train"] == "it's #1: a, [b]"
 
 
 def test_the_recipe_of_a_run_is_copied_without_its_defaults(here):
     run = Store.locate().new_run("convnext", 0, "abc123")
-    run.recipe.write_text(config.dump(config.load(shipped("convnext"))))
+    run.recipe.write_text(loader.dump(loader.load(shipped("convnext"))))
     run.release()
-    said = CliRunner().invoke(cli.main, ["cp", run.name, "mine.yaml"])
+    said = CliRunner().invoke(main.main, ["cp", run.name, "mine.yaml"])
     assert said.exit_code == 0, said.output
     text = Path("mine.yaml").read_text()
     assert text.startswith(f"# Copied from run {run.name}.\n#\n") and "null" not in text and "seed" not in text
-    assert config.load("mine.yaml") == config.load(shipped("convnext"))
+    assert loader.load("mine.yaml") == loader.load(shipped("convnext"))
     stripes(here / "patterns", 12, 1)
-    said = CliRunner().invoke(cli.main, ["cp", run.name, "other.yaml", "--data", "patterns"])
+    said = CliRunner().invoke(main.main, ["cp", run.name, "other.yaml", "--data", "patterns"])
     assert said.exit_code == 0 and said.output.startswith("patterns: 36 pictures of 3 classes"), said.output
-    other = config.load("other.yaml")
+    other = loader.load("other.yaml")
     assert other.data.evaluate == {"val": "held_out"} and other.evaluations["val"].split is None
     assert other.best.metric == "val/ema/top1" and other.data.open(0).meta.classes == 3
 
@@ -338,16 +342,16 @@ def test_what_was_asked_of_the_old_scores_is_left_out_or_marked(here):
     asked = "time_to: {val/top1: [0.6]}\npromote: {metric: val/ema/top1}\nstop_when: {metric: val/top1, patience: 3}\n"
     Path("asked.yaml").write_text(shipped("convnext").read_text() + asked)
     stripes(here / "patterns", 12, 1)
-    copying.copy(Path("asked.yaml"), Path("mine.yaml"), data="patterns")
-    mine = config.load("mine.yaml")
+    new_recipe.copy(Path("asked.yaml"), Path("mine.yaml"), data="patterns")
+    mine = loader.load("mine.yaml")
     assert (mine.time_to, mine.promote, mine.stop_when) == ({}, None, None)
-    copying.copy(Path("asked.yaml"), Path("other.yaml"))
+    new_recipe.copy(Path("asked.yaml"), Path("other.yaml"))
     last = Path("other.yaml").read_text().rstrip().splitlines()[-3:]
-    assert all(line.endswith(copying.MARK) for line in last), last
+    assert all(line.endswith(new_recipe.MARK) for line in last), last
 
 
 def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_recipe(here):
-    said = CliRunner().invoke(cli.main, ["cp", "convnet", "mine.yaml"])
+    said = CliRunner().invoke(main.main, ["cp", "convnet", "mine.yaml"])
     assert said.exit_code == 2
     assert "'convnet': neither a recipe nor a run; did you mean the recipe convnext?" in said.output
 
@@ -358,7 +362,7 @@ def test_classes_may_be_called_anything_that_a_folder_may(here):
         (here / "patterns" / old).rename(here / "patterns" / new)
     recipe, copied = fitted("convnext", "patterns")
     assert recipe.name == "mine" and copied.seen[0].count("blüte") == 1
-    assert len(copying.open_lines(Path("mine.yaml"), recipe)) >= 3
+    assert len(new_recipe.open_lines(Path("mine.yaml"), recipe)) >= 3
 
 
 def test_sets_of_the_hub_are_looked_at_by_their_splits(here, monkeypatch):

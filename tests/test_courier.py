@@ -11,11 +11,11 @@ import time
 import psutil
 import pytest
 
-from trainkit import courier
-from trainkit.courier import Courier
-from trainkit.journal import Point
-from trainkit.store import Store
-from trainkit.tracking import Tracker
+from trainkit.tracking import upload_process
+from trainkit.tracking.journal import Point
+from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Tracker
+from trainkit.tracking.upload_process import Courier
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_batch_is_taken_once_and_a_dead_courier_takes_none(store, run_id):
 
 
 def test_a_run_whose_thread_has_worked_enough_gets_a_courier_and_loses_nothing(store, monkeypatch):
-    monkeypatch.setattr(courier, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(upload_process, "WORTH_SECONDS", 0.0)
     run = store.new_run("many", 0, "00")
     tracker = Tracker.start(run, store, experiment="e", run_name="r", params={}, system_metrics_every=0.0)
     for step in range(5):
@@ -79,8 +79,8 @@ def test_a_run_whose_thread_has_worked_enough_gets_a_courier_and_loses_nothing(s
 def test_it_ends_with_the_training_and_knows_no_torch():
     code = (
         "import os, sys, time\n"
-        "from trainkit.courier import Courier\n"
-        "from trainkit.store import Store\n"
+        "from trainkit.tracking.upload_process import Courier\n"
+        "from trainkit.tracking.store import Store\n"
         "assert not {'torch', 'mlflow', 'numpy'} & set(sys.modules)\n"
         "print(Courier(Store.locate())._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

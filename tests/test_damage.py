@@ -14,13 +14,14 @@ import pytest
 import torch
 from runs import ROOT, Ran, all_same, environment, left_alone, newest, run, stop_after
 
-from trainkit import checkpoint, live, needs, weights
-from trainkit.checkpoint import CheckpointError
+from trainkit.checkpoint import safe_load, state_dict, storage
+from trainkit.checkpoint.storage import CheckpointError
+from trainkit.config.run_request import Order, load
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.machine import Machine
-from trainkit.optim import Average
-from trainkit.order import Order, load
-from trainkit.store import RunFolder, Store
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.training import dependencies
+from trainkit.training.optimizer import Average
 
 WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, system_every: null}")
 
@@ -102,8 +103,8 @@ def test_a_run_none_of_whose_checkpoints_is_whole_is_refused_and_they_stay(again
 
 def best_of(folder: Path) -> Path:
     """The checkpoint of a run's best evaluation, which is not its newest."""
-    newest_one, _ = checkpoint.newest_valid(folder / "checkpoints")
-    step = checkpoint.state_of(newest_one)["best"][0]["step"]
+    newest_one, _ = storage.newest_valid(folder / "checkpoints")
+    step = storage.state_of(newest_one)["best"][0]["step"]
     assert step < 8, "the tests below want a best that is not the last"
     return folder / "checkpoints" / f"step-{step:09d}"
 
@@ -111,9 +112,9 @@ def best_of(folder: Path) -> Path:
 def test_damaged_weights_of_the_best_checkpoint_are_not_handed_out(again, caplog):
     folder = again()
     best = best_of(folder)
-    assert needs.best_weights(folder) == best / "model.safetensors" and not caplog.records
+    assert dependencies.best_weights(folder) == best / "model.safetensors" and not caplog.records
     flip(best / "model.safetensors", random.Random(0))
-    assert needs.best_weights(folder) == folder / "checkpoints" / "step-000000008" / "model.safetensors"
+    assert dependencies.best_weights(folder) == folder / "checkpoints" / "step-000000008" / "model.safetensors"
     assert f"left aside: {best}/model.safetensors: its content has changed" in caplog.text
     assert "model.safetensors of step-000000008 takes its place" in caplog.text
 
@@ -121,15 +122,15 @@ def test_damaged_weights_of_the_best_checkpoint_are_not_handed_out(again, caplog
 def test_without_the_check_they_would_be(again, monkeypatch):
     folder = again()
     flip(best_of(folder) / "model.safetensors", random.Random(0))
-    monkeypatch.setattr(checkpoint, "check_file", lambda path: None)
-    assert needs.best_weights(folder).parent == best_of(folder)
+    monkeypatch.setattr(storage, "check_file", lambda path: None)
+    assert dependencies.best_weights(folder).parent == best_of(folder)
 
 
 def test_a_best_checkpoint_that_is_gone_is_named(again, caplog):
     folder = again()
     best = best_of(folder)
     shutil.rmtree(best)
-    assert needs.best_weights(folder).parent.name == "step-000000008"
+    assert dependencies.best_weights(folder).parent.name == "step-000000008"
     assert f"left aside: {best}: is missing" in caplog.text
 
 
@@ -137,10 +138,10 @@ def test_where_the_average_was_the_best_the_average_takes_its_place(again, monke
     folder = again()
     newest_one = folder / "checkpoints" / "step-000000008"
     state = {"best": [{"value": 1.0, "step": 6, "weights": "ema"}]}
-    monkeypatch.setattr(checkpoint, "state_of", lambda path: state)
-    assert needs.best_weights(folder).relative_to(folder) == Path("checkpoints/step-000000006/ema.safetensors")
+    monkeypatch.setattr(storage, "state_of", lambda path: state)
+    assert dependencies.best_weights(folder).relative_to(folder) == Path("checkpoints/step-000000006/ema.safetensors")
     cut(folder / "checkpoints/step-000000006/ema.safetensors", random.Random(0))
-    assert needs.best_weights(folder) == newest_one / "ema.safetensors" and "ema.safetensors: " in caplog.text
+    assert dependencies.best_weights(folder) == newest_one / "ema.safetensors" and "ema.safetensors: " in caplog.text
 
 
 def test_a_run_without_a_whole_checkpoint_hands_out_nothing(again):
@@ -148,7 +149,7 @@ def test_a_run_without_a_whole_checkpoint_hands_out_nothing(again):
     for path in folder.glob("checkpoints/step-*"):
         (path / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds no checkpoint that is whole: .*state\.json"):
-        needs.best_weights(folder)
+        dependencies.best_weights(folder)
 
 
 def test_a_file_in_a_checkpoint_is_read_only_as_it_was_written(again, tmp_path):
@@ -156,26 +157,27 @@ def test_a_file_in_a_checkpoint_is_read_only_as_it_was_written(again, tmp_path):
     path = again() / "checkpoints" / "step-000000006"
     rng = random.Random(0)
     assert (
-        weights.read_tensors(path / "ema.safetensors").keys() == weights.read_tensors(path / "model.safetensors").keys()
+        safe_load.read_tensors(path / "ema.safetensors").keys()
+        == safe_load.read_tensors(path / "model.safetensors").keys()
     )
     for name in ("ema.safetensors", "model.safetensors"):
         kept = (path / name).read_bytes()
         for _ in range(20):
             flip(path / name, rng)
             with pytest.raises(UserError, match=rf"step-000000006/{name}: its content has changed"):
-                weights.read_tensors(path / name)
+                safe_load.read_tensors(path / name)
             (path / name).write_bytes(kept)
     (path / "mine.safetensors").write_bytes(kept)
     with pytest.raises(UserError, match=r"mine\.safetensors: not in the manifest"):
-        weights.read_tensors(path / "mine.safetensors")
+        safe_load.read_tensors(path / "mine.safetensors")
     (path / "MANIFEST.json").unlink()
     with pytest.raises(UserError, match=r"MANIFEST\.json: missing"):
-        weights.read_tensors(path / "model.safetensors")
+        safe_load.read_tensors(path / "model.safetensors")
     alone = shutil.copy(path / "model.safetensors", tmp_path / "alone.safetensors")
-    assert weights.read_tensors(alone), "what lies in no checkpoint is nobody's to compare with"
+    assert safe_load.read_tensors(alone), "what lies in no checkpoint is nobody's to compare with"
 
 
-READERS = {"trainkit/checkpoint.py", "trainkit/weights.py"}
+READERS = {"trainkit/checkpoint/storage.py", "trainkit/checkpoint/safe_load.py"}
 """The one reads checkpoints, hashing what it parses; the other all else, and files of checkpoints after a check."""
 
 
@@ -186,7 +188,7 @@ def test_tensors_are_read_in_two_places_alone_and_states_in_one():
         found = re.findall(r"\bload_file\b|\bsafe_open\b|safetensors\.torch\.load\b", text)
         assert not found or name in READERS, f"{name} reads tensors by {found}"
         found = re.findall(r"read\w*\(.*\bSTATE\b.*|\bSTATE\)\.\w*(?:read|open).*|state\.json\"\)\.\w*read.*", text)
-        assert not found or name == "trainkit/checkpoint.py", f"{name} reads a state by {found}"
+        assert not found or name == "trainkit/checkpoint/storage.py", f"{name} reads a state by {found}"
 
 
 # ------------------------------------------------------------------------------------- another machine, other parts
@@ -195,7 +197,7 @@ def test_tensors_are_read_in_two_places_alone_and_states_in_one():
 def test_going_on_elsewhere_is_said_noted_and_tagged(again, capsys, monkeypatch):
     again()
     monkeypatch.setattr(Machine, "describe", lambda self, plain=Machine.describe: {**plain(self), "cpu": "another"})
-    monkeypatch.setattr("trainkit.state._versions", lambda: {"torch": "9.9", "trainkit": "x", "python": "3"})
+    monkeypatch.setattr("trainkit.training.state._versions", lambda: {"torch": "9.9", "trainkit": "x", "python": "3"})
     ran = run(*WORDS, resume="")
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed elsewhere"))
     assert f"torch {torch.__version__} -> 9.9" in line and "cpu " in line and "no longer promised" in line
@@ -211,13 +213,13 @@ def test_the_same_machine_is_not_elsewhere(again, capsys):
 
 def test_an_average_that_is_missing_or_of_another_shape_is_a_sentence(again):
     path = again() / "checkpoints" / "step-000000008"
-    loaded = checkpoint.read(path)
+    loaded = storage.read(path)
     average = Average(torch.nn.Linear(2, 2), 0.9)
     with pytest.raises(UserError, match=r"bias is missing, weight is missing"):
-        live.load_tensors(average.tensors, {}, "ema.safetensors")
+        state_dict.load_tensors(average.tensors, {}, "ema.safetensors")
     del loaded.tensors["ema"]
-    from trainkit.agenda import Agenda
-    from trainkit.state import State
+    from trainkit.training.events import Agenda
+    from trainkit.training.state import State
 
     recipe = load(Order(Path(__file__).parent / "plugin" / "toy.yaml", (), ("toy",)))
     net = recipe.task.build(recipe.data.open(0).meta, {}, 0).learns
@@ -242,7 +244,7 @@ def test_a_run_is_not_continued_by_another_recipe(again, words, message):
     folder = again()
     with pytest.raises(UserError, match=message):
         run(*WORDS, *words, resume=folder.name)
-    assert checkpoint.newest_valid(folder / "checkpoints")[1] == []
+    assert storage.newest_valid(folder / "checkpoints")[1] == []
 
 
 @pytest.mark.slow
@@ -272,9 +274,9 @@ def test_folders_of_two_checkpoints_that_were_swapped_are_told_apart(again, whol
 
 
 def test_tensors_of_another_kind_are_listed_ten_at_most(again):
-    loaded = checkpoint.read(again() / "checkpoints" / "step-000000008")
+    loaded = storage.read(again() / "checkpoints" / "step-000000008")
     net = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))
     with pytest.raises(UserError) as caught:
-        live.load_module(net, loaded.tensors["model"], "step-8")
+        state_dict.load_module(net, loaded.tensors["model"], "step-8")
     assert str(caught.value).count(" is ") == 10 and " more" in str(caught.value)
     assert isinstance(CheckpointError("a", "b"), UserError) and logging.getLogger("trainkit")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from readers import READERS
 
-from trainkit.data import footers
+from trainkit.data.formats import parquet_footers
 from trainkit.errors import UserError
 
 EXTREMES = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1, 0x7FF8 << 48, 0x7F800000]
@@ -91,7 +91,7 @@ def test_a_footer_that_ends_the_process_which_reads_it_is_refused_by_name(monkey
                 fatal.append(bytes(data))
     if not fatal:
         pytest.skip("this pyarrow throws nothing over footers")
-    monkeypatch.setattr(footers, "refuse_fatal", lambda file: None)
+    monkeypatch.setattr(parquet_footers, "refuse_fatal", lambda file: None)
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import insightface_bin, pairs
-from trainkit.data.importing import import_faces
-from trainkit.data.packed import Packed
+from trainkit.data.formats import insightface_bin, pairs_csv
+from trainkit.data.storage.image_store import Packed
+from trainkit.data.storage.import_images import import_faces
 from trainkit.errors import UserError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -178,7 +178,7 @@ def test_the_two_forms_of_a_real_set_hold_the_same_pairs_and_pixels(tmp_path):
     folder = DATA / "faces_lfw112" / "verification"
     sets = []
     for name, (source, found) in {
-        "csv": pairs.read_csv(folder / "pairs.csv"),
+        "csv": pairs_csv.read_csv(folder / "pairs.csv"),
         "bin": insightface_bin.read_bin(folder / "lfw_view1.bin"),
     }.items():
         import_faces(source, tmp_path / name, protocol=found)

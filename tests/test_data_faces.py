@@ -9,13 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from trainkit.data import evaluations, hub, importing, packed, sources
-from trainkit.data.faces import Faces, _mirrored
-from trainkit.data.packed import Packed
-from trainkit.data.packing import cache_root, place
+from trainkit.data import evaluation_sets, hub, sources
+from trainkit.data.faces.dataset import Faces, _mirrored
+from trainkit.data.storage import image_store, import_images
+from trainkit.data.storage.cache import cache_root, place
+from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
-from trainkit.places import locate
-from trainkit.task import Data
+from trainkit.interfaces import Data
+from trainkit.paths import locate
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "faces_lfw112"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the real faces are not beside this checkout")
@@ -198,7 +199,7 @@ def test_packing_leaves_nothing_in_the_folder_of_the_start_and_a_private_cache(f
     finally:
         os.umask(before)
     kept = tmp_path / "xdg" / "trainkit" / "packed"
-    assert not any(started.iterdir()) and any(packed.is_packed(made) for made in kept.iterdir())
+    assert not any(started.iterdir()) and any(image_store.is_packed(made) for made in kept.iterdir())
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
@@ -206,7 +207,7 @@ def test_what_an_earlier_version_packed_in_the_folder_of_the_start_is_used_there
     opened = faces.open(0)
     kept, old = tmp_path / "xdg" / "trainkit" / "packed", started / ".trainkit-packed"
     kept.rename(old)
-    monkeypatch.setattr(importing, "import_pictures", lambda *_, **__: pytest.fail("packed again"))
+    monkeypatch.setattr(import_images, "import_pictures", lambda *_, **__: pytest.fail("packed again"))
     again = faces.open(0)
     assert again.meta.digest == opened.meta.digest and again.train.packed.path.parent == old and not kept.exists()
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "chosen"))
@@ -244,11 +245,11 @@ def test_what_is_missing_is_said_without_failing(tmp_path):
 
 
 def test_the_word_sample_stands_for_the_built_in_set(tmp_path, monkeypatch):
-    from trainkit.data import sample
+    from trainkit.data.synthetic import faces
 
     people(tmp_path / "16" / "train", size=16)
     csv_of(people(tmp_path / "16" / "verification", size=16), ["anna/0.png,anna/1.png,1"])
-    monkeypatch.setattr(sample, "folder", lambda image_size: tmp_path / str(image_size))
+    monkeypatch.setattr(faces, "folder", lambda image_size: tmp_path / str(image_size))
     opened = Faces(train="sample", evaluate={"own": "sample"}, image_size=16).open(0)
     assert opened.meta.classes == 3 and opened.meta.shape == (3, 16, 16)
     assert len(opened.evaluations["own"].protocol) == 1
@@ -273,7 +274,7 @@ def test_larger_pictures_are_made_smaller_and_smaller_ones_refused(tmp_path):
 
 def test_a_packed_set_is_opened_where_it_lies_and_packed_again_for_another_size(tmp_path, cache):
     root = people(tmp_path / "people", size=16)
-    report = importing.import_faces(root, tmp_path / "packed", image_size=16)
+    report = import_images.import_faces(root, tmp_path / "packed", image_size=16)
     opened = Faces(train=str(tmp_path / "packed"), image_size=16).open(0)
     assert opened.meta.digest == report.digest and not cache.exists()
     small = Faces(train=str(tmp_path / "packed"), image_size=8).open(0)
@@ -283,8 +284,8 @@ def test_a_packed_set_is_opened_where_it_lies_and_packed_again_for_another_size(
 
 
 def test_training_and_evaluation_sets_are_not_taken_for_each_other(tmp_path, faces):
-    importing.import_faces(faces.train, tmp_path / "t", image_size=SIZE)
-    importing.import_evaluation(faces.evaluate["few"], tmp_path / "e", image_size=SIZE)
+    import_images.import_faces(faces.train, tmp_path / "t", image_size=SIZE)
+    import_images.import_evaluation(faces.evaluate["few"], tmp_path / "e", image_size=SIZE)
     assert Faces(train=str(tmp_path / "t"), image_size=SIZE, evaluate={"e": str(tmp_path / "e")}).open(0)
     with pytest.raises(UserError, match="evaluation"):
         Faces(train=str(tmp_path / "e"), image_size=SIZE).open(0)
@@ -326,7 +327,7 @@ def test_a_training_takes_from_the_hub_only_what_fetch_has_brought(tmp_path, mon
 
 def test_an_evaluation_set_is_taken_whole_or_not_at_all(tmp_path, faces):
     with pytest.raises(UserError, match="skipped"):
-        importing.import_evaluation(faces.evaluate["few"], tmp_path / "e", image_size=SIZE, damaged="skip")
+        import_images.import_evaluation(faces.evaluate["few"], tmp_path / "e", image_size=SIZE, damaged="skip")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_an_evaluation_set_is_taken_whole_or_not_at_all(tmp_path, faces):
 def test_a_bad_line_of_pairs_is_named(tmp_path, lines, words):
     file = csv_of(people(tmp_path / "p"), lines)
     with pytest.raises(UserError, match=words):
-        importing.import_evaluation(file, tmp_path / "out", image_size=SIZE)
+        import_images.import_evaluation(file, tmp_path / "out", image_size=SIZE)
 
 
 def test_pairs_that_would_count_for_more_or_less_than_one_are_named_at_once(tmp_path):
@@ -352,7 +353,7 @@ def test_pairs_that_would_count_for_more_or_less_than_one_are_named_at_once(tmp_
     bad = ["ben/0.png,anna/0.png,0", "anna/1.png,anna/1.png,1", "./anna/0.png,anna/1.png,0", good[0]]
     file = csv_of(people(tmp_path / "p"), good + bad)
     with pytest.raises(UserError) as error:
-        evaluations.recognise(file)
+        evaluation_sets.recognise(file)
     assert str(error.value).splitlines() == [
         f"{file}: 4 pairs of one picture, or there before:",
         "  line 4: ben/0.png with anna/0.png, as in line 3",
@@ -367,20 +368,20 @@ def test_a_pipe_that_pairs_name_is_not_waited_for(tmp_path):
     root = people(tmp_path / "p")
     os.mkfifo(root / "pipe.png")
     with pytest.raises(UserError, match=r"pipe\.png.*: a named pipe; expected a picture file"):
-        importing.import_evaluation(csv_of(root, ["anna/0.png,pipe.png,1"]), tmp_path / "out", image_size=SIZE)
+        import_images.import_evaluation(csv_of(root, ["anna/0.png,pipe.png,1"]), tmp_path / "out", image_size=SIZE)
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path):
     root = people(tmp_path / "p")
     (root / "link.png").symlink_to("/etc/passwd")
     with pytest.raises(UserError, match="inside"):
-        evaluations.recognise(csv_of(root, ["link.png,anna/0.png,1"]))
+        evaluation_sets.recognise(csv_of(root, ["link.png,anna/0.png,1"]))
 
 
 def test_another_header_is_refused(tmp_path):
     (tmp_path / "pairs.csv").write_text("a,b,c\nx,y,1\n")
     with pytest.raises(UserError, match="path_a,path_b,same"):
-        evaluations.recognise(tmp_path)
+        evaluation_sets.recognise(tmp_path)
 
 
 def saved_set(tmp_path: Path, monkeypatch, names: list[str] | None, labels: list) -> Path:
@@ -416,7 +417,7 @@ def saved_set(tmp_path: Path, monkeypatch, names: list[str] | None, labels: list
 )
 def test_sets_of_hugging_face_keep_pictures_and_labels(tmp_path, monkeypatch, form, names, labels, expected, numbers):
     source = sources.open_source(saved_set(tmp_path, monkeypatch, names, labels) / form)
-    report = importing.import_faces(source, tmp_path / "out", image_size=SIZE)
+    report = import_images.import_faces(source, tmp_path / "out", image_size=SIZE)
     data = Packed(tmp_path / "out")
     assert data.class_names == expected and data.labels.tolist() == numbers
     assert report.renumbered == (labels[0] == 40)
@@ -456,7 +457,7 @@ def test_what_is_no_data_set_is_refused(tmp_path):
         with pytest.raises(UserError, match=path.name):
             sources.open_source(path)
         with pytest.raises(UserError, match=path.name):
-            evaluations.recognise(path)
+            evaluation_sets.recognise(path)
 
 
 @real
@@ -475,10 +476,10 @@ def test_real_faces_pack_to_their_own_pixels(tmp_path):
 def test_packing_again_gives_the_same_digest_wherever_the_folder_lies(tmp_path):
     root = people(tmp_path / "one")
     shutil.copytree(root, tmp_path / "two")
-    one = importing.import_faces(root, tmp_path / "a", image_size=SIZE)
-    two = importing.import_faces(tmp_path / "two", tmp_path / "b", image_size=SIZE)
+    one = import_images.import_faces(root, tmp_path / "a", image_size=SIZE)
+    two = import_images.import_faces(tmp_path / "two", tmp_path / "b", image_size=SIZE)
     assert one.digest == two.digest
-    assert packed.is_packed(tmp_path / "a")
+    assert image_store.is_packed(tmp_path / "a")
 
 
 @pytest.mark.slow
@@ -487,7 +488,7 @@ def test_processes_that_start_together_pack_once(faces, cache):
     import sys
 
     program = (
-        "import sys; from trainkit.data.faces import Faces;"
+        "import sys; from trainkit.data.faces.dataset import Faces;"
         f"print(Faces(train=sys.argv[1], image_size={SIZE}).open(0).meta.digest)"
     )
     command = [sys.executable, "-c", program, faces.train]

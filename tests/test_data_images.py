@@ -12,15 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from trainkit import blocks, plan
-from trainkit.data import sample_eyes
-from trainkit.data.augment import Light
-from trainkit.data.images import Images
-from trainkit.data.packed import Packed
-from trainkit.data.protocols import Classes, Inspection, Retrieval, Separation
+from trainkit.config import validation
+from trainkit.config.schema import TABLES, Evaluation
+from trainkit.data.images.augment import Light
+from trainkit.data.images.dataset import Images
+from trainkit.data.storage.image_store import Packed
+from trainkit.data.synthetic import eyes as sample_eyes
 from trainkit.errors import UserError
-from trainkit.recipe import TABLES, Evaluation
-from trainkit.task import Data
+from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
+from trainkit.interfaces import Data
+from trainkit.training import plan
 
 
 def picture(seed: int, side: tuple[int, int] = (8, 8)) -> np.ndarray:
@@ -155,12 +156,12 @@ def test_the_block_is_read_strictly_and_written_back():
         "sampling": {"open": 2.0},
         "group": "each",
     }
-    data = blocks.validate(Images, block, TABLES)
+    data = validation.validate(Images, block, TABLES)
     assert data.side == (32, 64) and data.hold_out == 0.2 and data.augment.affine.degrees == 5
-    assert blocks.validate(Images, blocks.to_tree(data), TABLES) == data
-    assert blocks.to_tree(data)["hold_out"] == "20%"
-    named = blocks.validate(Images, block | {"hold_out": ["p1", "p2"]}, TABLES)
-    assert blocks.to_tree(named)["hold_out"] == ["p1", "p2"]
+    assert validation.validate(Images, validation.to_tree(data), TABLES) == data
+    assert validation.to_tree(data)["hold_out"] == "20%"
+    named = validation.validate(Images, block | {"hold_out": ["p1", "p2"]}, TABLES)
+    assert validation.to_tree(named)["hold_out"] == ["p1", "p2"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_the_block_is_read_strictly_and_written_back():
 )
 def test_impossible_settings_are_refused_when_the_recipe_is_read(change, said):
     with pytest.raises(ValueError, match=said):
-        blocks.validate(Images, {"name": "images", "train": "a"} | change, TABLES)
+        validation.validate(Images, {"name": "images", "train": "a"} | change, TABLES)
 
 
 # ---- What is offered for scoring -------------------------------------------------------------------------------------

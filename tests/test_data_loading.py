@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit.data import loading
+from trainkit.config.schema import Loader
+from trainkit.data.loader import stream as loading
 from trainkit.errors import UserError
-from trainkit.plan import Plan
-from trainkit.recipe import Loader
+from trainkit.training.plan import Plan
 
 PLAN = Plan(steps=7, steps_per_epoch=3, batch_size=4, micro_batch=2, accumulation=2, world=1, rank=0)
 

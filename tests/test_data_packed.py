@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import hashed, importing, packed, pictures, threads
-from trainkit.data.packed import Packed, Writer
+from trainkit.data.formats import image_decode
+from trainkit.data.loader import thread_pool
+from trainkit.data.storage import hashed_folder, image_store, import_images
+from trainkit.data.storage.image_store import Packed, Writer
 from trainkit.errors import UserError
 
 SIZE = 8
@@ -30,7 +32,7 @@ def people(root: Path) -> Path:
 
 @pytest.fixture(params=["decoded", "encoded"])
 def folder(request, tmp_path) -> Path:
-    importing.import_faces(people(tmp_path / "people"), tmp_path / "set", image_size=SIZE, store=request.param)
+    import_images.import_faces(people(tmp_path / "people"), tmp_path / "set", image_size=SIZE, store=request.param)
     return tmp_path / "set"
 
 
@@ -62,7 +64,7 @@ def test_sets_of_squares_keep_the_digest_they_always_had(tmp_path):
         "encoded": "abf12cb271d4e2807c4b6409a9a6a7d39bf4208b40d803b5c85051304f89ff7f",
     }
     for store, digest in first.items():
-        importing.import_faces(root, tmp_path / store, image_size=8, store=store)
+        import_images.import_faces(root, tmp_path / store, image_size=8, store=store)
         data = Packed(tmp_path / store)
         assert data.digest == digest and data.manifest["image_size"] == 8 and data.size == (8, 8)
         assert data.groups is None and data.group_names == () and len(list((tmp_path / store).iterdir())) in (7, 8)
@@ -72,7 +74,7 @@ def test_sets_of_squares_keep_the_digest_they_always_had(tmp_path):
 def test_pictures_of_any_shape_are_kept(tmp_path, store):
     root = people(tmp_path / "people")
     Image.fromarray(np.full((5, 12, 3), 9, np.uint8)).save(root / "p0" / "0.png")
-    importing.import_pictures(root, tmp_path / "set", size=(4, 6), fit="stretch", store=store)
+    import_images.import_pictures(root, tmp_path / "set", size=(4, 6), fit="stretch", store=store)
     data = Packed(tmp_path / "set")
     assert data.size == (4, 6) and data.manifest["image_size"] == [4, 6]
     images = data.fetch(np.arange(12))
@@ -81,7 +83,9 @@ def test_pictures_of_any_shape_are_kept(tmp_path, store):
         assert (data.picture(row) == images[row].transpose(1, 2, 0)).all() and data.picture(row).flags.c_contiguous
     with pytest.raises(ValueError, match="4 x 6, not squares"):
         _ = data.image_size
-    assert importing.info(tmp_path / "set")["image_size"] == "4 x 6" and importing.verify(tmp_path / "set") == []
+    assert (
+        import_images.info(tmp_path / "set")["image_size"] == "4 x 6" and import_images.verify(tmp_path / "set") == []
+    )
 
 
 def own_sizes(tmp_path: Path) -> Path:
@@ -95,7 +99,7 @@ def own_sizes(tmp_path: Path) -> Path:
 
 def test_pictures_may_keep_their_own_sizes(tmp_path):
     root = own_sizes(tmp_path)
-    report = importing.import_pictures(root, tmp_path / "set", size=None)
+    report = import_images.import_pictures(root, tmp_path / "set", size=None)
     assert report.store == "encoded" and any("smallest 2 x 2, median 5 x 7, largest 5 x 7" in n for n in report.notes)
     data = Packed(tmp_path / "set")
     assert data.size is None and data.manifest["image_size"] is None and data.labels.tolist() == [0, 0, 1, 1]
@@ -111,17 +115,17 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
         with pytest.raises(ValueError, match="row"):
             data.picture(row)
     assert len(set(data.contents().tolist())) == 4
-    assert importing.info(tmp_path / "set")["image_size"] == "their own sizes"
-    again = importing.import_pictures(tmp_path / "set", tmp_path / "small", size=(4, 4), fit="crop")
-    direct = importing.import_pictures(root, tmp_path / "direct", size=(4, 4), fit="crop")
+    assert import_images.info(tmp_path / "set")["image_size"] == "their own sizes"
+    again = import_images.import_pictures(tmp_path / "set", tmp_path / "small", size=(4, 4), fit="crop")
+    direct = import_images.import_pictures(root, tmp_path / "direct", size=(4, 4), fit="crop")
     assert again.digest == direct.digest
     with pytest.raises(ValueError, match="encoded"):
-        importing.import_pictures(root, tmp_path / "no", size=None, store="decoded")
+        import_images.import_pictures(root, tmp_path / "no", size=None, store="decoded")
 
 
 def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
-    importing.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    import_images.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
     file = tmp_path / "set" / "images.bin"
     content = bytearray(file.read_bytes())
     content[int(Packed(tmp_path / "set")._offsets[2]) + 40] ^= 1
@@ -130,12 +134,12 @@ def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch)
     data.picture(1)
     with pytest.raises(UserError, match=r"row 2 \(c1/1\.png\).*checksum"):
         data.picture(2)
-    problems = importing.verify(tmp_path / "set")
+    problems = import_images.verify(tmp_path / "set")
     assert len(problems) == 2 and "images.bin" in problems[0] and "row 2" in problems[1]
 
 
 def grouped(tmp_path: Path) -> Path:
-    importing.import_pictures(people(tmp_path / "people"), tmp_path / "set", size=(8, 8), group=r"/(\d)\.")
+    import_images.import_pictures(people(tmp_path / "people"), tmp_path / "set", size=(8, 8), group=r"/(\d)\.")
     return tmp_path / "set"
 
 
@@ -146,8 +150,8 @@ def test_groups_are_kept_and_travel_to_workers(tmp_path):
     for one in (data, pickle.loads(pickle.dumps(data))):
         assert one.group_names == ("0", "1", "2", "3") and one.groups.tolist() == [0, 1, 2, 3] * 3
         assert one.groups.dtype == np.int64
-    assert importing.info(data.path)["groups"] == 4
-    importing.import_pictures(tmp_path / "people", tmp_path / "plain", size=(8, 8))
+    assert import_images.info(data.path)["groups"] == 4
+    import_images.import_pictures(tmp_path / "people", tmp_path / "plain", size=(8, 8))
     assert Packed(tmp_path / "plain").digest != data.digest, "groups are part of what a set is"
 
 
@@ -172,9 +176,9 @@ def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
             np.save(folder / name, content)
             manifest["files"][name] = {
                 "bytes": (folder / name).stat().st_size,
-                "sha256": hashed.sha256(folder / name),
+                "sha256": hashed_folder.sha256(folder / name),
             }
-    manifest["digest"] = packed.digest_of(manifest["files"], (12, 3, SIZE))
+    manifest["digest"] = image_store.digest_of(manifest["files"], (12, 3, SIZE))
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=words):
         Packed(folder)
@@ -213,7 +217,7 @@ def test_rows_that_are_not_there_are_a_mistake_of_the_caller(folder):
 def test_decoded_and_encoded_hold_the_same_pixels(tmp_path):
     source = people(tmp_path / "people")
     for store in ("decoded", "encoded"):
-        importing.import_faces(source, tmp_path / store, image_size=SIZE, store=store)
+        import_images.import_faces(source, tmp_path / store, image_size=SIZE, store=store)
     one, two = Packed(tmp_path / "decoded"), Packed(tmp_path / "encoded")
     assert (one.fetch(np.arange(12)) == two.fetch(np.arange(12))).all()
     assert (one.contents() == two.contents()).all()
@@ -233,10 +237,10 @@ def test_every_flipped_byte_of_every_file_is_noticed(folder):
             if file.name == "manifest.json":
                 noticed = _refuses(folder) or Packed(folder).digest == json.loads(whole)["digest"]
             else:
-                noticed = _refuses(folder) and importing.verify(folder) != []
+                noticed = _refuses(folder) and import_images.verify(folder) != []
             assert noticed, (file.name, int(place))
         file.write_bytes(whole)
-    assert importing.verify(folder) == []
+    assert import_images.verify(folder) == []
 
 
 def _refuses(folder: Path) -> bool:
@@ -249,7 +253,7 @@ def _refuses(folder: Path) -> bool:
 
 
 def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
     data = Packed(folder)
     begin = 128 + 7 * 3 * SIZE * SIZE if data.store == "decoded" else int(data._offsets[7])
     content = bytearray(images(folder).read_bytes())
@@ -259,7 +263,7 @@ def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
     data.fetch(np.asarray([6, 8]))
     with pytest.raises(UserError, match=r"row 7 \(p1/3\.png\)"):
         data.fetch(np.asarray([6, 7]))
-    problems = importing.verify(folder)
+    problems = import_images.verify(folder)
     assert len(problems) == 2 and "images." in problems[0] and "row 7" in problems[1]
 
 
@@ -273,7 +277,7 @@ def test_a_truncated_or_missing_file_is_named(folder, name):
     file.unlink()
     with pytest.raises(UserError, match=file.name):
         Packed(folder)
-    assert len(importing.verify(folder)) == 1
+    assert len(import_images.verify(folder)) == 1
 
 
 @pytest.mark.parametrize(
@@ -306,8 +310,8 @@ def test_a_label_out_of_range_is_named_by_its_row(folder):
     np.save(folder / "labels.npy", labels)
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text())
-    manifest["files"]["labels.npy"]["sha256"] = hashed.sha256(folder / "labels.npy")
-    manifest["digest"] = packed.digest_of(manifest["files"], (12, 3, SIZE))
+    manifest["files"]["labels.npy"]["sha256"] = hashed_folder.sha256(folder / "labels.npy")
+    manifest["digest"] = image_store.digest_of(manifest["files"], (12, 3, SIZE))
     file.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"row 9 .*label 3"):
         Packed(folder)
@@ -319,7 +323,7 @@ def test_an_import_that_fails_leaves_nothing(tmp_path):
     (root / "p2" / "0.png").write_bytes(b"")
     Image.fromarray(picture(0)).resize((9, 8)).save(root / "p2" / "1.png")
     with pytest.raises(UserError) as caught:
-        importing.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
+        import_images.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
     for name in ("p1/2.png", "p2/0.png", "p2/1.png"):
         assert name in str(caught.value)
     assert list((tmp_path / "out").iterdir()) == []
@@ -328,7 +332,7 @@ def test_an_import_that_fails_leaves_nothing(tmp_path):
 def test_damaged_pictures_are_left_out_on_demand_and_named(tmp_path):
     root = people(tmp_path / "people")
     (root / "p1" / "2.png").write_bytes(b"no picture")
-    report = importing.import_faces(root, tmp_path / "set", image_size=SIZE, damaged="skip")
+    report = import_images.import_faces(root, tmp_path / "set", image_size=SIZE, damaged="skip")
     assert report.rows == 11 and "p1/2.png" in report.notes[0]
     data = Packed(tmp_path / "set")
     assert data.labels.tolist() == [0] * 4 + [1] * 3 + [2] * 4
@@ -338,7 +342,7 @@ def test_damaged_pictures_are_left_out_on_demand_and_named(tmp_path):
 def test_an_existing_folder_is_not_written_over(folder):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(UserError, match="exists"):
-        importing.import_faces(folder.parent / "people", folder, image_size=SIZE)
+        import_images.import_faces(folder.parent / "people", folder, image_size=SIZE)
     assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -349,18 +353,18 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
     root = people(tmp_path / "people")
     monkeypatch.setattr(Writer, "_save", full)
     with pytest.raises(UserError, match="No space left"):
-        importing.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
+        import_images.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_progress_counts_to_the_end(tmp_path):
     seen = []
-    importing.import_faces(
+    import_images.import_faces(
         people(tmp_path / "p"), tmp_path / "set", image_size=SIZE, on_progress=lambda *done: seen.append(done)
     )
     assert seen == [(i, 12) for i in range(1, 13)]
     seen.clear()
-    importing.verify(tmp_path / "set", on_progress=lambda *done: seen.append(done))
+    import_images.verify(tmp_path / "set", on_progress=lambda *done: seen.append(done))
     assert seen[-1] == (12, 12)
 
 
@@ -368,12 +372,12 @@ def test_odd_things_are_warnings(tmp_path):
     root = people(tmp_path / "people")
     (root / "twin").mkdir()
     (root / "twin" / "x.png").write_bytes((root / "p0" / "1.png").read_bytes())
-    importing.import_faces(root, tmp_path / "set", image_size=SIZE)
+    import_images.import_faces(root, tmp_path / "set", image_size=SIZE)
     other = tmp_path / "other"
     (other / "z").mkdir(parents=True)
     Image.fromarray(picture(21)).save(other / "z" / "0.bmp")
-    importing.import_faces(other, tmp_path / "evaluation", image_size=SIZE)
-    problems = importing.verify(tmp_path / "set", against=[tmp_path / "evaluation"])
+    import_images.import_faces(other, tmp_path / "evaluation", image_size=SIZE)
+    problems = import_images.verify(tmp_path / "set", against=[tmp_path / "evaluation"])
     assert all(problem.startswith("warning: ") for problem in problems) and len(problems) == 3
     single, double, shared = problems
     assert "twin" in single
@@ -382,7 +386,7 @@ def test_odd_things_are_warnings(tmp_path):
 
 
 def test_info_says_what_is_there(folder):
-    facts = importing.info(folder)
+    facts = import_images.info(folder)
     assert facts["pictures"] == 12 and facts["classes"] == 3
     assert facts["pictures_per_class"] == {"least": 4, "median": 4.0, "most": 4}
     assert facts["bytes"] == sum(f.stat().st_size for f in folder.iterdir() if f.name != "manifest.json")
@@ -398,16 +402,16 @@ def test_pictures_of_every_mode_become_rgb():
     grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
     three = np.repeat(grey[:, :, None], 3, 2)
     image = Image.fromarray(grey)
-    assert (pictures.decode(encoded(image), "") == three).all()
-    assert (pictures.decode(encoded(image.convert("RGBA")), "") == three).all()
-    assert (pictures.decode(encoded(image.convert("LA")), "") == three).all()
-    assert (pictures.decode(encoded(image.convert("P")), "") == three).all()
-    assert (pictures.decode(encoded(Image.fromarray(grey.astype(np.uint16) * 257)), "") == three).all()
-    black_and_white = pictures.decode(encoded(Image.fromarray(grey > 100)), "")
+    assert (image_decode.decode(encoded(image), "") == three).all()
+    assert (image_decode.decode(encoded(image.convert("RGBA")), "") == three).all()
+    assert (image_decode.decode(encoded(image.convert("LA")), "") == three).all()
+    assert (image_decode.decode(encoded(image.convert("P")), "") == three).all()
+    assert (image_decode.decode(encoded(Image.fromarray(grey.astype(np.uint16) * 257)), "") == three).all()
+    black_and_white = image_decode.decode(encoded(Image.fromarray(grey > 100)), "")
     assert (black_and_white == np.where(grey > 100, 255, 0)[:, :, None]).all()
-    cmyk = pictures.decode(encoded(Image.fromarray(three).convert("CMYK"), "JPEG", quality=100), "")
+    cmyk = image_decode.decode(encoded(Image.fromarray(three).convert("CMYK"), "JPEG", quality=100), "")
     assert cmyk.shape == (8, 8, 3) and np.abs(cmyk.astype(int) - three).max() < 12
-    webp = pictures.decode(encoded(Image.fromarray(three), "WEBP", lossless=True), "")
+    webp = image_decode.decode(encoded(Image.fromarray(three), "WEBP", lossless=True), "")
     assert (webp == three).all()
 
 
@@ -415,7 +419,7 @@ def test_a_picture_lying_on_its_side_is_set_upright():
     pixels = picture(0)
     exif = Image.Exif()
     exif[0x0112] = 6
-    upright = pictures.decode(encoded(Image.fromarray(pixels), exif=exif), "")
+    upright = image_decode.decode(encoded(Image.fromarray(pixels), exif=exif), "")
     assert (upright == np.rot90(pixels, -1)).all()
 
 
@@ -439,7 +443,7 @@ def animated() -> bytes:
 )
 def test_what_is_no_whole_picture_is_refused_by_name(data, words):
     with pytest.raises(UserError, match=f"photo 3.*{words}"):
-        pictures.decode(data, "photo 3")
+        image_decode.decode(data, "photo 3")
 
 
 @pytest.mark.parametrize("side", [8_000, 20_000])
@@ -450,7 +454,7 @@ def test_a_bomb_is_refused_from_its_header(side):
 
     tracemalloc.start()
     with pytest.raises(UserError, match=r"pixels|cannot be decoded"):
-        pictures.decode(bomb, "bomb")
+        image_decode.decode(bomb, "bomb")
     assert tracemalloc.get_traced_memory()[1] < 20 << 20
     tracemalloc.stop()
 
@@ -488,14 +492,14 @@ OTHERS = {
     "grey": lambda: jpeg(photograph(1).convert("L")),
     "CMYK": lambda: jpeg(photograph(2).convert("CMYK")),
     "RGB": lambda: jpeg(photograph(3), keep_rgb=True),
-    "PNG": lambda: pictures.encode(np.asarray(photograph(4))),
+    "PNG": lambda: image_decode.encode(np.asarray(photograph(4))),
 }
 
 
 def packed_bytes(folder: Path, encoded: list[bytes]) -> Packed:
     with Writer(folder, size=(40, 56), store="encoded") as writer:
         for data in encoded:
-            writer.add(np.ascontiguousarray(pictures.decode(data, "").transpose(2, 0, 1)), data)
+            writer.add(np.ascontiguousarray(image_decode.decode(data, "").transpose(2, 0, 1)), data)
         labels = np.zeros(len(encoded), np.int64)
         return writer.finish(labels=labels, class_names=["one"], ids=[str(i) for i in range(len(encoded))])
 
@@ -504,18 +508,18 @@ def packed_bytes(folder: Path, encoded: list[bytes]) -> Packed:
 def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder):
     if decoder == "_simplejpeg":
         pytest.importorskip("simplejpeg")
-    monkeypatch.setattr(pictures, "plain_decoder", getattr(pictures, decoder))
+    monkeypatch.setattr(image_decode, "plain_decoder", getattr(image_decode, decoder))
     data = packed_bytes(tmp_path / "set", [make() for make in (PLAIN | OTHERS).values()])
     assert not data._images.flags.writeable, "a file larger than memory can be mapped for reading alone"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         images = data.fetch(np.arange(len(data)))
     for row, (name, make) in enumerate((PLAIN | OTHERS).items()):
-        pixels = pictures.decode(make(), "")
+        pixels = image_decode.decode(make(), "")
         assert (images[row].transpose(1, 2, 0) == pixels).all(), name
         assert (data.picture(row) == pixels).all() and data.picture(row).flags.c_contiguous
-        assert pictures.plain_jpeg(make()) == ((40, 56) if name in PLAIN else None), name
-    assert data._known.tolist() == [packed._PLAIN] * len(PLAIN) + [packed._CHECKED] * len(OTHERS)
+        assert image_decode.plain_jpeg(make()) == ((40, 56) if name in PLAIN else None), name
+    assert data._known.tolist() == [image_store._PLAIN] * len(PLAIN) + [image_store._CHECKED] * len(OTHERS)
     assert data._proved >= len(PLAIN), "Pillow has not decoded them"
 
 
@@ -523,20 +527,20 @@ def test_once_it_has_proved_itself_a_decoder_reads_groups_and_pillow_what_it_can
     made = [make() for make in (PLAIN | OTHERS).values()]
     data = packed_bytes(tmp_path / "set", 4 * made)
     asked, small = [], 5 * 40 * 56 * 4  # several groups, the last of them not whole
-    monkeypatch.setattr(pictures.Room, "_BYTES", small)
-    monkeypatch.setattr(pictures, "_own", threading.local())
+    monkeypatch.setattr(image_decode.Room, "_BYTES", small)
+    monkeypatch.setattr(image_decode, "_own", threading.local())
 
     def picky(encoded, out) -> np.ndarray:
         asked.append(out)
         if len(asked) % 11 == 0:
             raise ValueError("not this time")
-        out[:, :, :3], out[:, :, 3] = pictures.decode(encoded.tobytes(), ""), len(asked)
+        out[:, :, :3], out[:, :, 3] = image_decode.decode(encoded.tobytes(), ""), len(asked)
         return out
 
-    monkeypatch.setattr(pictures, "plain_decoder", lambda: picky)
-    expected = [pictures.decode(encoded, "").transpose(2, 0, 1) for encoded in 4 * made]
+    monkeypatch.setattr(image_decode, "plain_decoder", lambda: picky)
+    expected = [image_decode.decode(encoded, "").transpose(2, 0, 1) for encoded in 4 * made]
     plain = np.tile(np.arange(len(made)) < len(PLAIN), 4).nonzero()[0]
-    with threads.alone():
+    with thread_pool.alone():
         for rows in (np.arange(len(data)), plain, np.arange(len(data))[::-1]):
             assert (data.fetch(rows) == np.stack([expected[row] for row in rows])).all()
     assert len(asked) > 2 * len(plain)
@@ -548,17 +552,17 @@ def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog
 
     def off_by_one(encoded, out) -> np.ndarray:
         asked.append(encoded)
-        return pictures.decode(encoded.tobytes(), "") ^ 1
+        return image_decode.decode(encoded.tobytes(), "") ^ 1
 
-    monkeypatch.setattr(pictures, "plain_decoder", lambda: off_by_one)
-    with threads.alone():
+    monkeypatch.setattr(image_decode, "plain_decoder", lambda: off_by_one)
+    with thread_pool.alone():
         images = data.fetch(np.arange(len(data)))
     for row, make in enumerate(PLAIN.values()):
-        assert (images[row].transpose(1, 2, 0) == pictures.decode(make(), "")).all()
+        assert (images[row].transpose(1, 2, 0) == image_decode.decode(make(), "")).all()
     assert len(asked) == 1 and "otherwise than it was imported" in caplog.text and "row 0" in caplog.text
 
 
-@pytest.mark.parametrize("proved", [0, packed._PROOFS])
+@pytest.mark.parametrize("proved", [0, image_store._PROOFS])
 def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved):
     data = packed_bytes(tmp_path / "set", [PLAIN["4:2:0"]()])
     data._proved = proved
@@ -567,17 +571,17 @@ def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved)
         raise ValueError("no")
 
     for decoder in (broken, None):
-        monkeypatch.setattr(pictures, "plain_decoder", lambda decoder=decoder: decoder)
+        monkeypatch.setattr(image_decode, "plain_decoder", lambda decoder=decoder: decoder)
         vars(data).pop("_decoder", None)
-        assert (data.picture(0) == pictures.decode(PLAIN["4:2:0"](), "")).all()
+        assert (data.picture(0) == image_decode.decode(PLAIN["4:2:0"](), "")).all()
 
 
 def test_threads_read_what_one_reads(tmp_path, monkeypatch):
-    monkeypatch.setattr(threads, "count", lambda: 3)
-    monkeypatch.setattr(packed, "_COPIED", 1)
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(thread_pool, "count", lambda: 3)
+    monkeypatch.setattr(image_store, "_COPIED", 1)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
     for store in ("decoded", "encoded"):
-        importing.import_pictures(people(tmp_path / store), tmp_path / f"{store}.set", size=(8, 8), store=store)
+        import_images.import_pictures(people(tmp_path / store), tmp_path / f"{store}.set", size=(8, 8), store=store)
         data = Packed(tmp_path / f"{store}.set")
         rows = np.random.default_rng(0).integers(0, 12, 50)
         for pixels, row in zip(data.fetch(rows), rows, strict=True):
@@ -594,13 +598,13 @@ def test_threads_read_what_one_reads(tmp_path, monkeypatch):
 def test_headers_that_are_cut_or_made_up_are_no_plain_jpegs():
     whole = PLAIN["4:2:0"]()
     start = whole.index(b"\xff\xda")
-    assert pictures.plain_jpeg(whole) == (40, 56)
-    assert all(pictures.plain_jpeg(whole[:cut]) is None for cut in range(start + 4))
+    assert image_decode.plain_jpeg(whole) == (40, 56)
+    assert all(image_decode.plain_jpeg(whole[:cut]) is None for cut in range(start + 4))
     rng = np.random.default_rng(0)
     for _ in range(2000):
         content = bytearray(whole[: start + 20])
         content[rng.integers(len(content))] = rng.integers(256)
-        found = pictures.plain_jpeg(bytes(content))
+        found = image_decode.plain_jpeg(bytes(content))
         assert found is None or (len(found) == 2 and min(found) >= 1)
     large = whole.replace((40).to_bytes(2, "big") + (56).to_bytes(2, "big"), b"\xff\xff\xff\xff")
-    assert pictures.plain_jpeg(large) is None, "beyond the cap"
+    assert image_decode.plain_jpeg(large) is None, "beyond the cap"

@@ -15,18 +15,21 @@ from hypothesis import strategies as st
 from PIL import Image
 from runs import environment
 
-from trainkit import blocks, plan
-from trainkit.blocks import validate
-from trainkit.data import augment, people, sample_people
-from trainkit.data.augment import Light
-from trainkit.data.modalities import MODALITIES, RGB, TEXT, subsets
-from trainkit.data.people import ModalityDropout, People, combined
-from trainkit.data.sampling import PK, ModalPK, Pairs
-from trainkit.data.tokens import Captions, Words
+from trainkit.config import validation
+from trainkit.config.schema import TABLES
+from trainkit.config.units import Curve
+from trainkit.config.validation import validate
+from trainkit.data.images import augment
+from trainkit.data.images.augment import Light
+from trainkit.data.people import dataset
+from trainkit.data.people.dataset import ModalityDropout, People, combined
+from trainkit.data.people.modalities import MODALITIES, RGB, TEXT, subsets
+from trainkit.data.people.pk_sampler import PK, ModalPK, Pairs
+from trainkit.data.people.tokenizer import Captions, Words
+from trainkit.data.synthetic import people as sample_people
 from trainkit.errors import UserError
-from trainkit.recipe import TABLES
-from trainkit.schedule import Curve
-from trainkit.task import Data
+from trainkit.interfaces import Data
+from trainkit.training import plan
 
 SMALL = {"image_size": (16, 8), "text": Captions(length=12, vocabulary=500)}
 BLOCK = ModalPK(people=2, each=5)
@@ -309,7 +312,7 @@ def test_a_batch_is_in_the_order_of_its_modalities_and_queries_are_rows_of_it(op
         there = query[query >= 0]
         assert len(set(batch["label"][there].tolist())) == 1
         assert modality[there].tolist() == np.flatnonzero(query >= 0).tolist()
-    one = people.replace(train, queries="one").fetch(rows, 0)["queries"].numpy()
+    one = dataset.replace(train, queries="one").fetch(rows, 0)["queries"].numpy()
     assert one.shape == (2, 5) and (one[:, 0] == -1).all() and (one[:, 1:] >= 0).all()
 
 
@@ -381,7 +384,7 @@ def test_queries_lose_modalities_from_an_epoch_on_and_never_all(home):
     train = block(home, modality_dropout=ModalityDropout(p=0.5, from_epoch=2)).open(0).train
     rows = train.order(0, 10)[0, :]
     whole = train.fetch(rows, 1)["queries"]
-    assert torch.equal(whole, people.replace(train, dropout=None).fetch(rows, 2)["queries"])
+    assert torch.equal(whole, dataset.replace(train, dropout=None).fetch(rows, 2)["queries"])
     assert not torch.equal(whole, train.fetch(rows, 2)["queries"])
     lost = []
     for epoch in range(2, 60):
@@ -553,10 +556,10 @@ def test_the_block_is_read_strictly_and_written_back():
         "modality_dropout": {"p": 0.15},
         "text": {"tokenizer": "clip", "file": "x.gz", "length": 77},
     }
-    data = blocks.validate(People, tree, TABLES)
+    data = validation.validate(People, tree, TABLES)
     assert data.hold_out == 0.25 and data.sampler == Pairs(people=4, each=3) and data.block == 12
-    again = blocks.to_tree(data)
-    assert again["hold_out"] == "25%" and blocks.validate(People, again, TABLES) == data
+    again = validation.to_tree(data)
+    assert again["hold_out"] == "25%" and validation.validate(People, again, TABLES) == data
     for wrong in ({"sampler": {"name": "pk"}}, {"modality_dropout": {"p": 1.0}}, {"queries": "some"}, {"fit": "keep"}):
         with pytest.raises(ValueError):
-            blocks.validate(People, tree | wrong, TABLES)
+            validation.validate(People, tree | wrong, TABLES)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import importing, pictures
+from trainkit.data.formats import image_decode
+from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
@@ -47,7 +48,7 @@ def test_sixteen_bits_are_scaled_and_not_clipped(channels, colour):
     values = np.random.default_rng(1).integers(0, 1 << 16, (5, 6, channels))
     if channels in (2, 4):
         values[..., -1] = 65535
-    decoded = pictures.decode(png(values, 16, colour), "")
+    decoded = image_decode.decode(png(values, 16, colour), "")
     colours = values[..., :3] if channels >= 3 else values[..., :1]
     expected = np.broadcast_to(colours / 65535 * 255, (5, 6, 3))
     assert decoded.dtype == np.uint8 and np.abs(decoded - expected).max() <= 1
@@ -59,7 +60,7 @@ def test_grey_of_few_bits_reaches_from_black_to_white(depth):
     top = (1 << depth) - 1
     values = np.random.default_rng(depth).integers(0, top + 1, (7, 9, 1))
     values[0, 0], values[0, 1] = 0, top
-    decoded = pictures.decode(png(values, depth, 0), "")
+    decoded = image_decode.decode(png(values, depth, 0), "")
     assert np.abs(decoded - values * 255 / top).max() < 1
     assert decoded[0, 0].tolist() == [0, 0, 0] and decoded[0, 1].tolist() == [255, 255, 255]
 
@@ -68,7 +69,7 @@ def test_a_palette_gives_its_colours_also_where_they_are_transparent():
     palette = np.asarray([[200, 10, 30], [0, 255, 0], [7, 8, 9], [250, 251, 252]], np.uint8)
     index = np.random.default_rng(0).integers(0, 4, (6, 5, 1))
     for alpha in (b"\0\x80\xff\xff", b"\0"):
-        decoded = pictures.decode(png(index, 2, 3, (b"PLTE", palette.tobytes()), (b"tRNS", alpha)), "")
+        decoded = image_decode.decode(png(index, 2, 3, (b"PLTE", palette.tobytes()), (b"tRNS", alpha)), "")
         assert (decoded == palette[index[..., 0]]).all()
 
 
@@ -76,7 +77,7 @@ def test_a_palette_gives_its_colours_also_where_they_are_transparent():
 def test_transparency_is_dropped_and_the_colour_below_it_stays(mode):
     image = Image.fromarray(np.repeat(GREY[..., None], 3, 2)).convert(mode)
     image.putalpha(Image.fromarray(255 - GREY))
-    assert (pictures.decode(saved(image), "") == GREY[..., None]).all()
+    assert (image_decode.decode(saved(image), "") == GREY[..., None]).all()
 
 
 def test_cmyk_is_taken_to_be_stored_inverted_as_every_writer_does():
@@ -84,7 +85,7 @@ def test_cmyk_is_taken_to_be_stored_inverted_as_every_writer_does():
     ink[:, :, 0], ink[:8, :, 3] = 255, 128  # cyan, its upper half darkened by black ink
     data = saved(Image.fromarray(ink, "CMYK"), "JPEG", quality=100, subsampling=0)
     assert b"Adobe" in data, "the marker that says how it is stored"
-    decoded = pictures.decode(data, "").astype(int)
+    decoded = image_decode.decode(data, "").astype(int)
     assert np.abs(decoded[12, 4] - [0, 255, 255]).max() <= 3, "paper without red"
     assert np.abs(decoded[4, 4] - [0, 127, 127]).max() <= 3
 
@@ -94,7 +95,7 @@ def test_a_photograph_with_a_preview_in_its_file_is_a_photograph():
     data = saved(one, "MPO", save_all=True, append_images=[two], quality=100)
     with Image.open(io.BytesIO(data)) as opened:
         assert (opened.format, opened.n_frames) == ("MPO", 2)
-    assert (pictures.decode(data, "") == pictures.decode(saved(one, "JPEG", quality=100), "")).all()
+    assert (image_decode.decode(data, "") == image_decode.decode(saved(one, "JPEG", quality=100), "")).all()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
@@ -104,7 +105,7 @@ def test_an_animation_is_refused_with_its_file(tmp_path, kind):
     file = tmp_path / "set" / "cat" / f"7.{kind.lower()}"
     file.write_bytes(saved(frames[0], kind, save_all=True, append_images=frames[1:]))
     with pytest.raises(UserError, match=rf"cat/7\.{kind.lower()}: an animated picture"):
-        importing.import_pictures(tmp_path / "set", tmp_path / "out", size=(8, 8), fit="crop")
+        import_images.import_pictures(tmp_path / "set", tmp_path / "out", size=(8, 8), fit="crop")
     assert not (tmp_path / "out").exists()
 
 
@@ -141,7 +142,7 @@ def test_stretch_resizes_both_sides_with_a_cubic_kernel():
     pixels = noise(13, 40)
     for size in ((32, 64), (6, 11), (13, 20)):
         expected = both_sides(pixels, (0, 0, 40, 13), size)
-        found = pictures.fit(pixels, size, "", "stretch")
+        found = image_decode.fit(pixels, size, "", "stretch")
         assert found.shape == (*size, 3) and np.abs(found - expected).max() <= 1
 
 
@@ -157,42 +158,42 @@ def test_stretch_resizes_both_sides_with_a_cubic_kernel():
 )
 def test_crop_resizes_the_largest_centred_part_of_the_shape(shape, size, box):
     pixels = noise(*shape)
-    found = pictures.fit(pixels, size, "", "crop")
+    found = image_decode.fit(pixels, size, "", "crop")
     assert found.shape == (*size, 3) and np.abs(found - both_sides(pixels, box, size)).max() <= 1
 
 
 def test_crop_is_resizing_the_shorter_side_and_cutting_the_centre():
     pixels = noise(40, 64)
     shorter = np.asarray(Image.fromarray(pixels).resize((32, 20), Image.Resampling.BICUBIC))
-    assert np.abs(pictures.fit(pixels, (20, 20), "", "crop").astype(int) - shorter[:, 6:26]).max() <= 1
+    assert np.abs(image_decode.fit(pixels, (20, 20), "", "crop").astype(int) - shorter[:, 6:26]).max() <= 1
 
 
 @pytest.mark.parametrize("shape", [(1, 5000), (5000, 1), (1, 1), (3, 4999), (224, 223)])
 def test_thin_and_tiny_pictures_fit_too(shape):
     pixels = np.full((*shape, 3), 77, np.uint8)
     for how in ("crop", "stretch"):
-        assert (pictures.fit(pixels, (224, 224), "", how) == 77).all()
-        assert pictures.fit(pixels, (32, 64), "", how).shape == (32, 64, 3)
+        assert (image_decode.fit(pixels, (224, 224), "", how) == 77).all()
+        assert image_decode.fit(pixels, (32, 64), "", how).shape == (32, 64, 3)
 
 
 def test_a_picture_of_the_size_is_left_as_it_is():
     pixels = noise(32, 64)
     for how in ("no", "down", "any", "stretch", "crop"):
-        assert pictures.fit(pixels, (32, 64), "", how) is pixels
+        assert image_decode.fit(pixels, (32, 64), "", how) is pixels
 
 
 def test_faces_are_never_squeezed():
     for how in ("no", "down", "any"):
         with pytest.raises(UserError, match=r"photo: 20 x 10 pixels; expected 8 x 8"):
-            pictures.fit(noise(10, 20), (8, 8), "photo", how)
+            image_decode.fit(noise(10, 20), (8, 8), "photo", how)
     with pytest.raises(UserError, match="photo"):
-        pictures.fit(noise(4, 4), (8, 8), "photo", "down")
-    assert pictures.fit(noise(4, 4), (8, 8), "", "any").shape == (8, 8, 3)
+        image_decode.fit(noise(4, 4), (8, 8), "photo", "down")
+    assert image_decode.fit(noise(4, 4), (8, 8), "", "any").shape == (8, 8, 3)
 
 
 @pytest.mark.slow
 def test_one_bit_pictures_become_black_and_white(shared: Path):
     file = next((shared / "emb_omniglot" / "Greek").glob("*/*.png"))
     assert Image.open(file).mode == "1"
-    pixels = pictures.decode(file.read_bytes(), "")
+    pixels = image_decode.decode(file.read_bytes(), "")
     assert set(np.unique(pixels)) == {0, 255} and 0.8 < (pixels == 255).mean() < 1, "black strokes on white"

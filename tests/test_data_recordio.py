@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trainkit.data import recordio
+from trainkit.data.formats import recordio
 from trainkit.errors import UserError
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "faces_lfw112"

@@ -12,14 +12,15 @@ import pytest
 import torch
 from runs import PLUGIN, Ran, all_same, newest, own_store, run, spawn, stop_after, stripes
 
-from trainkit import seeding
-from trainkit.data import hashed, loading
-from trainkit.data.images import Images
-from trainkit.data.packed import Packed
-from trainkit.data.replacing import TRIES, Damage, Replacing
+from trainkit import rng
+from trainkit.config.schema import Loader
+from trainkit.data.images.dataset import Images
+from trainkit.data.loader import stream
+from trainkit.data.loader.damaged_samples import TRIES, Damage, Replacing
+from trainkit.data.storage import hashed_folder
+from trainkit.data.storage.image_store import Packed
 from trainkit.errors import EXIT_CODE, UserError
-from trainkit.plan import Plan
-from trainkit.recipe import Loader
+from trainkit.training.plan import Plan
 
 SIDE = 16
 PLAN = Plan(steps=12, steps_per_epoch=6, batch_size=8, micro_batch=8, accumulation=1, world=1, rank=0)
@@ -29,7 +30,7 @@ PLAN = Plan(steps=12, steps_per_epoch=6, batch_size=8, micro_batch=8, accumulati
 def pictures(tmp_path, cache, monkeypatch) -> Path:
     """48 pictures of three classes, packed; as of a set of gigabytes their hash is not compared when it is opened."""
     stripes(tmp_path / "set", 16, 1, (SIDE, SIDE))
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
     return tmp_path / "set"
 
 
@@ -51,7 +52,7 @@ def damage(packed: Packed, rows, seed: int = 0) -> None:
 
 
 def read(split, bad: Damage | None = None, **more) -> list[dict[str, torch.Tensor]]:
-    return list(loading.training(split, PLAN, 0, Loader(**more), pin=False, damage=bad))
+    return list(stream.training(split, PLAN, 0, Loader(**more), pin=False, damage=bad))
 
 
 def test_every_flip_of_a_packed_row_is_found_when_it_is_read(promise, pictures):
@@ -105,7 +106,7 @@ def test_another_of_its_class_is_read_in_its_place_and_nothing_else_changes(pict
 def test_what_stands_in_for_a_row_may_be_damaged_too(pictures):
     split = opened(pictures)
     alike = np.flatnonzero(split.label == split.label[9])
-    first = int(alike[alike != 9][seeding.number(3, "damaged", 9, 0) % 15])
+    first = int(alike[alike != 9][rng.number(3, "damaged", 9, 0) % 15])
     damage(split.packed, [9, first])
     instead, said = Replacing(opened(pictures), 3).instead(9)
     assert instead not in (9, first) and "row 9 " in said
@@ -181,7 +182,7 @@ def test_the_share_that_may_be_damaged_is_that_of_the_run_however_often_it_was_i
     monkeypatch.syspath_prepend(PLUGIN)
     import toy
 
-    order, whole = seeding.permutation(0, 0, 64), toy.ToySplit.fetch
+    order, whole = rng.permutation(0, 0, 64), toy.ToySplit.fetch
 
     def fetch(self, indices, epoch, view=None):
         if self.name == "train" and (bad := {order[0], order[-1]}.intersection(indices)):
@@ -216,7 +217,7 @@ def test_as_given_damage_ends_the_run(store):
 def test_an_import_leaves_out_no_more_than_it_may(pictures, tmp_path):
     from click.testing import CliRunner
 
-    from trainkit.cli import main
+    from trainkit.cli.main import main
 
     for name in ("across/003.png", "down/004.png"):
         (pictures / name).write_bytes((pictures / name).read_bytes()[:60])

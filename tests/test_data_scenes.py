@@ -11,17 +11,17 @@ import torch
 from PIL import Image
 from runs import environment
 
-from trainkit import blocks
-from trainkit.blocks import validate
-from trainkit.data import scenes
-from trainkit.data.augment import Distort
-from trainkit.data.distances import Distance, distances_once
-from trainkit.data.scene_augment import SceneAugment
-from trainkit.data.scene_splits import SceneCrops, SceneSet
-from trainkit.data.scenes import Scenes
+from trainkit.config import validation
+from trainkit.config.schema import TABLES
+from trainkit.config.validation import validate
+from trainkit.data.images.augment import Distort
+from trainkit.data.scenes import dataset
+from trainkit.data.scenes.augment import SceneAugment
+from trainkit.data.scenes.dataset import Scenes
+from trainkit.data.scenes.splits import SceneCrops, SceneSet
+from trainkit.data.storage.boundary_distance import Distance, distances_once
 from trainkit.errors import UserError
-from trainkit.recipe import TABLES
-from trainkit.task import IGNORED, Data
+from trainkit.interfaces import IGNORED, Data
 
 NAMES = list(sets.NAMES[: sets.CLASSES])
 CROP = (16, 24)
@@ -382,10 +382,10 @@ def test_the_yaml_of_a_recipe_becomes_the_block():
         "distance": {"cap": 8},
         "eval_scales": [0.5, 1],
     }
-    made = blocks.validate(Scenes, tree, TABLES)
+    made = validation.validate(Scenes, tree, TABLES)
     assert made.palette["car"] == (3, 4, 5) and made.ignore == [(0, 0, 0)] and made.distance.cap == 8
-    assert made.augment.distort.p == 1 and made.window == (8, 16) and blocks.to_tree(made)["crop"] == [8, 16]
-    numbered = blocks.validate(Scenes, {"train": "a", "names": ["a", "b"], "ignore": [11], "crop": [8, 8]}, TABLES)
+    assert made.augment.distort.p == 1 and made.window == (8, 16) and validation.to_tree(made)["crop"] == [8, 16]
+    numbered = validation.validate(Scenes, {"train": "a", "names": ["a", "b"], "ignore": [11], "crop": [8, 8]}, TABLES)
     assert numbered.ignore == [11]
 
 
@@ -435,7 +435,7 @@ def test_masks_without_a_label_are_refused(tmp_path):
 def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch):
     home = sets.camvid(tmp_path / "a", (2, 1))
     sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 77, np.uint8))
-    monkeypatch.setattr(scenes.packing, "pack_once", lambda *_, **__: pytest.fail("pictures are packed"))
+    monkeypatch.setattr(dataset.cache, "pack_once", lambda *_, **__: pytest.fail("pictures are packed"))
     with pytest.raises(UserError, match=r"77 \(768 px"):
         block(home).open(0)
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import hub, importing, packing, sources
-from trainkit.data.packed import Packed
+from trainkit.data import hub, sources
+from trainkit.data.storage import cache as packing
+from trainkit.data.storage import import_images
+from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 
 
@@ -71,7 +73,7 @@ def test_the_class_of_a_picture_is_the_path_below_the_root(tmp_path):
     put(root, "root.png", ".hidden/a/1.png", "Greek/.cache/1.png")
     (root / "Greek" / "notes.txt").write_text("no picture")
     (root / "empty").mkdir()
-    importing.import_pictures(root, tmp_path / "out", size=(6, 10), group="^([^/]+)/")
+    import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group="^([^/]+)/")
     data = Packed(tmp_path / "out")
     assert data.ids() == ["Greek/a/1.png", "Greek/a/2.png", "Greek/b/1.png", "Latin/a/1.png", "noise/x.PNG"]
     assert [data.class_names[label] for label in data.labels] == ["Greek/a", "Greek/a", "Greek/b", "Latin/a", "noise"]
@@ -116,7 +118,7 @@ def test_a_folder_within_itself_ends(tmp_path):
 
 def test_a_source_without_splits_says_so(tmp_path):
     root = put(tmp_path / "set", "cat/1.png", "dog/1.png")
-    importing.import_pictures(root, tmp_path / "packed", size=(6, 10))
+    import_images.import_pictures(root, tmp_path / "packed", size=(6, 10))
     with pytest.raises(UserError, match="packed set has no splits"):
         sources.open_source(f"{tmp_path / 'packed'}#val")
 
@@ -147,7 +149,7 @@ def test_what_a_recipe_names_lies_below_the_data_root(tmp_path, monkeypatch):
 def test_an_expression_that_names_no_group_is_refused_before_anything_is_read(tmp_path, pattern, words):
     root = put(tmp_path / "set", "cat/1.png")
     with pytest.raises(UserError, match=f"^group.*{words}"):
-        importing.import_pictures(root, tmp_path / "out", size=(6, 10), group=pattern)
+        import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group=pattern)
     assert not (tmp_path / "out").exists()
 
 
@@ -155,7 +157,7 @@ def test_a_picture_without_a_group_is_an_error_whatever_is_skipped(tmp_path):
     root = put(tmp_path / "set", "open/s01_1.png", "open/s02_1.png", "shut/x02_1.png")
     for pattern in ("(s[0-9]+)_", "(s?)[0-9]+_"):
         with pytest.raises(UserError, match=r"x02_1\.png.* names no group"):
-            importing.import_pictures(root, tmp_path / "out", size=(6, 10), group=pattern, damaged="skip")
+            import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group=pattern, damaged="skip")
     assert not (tmp_path / "out").exists()
 
 
@@ -168,8 +170,8 @@ def test_a_very_long_name_is_not_searched(tmp_path):
 
 def test_groups_survive_being_packed_again(tmp_path):
     root = put(tmp_path / "set", "open/s02_1.png", "open/s01_1.png", "shut/s02_2.png")
-    importing.import_pictures(root, tmp_path / "one", size=(6, 10), group="(s[0-9]+)_")
-    importing.import_pictures(tmp_path / "one", tmp_path / "two", size=(3, 5), fit="stretch")
+    import_images.import_pictures(root, tmp_path / "one", size=(6, 10), group="(s[0-9]+)_")
+    import_images.import_pictures(tmp_path / "one", tmp_path / "two", size=(3, 5), fit="stretch")
     one, two = Packed(tmp_path / "one"), Packed(tmp_path / "two")
     assert one.group_names == two.group_names == ("s01", "s02")
     assert one.groups.tolist() == two.groups.tolist() == [0, 1, 1]
@@ -180,8 +182,8 @@ def test_verify_names_groups_that_two_sets_share(tmp_path):
     for name, files in (("train", ["open/s1_a.png", "shut/s2_a.png"]), ("val", ["open/s2_b.png", "shut/s3_b.png"])):
         root = put(tmp_path / "pictures" / name, *files)
         Image.fromarray(noise(len(name))).save(root / files[0])
-        importing.import_pictures(root, tmp_path / name, size=(6, 10), group="(s[0-9])_")
-    found = importing.verify(tmp_path / "train", against=[tmp_path / "val"])
+        import_images.import_pictures(root, tmp_path / name, size=(6, 10), group="(s[0-9])_")
+    found = import_images.verify(tmp_path / "train", against=[tmp_path / "val"])
     assert [line for line in found if "groups are" in line] == [f"warning: 1 groups are also in {tmp_path / 'val'}: s2"]
 
 
@@ -207,7 +209,7 @@ def test_mrl_eye_has_its_states_and_subjects_in_the_names(tmp_path):
             (1, "s0002"),
         ]
     (tmp_path / "mrlEyes_2018_01" / "annotation.txt").write_text("not a picture")
-    importing.import_pictures(tmp_path / "mrlEyes_2018_01", tmp_path / "out", size=(32, 64), fit="stretch")
+    import_images.import_pictures(tmp_path / "mrlEyes_2018_01", tmp_path / "out", size=(32, 64), fit="stretch")
     data = Packed(tmp_path / "out")
     assert data.class_names == ("closed", "open") and data.labels.tolist() == [0, 1, 1]
     assert data.group_names == ("s0001", "s0002") and data.groups.tolist() == [0, 0, 1]
@@ -216,7 +218,7 @@ def test_mrl_eye_has_its_states_and_subjects_in_the_names(tmp_path):
 
 def test_open_eyes_alone_are_still_called_open(tmp_path):
     root = put(tmp_path / "eyes", "s0001/s0001_00002_0_1_1_2_1_03.png", "s0002/s0002_00003_1_0_1_0_0_02.png")
-    importing.import_pictures(root, tmp_path / "out", size=(6, 10))
+    import_images.import_pictures(root, tmp_path / "out", size=(6, 10))
     assert Packed(tmp_path / "out").class_names == ("open",)
 
 
@@ -226,12 +228,12 @@ def test_open_eyes_alone_are_still_called_open(tmp_path):
 def test_a_picture_that_is_not_of_mrl_eye_is_named(tmp_path, name):
     root = put(mrl(tmp_path / "eyes"), name)
     with pytest.raises(UserError, match=f"1 picture not named as those of MRL Eye:\n  {name}\n"):
-        importing.import_pictures(root, tmp_path / "out", size=(6, 10), damaged="skip")
+        import_images.import_pictures(root, tmp_path / "out", size=(6, 10), damaged="skip")
 
 
 def test_mrl_eye_sorted_into_folders_of_states_is_ordinary(tmp_path):
     root = put(tmp_path / "eyes", "awake/s0001_00001_0_0_1_0_0_01.png", "sleepy/s0001_00002_0_0_0_0_0_01.png")
-    importing.import_pictures(root, tmp_path / "out", size=(6, 10), group=r"(s\d{4})_")
+    import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group=r"(s\d{4})_")
     data = Packed(tmp_path / "out")
     assert data.class_names == ("awake", "sleepy") and data.group_names == ("s0001",)
 
@@ -243,7 +245,7 @@ def test_mrl_eye_sorted_into_folders_of_states_is_ordinary(tmp_path):
 def test_rows_of_ocec_are_chosen_by_their_split(tmp_path, split, rows):
     file = ocec(tmp_path / "ocec.parquet")
     source = sources.open_source(f"{file}{split}")
-    importing.import_pictures(source, tmp_path / "out", size=(6, 10), group=r"(video\d)/")
+    import_images.import_pictures(source, tmp_path / "out", size=(6, 10), group=r"(video\d)/")
     data = Packed(tmp_path / "out")
     assert source.size == len(data) == len(rows)
     assert data.class_names == ("closed", "open")
@@ -259,9 +261,9 @@ def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path)
     pictures = [png(k) for k in range(5)]
     pictures[4] = pictures[4][:50]
     file = ocec(tmp_path / "ocec.parquet", image_bytes=pictures)
-    importing.import_pictures(file, tmp_path / "train", size=(6, 10))
+    import_images.import_pictures(file, tmp_path / "train", size=(6, 10))
     with pytest.raises(UserError, match=r"ocec\.parquet, row 4 \(cropped/video2/0004\.png\): cannot be decoded"):
-        importing.import_pictures(f"{file}#val", tmp_path / "val", size=(6, 10))
+        import_images.import_pictures(f"{file}#val", tmp_path / "val", size=(6, 10))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path)
 def test_what_is_wrong_in_a_table_is_named(tmp_path, changes, split, words):
     file = ocec(tmp_path / "ocec.parquet", **changes)
     with pytest.raises(UserError, match=words):
-        importing.import_pictures(f"{file}{split}", tmp_path / "out", size=(6, 10))
+        import_images.import_pictures(f"{file}{split}", tmp_path / "out", size=(6, 10))
     assert not (tmp_path / "out").exists()
 
 
@@ -321,7 +323,7 @@ def test_splits_of_saved_sets_are_chosen(tmp_path, monkeypatch):
     datasets.DatasetDict({"train": made(0, 1, 2), "validation": made(3)}).save_to_disk(tmp_path / "saved")
     made(5).save_to_disk(tmp_path / "single")
     for split, seeds in (("", [0, 1, 2]), ("#train", [0, 1, 2]), ("#validation", [3])):
-        importing.import_pictures(f"{tmp_path / 'saved'}{split}", tmp_path / f"out{split}", size=(6, 10))
+        import_images.import_pictures(f"{tmp_path / 'saved'}{split}", tmp_path / f"out{split}", size=(6, 10))
         data = Packed(tmp_path / f"out{split}")
         assert [data.class_names[label] for label in data.labels] == [["shut", "open"][s % 2] for s in seeds]
         assert all((data.picture(row) == noise(seed)).all() for row, seed in enumerate(seeds))
@@ -421,7 +423,7 @@ def test_a_set_is_packed_once_for_each_size_fit_split_and_group(tmp_path, cache)
 
 def test_drawn_characters_keep_their_alphabet_as_group(shared, tmp_path):
     root = shared / "emb_omniglot"
-    importing.import_pictures(root, tmp_path / "out", size=(32, 32), fit="stretch", group="^([^/]+)/")
+    import_images.import_pictures(root, tmp_path / "out", size=(32, 32), fit="stretch", group="^([^/]+)/")
     data = Packed(tmp_path / "out")
     assert (len(data), data.classes, len(data.group_names)) == (2720, 136, 5)
     for row in (0, 1000, 2719):
@@ -438,9 +440,9 @@ def test_drawn_characters_keep_their_alphabet_as_group(shared, tmp_path):
 def ask(*words: str, code: int = 0) -> str:
     from click.testing import CliRunner
 
-    from trainkit import cli
+    from trainkit.cli import main
 
-    done = CliRunner().invoke(cli.main, ["data", *words])
+    done = CliRunner().invoke(main.main, ["data", *words])
     assert done.exit_code == code, done.output
     return done.output
 

@@ -17,13 +17,13 @@ import scenes
 from PIL import Image
 from runs import environment, run, stop_after
 
-from trainkit.data import packing
-from trainkit.data.faces import Faces
-from trainkit.data.images import Images
-from trainkit.data.people import People
-from trainkit.data.sampling import PK
-from trainkit.data.scenes import Scenes
-from trainkit.data.volumes import Volumes
+from trainkit.data.faces.dataset import Faces
+from trainkit.data.images.dataset import Images
+from trainkit.data.people.dataset import People
+from trainkit.data.people.pk_sampler import PK
+from trainkit.data.scenes.dataset import Scenes
+from trainkit.data.storage import cache as packing
+from trainkit.data.volumes.dataset import Volumes
 from trainkit.errors import UserError
 
 

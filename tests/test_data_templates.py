@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import align, evaluations, importing, pictures, sources
-from trainkit.data.packed import Packed
-from trainkit.data.protocols import Identification, Pairs, Templates
+from trainkit.data import evaluation_sets, sources
+from trainkit.data.faces import align
+from trainkit.data.formats import image_decode
+from trainkit.data.storage import import_images
+from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Identification, Pairs, Templates
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "faces_lfw112"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the real faces are not beside this checkout")
@@ -66,7 +69,7 @@ def insightface(root: Path, size: int = 8) -> Path:
 @pytest.mark.parametrize("form", [plain, arrays, insightface])
 def test_every_form_of_template_metadata_gives_one_protocol(tmp_path, form):
     root = form(tmp_path / "set")
-    importing.import_evaluation(root, tmp_path / "out", image_size=8)
+    import_images.import_evaluation(root, tmp_path / "out", image_size=8)
     data = Packed(tmp_path / "out")
     protocol = data.protocol()
     assert isinstance(protocol, Templates)
@@ -98,26 +101,26 @@ def test_bad_template_metadata_is_named(tmp_path, file, text, words):
     root = plain(tmp_path / "set")
     (root / file).write_text(text)
     with pytest.raises(UserError, match=words):
-        evaluations.recognise(root)
+        evaluation_sets.recognise(root)
 
 
 def test_metadata_with_objects_or_without_columns_is_refused(tmp_path):
     root = arrays(tmp_path / "set")
     np.savez(root / "metadata.npz", image_paths=np.asarray([object()], dtype=object))
     with pytest.raises(UserError, match=r"metadata\.npz"):
-        evaluations.recognise(root)
+        evaluation_sets.recognise(root)
     content = (root / "metadata.npz").read_bytes()
     for damaged in (b"", content[:100], b"PK\x03\x04" + b"\0" * 50):
         (root / "metadata.npz").write_bytes(damaged)
         with pytest.raises(UserError, match=r"metadata\.npz"):
-            evaluations.recognise(root)
+            evaluation_sets.recognise(root)
 
 
 def test_missing_pairs_are_named(tmp_path):
     root = plain(tmp_path / "set")
     (root / "template_pairs.csv").unlink()
     with pytest.raises(UserError, match=r"template_pairs\.csv"):
-        evaluations.recognise(root)
+        evaluation_sets.recognise(root)
 
 
 def tinyface(root: Path, folders: bool) -> Path:
@@ -137,7 +140,7 @@ def tinyface(root: Path, folders: bool) -> Path:
 @pytest.mark.parametrize("folders", [True, False])
 def test_tinyface_is_probes_matches_and_distractors(tmp_path, folders):
     root = tinyface(tmp_path / "set", folders)
-    importing.import_evaluation(root, tmp_path / "out", image_size=8)
+    import_images.import_evaluation(root, tmp_path / "out", image_size=8)
     data = Packed(tmp_path / "out")
     protocol = data.protocol()
     assert isinstance(protocol, Identification)
@@ -152,10 +155,10 @@ def test_a_probe_without_a_match_or_an_identity_is_named(tmp_path):
     root = tinyface(tmp_path / "set", True)
     save(root / "Testing_Set" / "Probe" / "5_1.jpg", 0)
     with pytest.raises(UserError, match=r"5_1\.jpg.*not in the gallery"):
-        evaluations.recognise(root)
+        evaluation_sets.recognise(root)
     (root / "Testing_Set" / "Probe" / "5_1.jpg").rename(root / "Testing_Set" / "Probe" / "nobody.jpg")
     with pytest.raises(UserError, match=r"nobody\.jpg.*no identity"):
-        evaluations.recognise(root)
+        evaluation_sets.recognise(root)
 
 
 def arrow(root: Path, monkeypatch, columns: dict[str, list], order: list[int]) -> Path:
@@ -176,7 +179,7 @@ def arrow(root: Path, monkeypatch, columns: dict[str, list], order: list[int]) -
 
 
 def packed(root: Path, out: Path) -> Packed:
-    importing.import_evaluation(root, out, image_size=8)
+    import_images.import_evaluation(root, out, image_size=8)
     data = Packed(out)
     for row, pixels in enumerate(data.fetch(np.arange(len(data)))):
         expected = np.random.default_rng(row).integers(0, 256, (8, 8, 3), np.uint8)
@@ -228,10 +231,10 @@ def test_cvlface_metadata_that_is_no_tensors_is_refused_with_a_way_out(tmp_path,
     root = arrow(tmp_path / "tiny", monkeypatch, {}, [0])
     torch.save({"templates": np.zeros(3), "probe_paths": ["x"]}, root / "metadata.pt")
     with pytest.raises(UserError, match=r"metadata\.pt.*metadata\.npz"):
-        evaluations.recognise(root)
+        evaluation_sets.recognise(root)
     (root / "metadata.pt").unlink()
     with pytest.raises(UserError, match="is_same"):
-        evaluations.recognise(root)
+        evaluation_sets.recognise(root)
 
 
 def test_protocols_of_unequal_lengths_are_refused():
@@ -297,21 +300,21 @@ def test_aligning_without_landmarks_names_the_picture(tmp_path):
     points = (align.TEMPLATE / 4 + 9).tolist()
     (tmp_path / "set" / "landmarks5.json").write_text(json.dumps({"a/x.png": points}))
     with pytest.raises(UserError, match=r"b/y\.png.*no landmarks"):
-        importing.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
+        import_images.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
     (tmp_path / "set" / "landmarks5.json").write_text(json.dumps({"a/x.png": points, "b/y.png": points[:4]}))
     with pytest.raises(UserError, match=r"landmarks5\.json, b/y\.png"):
-        importing.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
+        import_images.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
 
 
 @real
 def test_real_unaligned_faces_become_the_aligned_ones(tmp_path):
-    importing.import_faces(sources.open_source(REAL / "unaligned250"), tmp_path / "out", align=True)
+    import_images.import_faces(sources.open_source(REAL / "unaligned250"), tmp_path / "out", align=True)
     data = Packed(tmp_path / "out")
     ours = data.fetch(np.arange(len(data)))
     differences, shifted = [], []
     for name, pixels in zip(data.ids(), ours, strict=True):
         file = next(REAL / part / name for part in ("train", "verification") if (REAL / part / name).exists())
-        theirs = pictures.decode(file.read_bytes(), name).transpose(2, 0, 1).astype(int)
+        theirs = image_decode.decode(file.read_bytes(), name).transpose(2, 0, 1).astype(int)
         differences.append(np.abs(theirs - pixels).mean())
         shifted.append(np.abs(theirs - np.roll(pixels, 1, axis=2)).mean())
     assert len(differences) == 120

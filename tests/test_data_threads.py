@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit.data import threads
-from trainkit.data.workers import Workers
-from trainkit.recipe import Loader
-from trainkit.schedule import Span
+from trainkit.config.schema import Loader
+from trainkit.config.units import Span
+from trainkit.data.loader import thread_pool
+from trainkit.data.loader.worker_pool import Workers
 
 
 @pytest.fixture
 def four(monkeypatch):
-    monkeypatch.setattr(threads, "count", lambda: 4)
+    monkeypatch.setattr(thread_pool, "count", lambda: 4)
 
 
 @pytest.mark.parametrize(("many", "least", "parts"), [(0, 1, 1), (1, 1, 1), (3, 2, 1), (4, 2, 2), (7, 1, 4), (9, 5, 1)])
@@ -25,7 +25,7 @@ def test_parts_cover_everything_once(four, many, least, parts):
         slices.append(part)
         seen[part] += 1
 
-    threads.in_parts(work, many, least)
+    thread_pool.in_parts(work, many, least)
     assert (seen == 1).all() and len(slices) == parts
     assert parts == 1 or min(s.stop - s.start for s in slices) >= least
 
@@ -33,7 +33,7 @@ def test_parts_cover_everything_once(four, many, least, parts):
 def test_parts_are_worked_on_at_the_same_time(four):
     meet = threading.Barrier(4, timeout=10)  # one after another, they would wait for each other in vain
     places = []
-    threads.in_parts(lambda part: places.append(meet.wait()), 4, 1)
+    thread_pool.in_parts(lambda part: places.append(meet.wait()), 4, 1)
     assert sorted(places) == [0, 1, 2, 3]
 
 
@@ -41,17 +41,19 @@ def test_alone_the_calling_thread_does_it(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     names = []
-    with threads.alone(), threads.alone():
-        assert threads.count() == 1
-        threads.in_parts(lambda part: names.append(threading.current_thread().name), 8, 1)
-    assert names == [threading.current_thread().name] and threads.count() == 8
+    with thread_pool.alone(), thread_pool.alone():
+        assert thread_pool.count() == 1
+        thread_pool.in_parts(lambda part: names.append(threading.current_thread().name), 8, 1)
+    assert names == [threading.current_thread().name] and thread_pool.count() == 8
 
 
-@pytest.mark.parametrize(("cores", "processes", "expected"), [(8, 1, 8), (8, 3, 2), (2, 4, 1), (200, 1, threads.MOST)])
+@pytest.mark.parametrize(
+    ("cores", "processes", "expected"), [(8, 1, 8), (8, 3, 2), (2, 4, 1), (200, 1, thread_pool.MOST)]
+)
 def test_processes_share_the_cores(monkeypatch, cores, processes, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    assert threads.count() == expected
+    assert thread_pool.count() == expected
 
 
 def test_the_first_error_is_raised(four):
@@ -60,7 +62,7 @@ def test_the_first_error_is_raised(four):
             raise ValueError(f"part {part.start}")
 
     with pytest.raises(ValueError, match="part 2"):
-        threads.in_parts(work, 4, 1)
+        thread_pool.in_parts(work, 4, 1)
 
 
 def test_the_calling_thread_works_too_and_nobody_after_the_call(four):
@@ -74,26 +76,26 @@ def test_the_calling_thread_works_too_and_nobody_after_the_call(four):
         ended.append(part.start)
 
     with pytest.raises(ValueError, match="part 0"):
-        threads.in_parts(work, 4, 1)
+        thread_pool.in_parts(work, 4, 1)
     assert len(names) > 1 and threading.current_thread().name in names
     assert sorted(ended) == [1, 2, 3]
 
 
 class _Counts:
     def fetch(self, rows, epoch: int) -> dict[str, torch.Tensor]:
-        assert threads.count() == 1, "a worker leaves the other cores to the others"
-        found = threads.count
-        threads.count = lambda: 4
+        assert thread_pool.count() == 1, "a worker leaves the other cores to the others"
+        found = thread_pool.count
+        thread_pool.count = lambda: 4
         try:
             names = set()
-            threads.in_parts(lambda part: names.add(threading.current_thread().name), 4, 1)
+            thread_pool.in_parts(lambda part: names.add(threading.current_thread().name), 4, 1)
         finally:
-            threads.count = found
+            thread_pool.count = found
         return {"names": torch.tensor(len(names))}
 
 
 def test_a_fork_does_not_wait_for_threads_that_it_has_not(four, monkeypatch):
-    threads.in_parts(lambda part: None, 4, 1)
+    thread_pool.in_parts(lambda part: None, 4, 1)
     monkeypatch.undo()
     with Workers(_Counts(), Loader(workers=1, start="fork", timeout=Span(30, "seconds"))) as workers:
         keys = [(0, np.arange(2))] * 2
@@ -111,5 +113,5 @@ def test_with_turns_who_is_ready_takes_the_next_part(four):
         if part.start == 0:
             assert slow.wait(30), "the others did not do all but one part"
 
-    threads.in_parts(work, 8, 1, turns=2)
+    thread_pool.in_parts(work, 8, 1, turns=2)
     assert sorted(by) == list(range(8)) and list(by.values()).count(by[0]) == 1

@@ -13,17 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.blocks import validate
-from trainkit.data import loading, volume_cache
-from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer
-from trainkit.data.volume_augment import Noise, Rotate, VolumeAugment
-from trainkit.data.volume_cache import Shelf, cut
-from trainkit.data.volume_prepare import Preparation
-from trainkit.data.volumes import CaseSplit, PatchSplit, Volumes, fold_of
+from trainkit.config.schema import Loader
+from trainkit.config.validation import validate
+from trainkit.data.loader import stream
+from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
+from trainkit.data.volumes import residency
+from trainkit.data.volumes.augment import Noise, Rotate, VolumeAugment
+from trainkit.data.volumes.dataset import CaseSplit, PatchSplit, Volumes, fold_of
+from trainkit.data.volumes.preprocess import Preparation
+from trainkit.data.volumes.residency import Shelf, cut
 from trainkit.errors import UserError
-from trainkit.plan import Plan
-from trainkit.recipe import Loader
-from trainkit.task import Data
+from trainkit.interfaces import Data
+from trainkit.training.plan import Plan
 
 NAMES = ("background", "a", "b", "c")
 SPACING = (3.0, 1.0, 1.0)
@@ -192,14 +193,14 @@ def test_a_path_that_leads_nowhere_is_told_before_anything_is_imported(tmp_path)
 
 
 def test_the_built_in_set_opens_by_its_name(tmp_path, monkeypatch):
-    from trainkit.data import sample_orbits
+    from trainkit.data.synthetic import orbits
 
     orbit(tmp_path, "train", ["7", "12"], 0)
     orbit(tmp_path, "val", ["8"], 1)
     (tmp_path / "clinical.csv").write_text("Id,Age\n7,40\n8,50\n12,60\n")
-    monkeypatch.setattr(sample_orbits, "folder", lambda: tmp_path)
+    monkeypatch.setattr(orbits, "folder", lambda: tmp_path)
     opened = block("sample:orbits", evaluate={"val": "sample:orbits"}, patch=(4, 8, 8)).open(0)
-    assert opened.meta.class_names == sample_orbits.NAMES and opened.meta.axes == "yzx"
+    assert opened.meta.class_names == orbits.NAMES and opened.meta.axes == "yzx"
     assert opened.evaluations["train"].protocol.ids == ("12", "7")
     assert opened.evaluations["val"].protocol.clinical == {"Age": (50.0,)}
     assert any("no voxel of MR, IR, ON, FAT, LG, SO, EB in any case" in note for note in opened.notes)
@@ -509,7 +510,7 @@ def test_workers_read_what_the_process_would(train):
     split = block(train, augment=VolumeAugment(noise=Noise(p=1.0))).open(0).train
     plan = Plan(steps=5, steps_per_epoch=9, batch_size=4, micro_batch=2, accumulation=2, world=1, rank=0)
     alone, helped = (
-        list(loading.training(split, plan, 0, Loader(workers=workers, start="fork"), False)) for workers in (0, 1)
+        list(stream.training(split, plan, 0, Loader(workers=workers, start="fork"), False)) for workers in (0, 1)
     )
     assert len(alone) == len(helped) == 10
     assert all(torch.equal(one[key], other[key]) for one, other in zip(alone, helped, strict=True) for key in one)
@@ -531,11 +532,11 @@ def test_a_damaged_volume_is_named_when_it_is_first_read(train, place):
 
 def test_the_place_is_decided_by_what_is_free(monkeypatch):
     free = {"gpu": 100, "ram": 1000}
-    monkeypatch.setattr(volume_cache, "_free_on_gpu", lambda: free["gpu"])
-    monkeypatch.setattr(volume_cache, "_free_in_memory", lambda: free["ram"])
+    monkeypatch.setattr(residency, "_free_on_gpu", lambda: free["gpu"])
+    monkeypatch.setattr(residency, "_free_in_memory", lambda: free["ram"])
 
     def place(asked: str, voxels: int) -> str:
-        chosen, told = volume_cache.decide(asked, voxels)
+        chosen, told = residency.decide(asked, voxels)
         assert told.startswith(f"cache {chosen}")
         return chosen
 
@@ -552,7 +553,7 @@ def test_the_place_is_decided_by_what_is_free(monkeypatch):
     assert place("auto", 1) == "ram" and place("device", 300) == "device"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert place("auto", 41) == "ram" and place("auto", 42) == "disk"
-    assert "each of 4 processes" in volume_cache.decide("auto", 41)[1]
+    assert "each of 4 processes" in residency.decide("auto", 41)[1]
     with pytest.raises(UserError, match="in all"):
         place("ram", 84)
 
@@ -592,7 +593,7 @@ def test_every_case_is_scored_once_on_any_number_of_processes(train):
     for world in (1, 2, 4):
         seen = []
         for rank in range(world):
-            for rows, real in loading.every_sample(split, 8, world, rank):
+            for rows, real in stream.every_sample(split, 8, world, rank):
                 assert len(rows) == 1
                 batch = split.fetch(rows, 0)
                 seen += batch["index"][torch.from_numpy(real)].tolist()

@@ -20,12 +20,13 @@ import torch
 from runs import PLUGIN, TOY, Ran, all_same, newest, own_store, run, spawn
 from small_disk import mounted
 
-from trainkit.data import loading, workers
-from trainkit.data.workers import RESTARTS, Workers
+from trainkit.config.schema import Loader
+from trainkit.config.units import Span
+from trainkit.data.loader import stream as loading
+from trainkit.data.loader import worker_pool
+from trainkit.data.loader.worker_pool import RESTARTS, Workers
 from trainkit.errors import EXIT_CODE, UserError
-from trainkit.plan import Plan
-from trainkit.recipe import Loader
-from trainkit.schedule import Span
+from trainkit.training.plan import Plan
 
 sys.path.insert(0, str(PLUGIN))
 from failing import FAULTS, FailingData, first_time
@@ -147,8 +148,8 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
 
     expected = list(loading.training(split, PLAN, 0, Loader(), pin=False))
     assert same(read((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)), expected) and not told
-    monkeypatch.setattr(workers, "_IGNORED", ())  # which is what keeps them alive
-    monkeypatch.setattr(workers, "RESTARTS", 0)  # one that had answered before it died is missed a batch later
+    monkeypatch.setattr(worker_pool, "_IGNORED", ())  # which is what keeps them alive
+    monkeypatch.setattr(worker_pool, "RESTARTS", 0)  # one that had answered before it died is missed a batch later
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run in this process has left its own, which forks have
     try:
         with pytest.raises(UserError, match="was killed by SIGTERM"):
@@ -158,7 +159,7 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
 
 
 def test_without_replacements_the_first_loss_ends_the_stream(monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "RESTARTS", 0)
+    monkeypatch.setattr(worker_pool, "RESTARTS", 0)
     split = FailingData(once=str(tmp_path / "once")).open(0).train
     with pytest.raises(UserError, match=r"was killed by SIGKILL, as a system out of memory does; loader\.workers=0"):
         list(loading.training(split, PLAN, 0, loader(), pin=False))

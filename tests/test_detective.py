@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.speed.clock import BETWEEN, COMPUTE, PHASES, STEP
-from trainkit.speed.detective import BLOCK, SKIPPED, Detective, find, find_in_lines
+from trainkit.speed.slowdowns import BLOCK, SKIPPED, Detective, find, find_in_lines
 
 MEAN = np.array([0.05, 0.005, 0.07, 0.14, 0.01, 0, 0, 0, 0])
 """Seconds by phase of a step of the first guide: 930 samples a second in batches of 256."""

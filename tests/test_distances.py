@@ -11,11 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from trainkit.blocks import validate
-from trainkit.data import distances, hashed, packed_masks, scene_files, scene_labels, scene_sources
-from trainkit.data.distances import STEP, Distance, Distances, distances_once, from_mask
+from trainkit.config.validation import validate
+from trainkit.data.scenes import files, label_maps, sources
+from trainkit.data.storage import boundary_distance, hashed_folder, mask_store
+from trainkit.data.storage.boundary_distance import STEP, Distance, Distances, distances_once, from_mask
 from trainkit.errors import UserError
-from trainkit.task import IGNORED
+from trainkit.interfaces import IGNORED
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -24,8 +25,8 @@ def packed(root, seed=0, size=None):
     """A set of 3 masks of 24 x 32 pixels."""
     if not root.is_dir():
         scenes.camvid(root, (3, 1), seed=seed)
-    source = scene_sources.open_scenes(f"{root}#train")
-    return packed_masks.pack_masks_once(source, scene_labels.numbered(scenes.NAMES[: scenes.CLASSES]), size)
+    source = sources.open_scenes(f"{root}#train")
+    return mask_store.pack_masks_once(source, label_maps.numbered(scenes.NAMES[: scenes.CLASSES]), size)
 
 
 def edges(mask, border):
@@ -90,14 +91,14 @@ def test_working_in_bands_changes_nothing(shape, monkeypatch):
     rng = np.random.default_rng(5)
     mask = ndimage.zoom(rng.integers(0, 3, (5, 5)), (shape[0] / 5, shape[1] / 5), order=0).astype(np.uint8)
     whole = from_mask(mask, Distance(cap=7.5))
-    monkeypatch.setattr(distances, "_BAND", 1)
+    monkeypatch.setattr(boundary_distance, "_BAND", 1)
     assert (from_mask(mask, Distance(cap=7.5)) == whole).all()
 
 
 def test_distances_of_real_masks_are_those_of_a_general_transform(shared):
     """On a grid of half pixels the middles and ends of edges are points, and scipy's transform is exact for points."""
-    source = scene_sources.open_scenes(f"{shared}/seg_camvid#val")
-    mask = scene_labels.camvid11().classes(scene_files.read_mask(source.scenes[7]), "")[100:200, 100:250]
+    source = sources.open_scenes(f"{shared}/seg_camvid#val")
+    mask = label_maps.camvid11().classes(files.read_mask(source.scenes[7]), "")[100:200, 100:250]
     height, width = mask.shape
     points = np.ones((2 * height + 1, 2 * width + 1), bool)
     for x0, y0, x1, y1 in edges(mask, False):
@@ -141,7 +142,7 @@ def test_a_map_that_is_cut_scaled_and_mirrored_fits_the_mask_that_is(seed, scale
     stored = np.round(from_mask(mask, Distance(cap=cap)) / STEP) * STEP
     size = round(40 * scale), round(50 * scale)
     real = size[0] / 40
-    crop, wide = (packed_masks.resized(array[top : top + 40, left : left + 50], size) for array in (mask, stored))
+    crop, wide = (mask_store.resized(array[top : top + 40, left : left + 50], size) for array in (mask, stored))
     wide = wide * real
     if mirror:
         crop, wide = crop[:, ::-1], wide[:, ::-1]
@@ -170,7 +171,7 @@ def test_maps_are_kept_to_a_quarter_of_a_pixel_and_made_once(tmp_path, monkeypat
         assert (found.map(row) == found.levels(row) * np.float32(STEP)).all()
         assert found.map(row).min() == 0.5
     assert found.changed() == []
-    monkeypatch.setattr(distances, "_write", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(boundary_distance, "_write", lambda *_: pytest.fail("made again"))
     again = distances_once(data, Distance(cap=6.6))
     assert again.path == found.path and (again.map(1) == found.map(1)).all()
 
@@ -226,7 +227,7 @@ def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
     (found.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="digest does not fit"):
         distances_once(data, Distance())
-    manifest["digest"] = distances.digest_of(manifest)
+    manifest["digest"] = boundary_distance.digest_of(manifest)
     (found.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="of other masks"):
         distances_once(data, Distance())
@@ -252,7 +253,7 @@ def test_a_damaged_row_of_a_large_file_is_refused_when_it_is_read(tmp_path, monk
     content = bytearray((found.path / "maps.bin").read_bytes())
     content[-9] ^= 1
     (found.path / "maps.bin").write_bytes(content)
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
     found = distances_once(data, Distance())
     found.map(0), found.map(1)
     with pytest.raises(UserError, match=r"row 2: is not what was written \(checksum differs\)"):
@@ -262,7 +263,7 @@ def test_a_damaged_row_of_a_large_file_is_refused_when_it_is_read(tmp_path, monk
 def test_a_failure_leaves_nothing(tmp_path, cache, monkeypatch):
     data = packed(tmp_path / "set")
     before = {path.name for path in cache.iterdir() if path.is_dir()}
-    monkeypatch.setattr(distances, "_quarters", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(boundary_distance, "_quarters", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(UserError, match="No space left"):
         distances_once(data, Distance())
     assert {path.name for path in cache.iterdir() if path.is_dir()} == before

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from runs import PLUGIN, ROOT, TOY, Ran, newest, spawn
 
-from trainkit import launcher
+from trainkit.distributed.runtime import Machine
+from trainkit.environment import process
 from trainkit.errors import UserError
-from trainkit.machine import Machine
 
 PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
 SRUN = """#!/bin/bash
@@ -54,7 +54,9 @@ def test_a_second_signal_ends_a_process_and_beneath_the_launcher_of_several_a_th
 
 @pytest.mark.parametrize("restarts", ["0", "1"])
 def test_the_age_of_a_command_is_that_of_its_launcher_unless_that_has_restarted_it(restarts):
-    worker = "import sys, time; from trainkit import launcher; time.sleep(0.1); print(launcher.age())"
+    worker = (
+        "import sys, time; from trainkit.environment import process as launcher; time.sleep(0.1); print(launcher.age())"
+    )
     code = "import subprocess, sys, time; time.sleep(0.3); subprocess.run([sys.executable, '-c', sys.argv[2]])"
     environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": restarts}
     ages = []
@@ -79,7 +81,7 @@ def launched(root: Path, ranks: int = 2) -> list[str]:
 def test_the_last_process_of_a_launch_leaves_no_folder_for_logs_and_takes_no_other(tmp_path, monkeypatch):
     def begin(place: str) -> None:
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", place)
-        launcher.leave_no_log_folders()
+        process.leave_no_log_folders()
 
     for told in ("", "error.json", "/error.json"):
         begin(told)
@@ -177,8 +179,8 @@ def start(job: Path) -> subprocess.Popen:
 def signal_steps(job: Path, number: int) -> None:
     """As SLURM does before the time is up: to every process of every task, not to the batch script."""
     for task in map(int, (job / "tasks").read_text().split()):
-        for process in [psutil.Process(task), *psutil.Process(task).children(recursive=True)]:
-            process.send_signal(number)
+        for each in [psutil.Process(task), *psutil.Process(task).children(recursive=True)]:
+            each.send_signal(number)
 
 
 @pytest.mark.slow
@@ -231,8 +233,8 @@ def test_a_signal_to_the_launcher_and_to_all_its_processes_is_one_signal(monkeyp
         if line.startswith("step "):
             break
     first = psutil.Process(launcher.pid)
-    for process in [*first.children(recursive=True), first]:
-        process.send_signal(number)
+    for each in [*first.children(recursive=True), first]:
+        each.send_signal(number)
     text = launcher.communicate(timeout=200)[0]
     cut = Ran(143, newest())
     assert cut.folder.info().status == "KILLED", text

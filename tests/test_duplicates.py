@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trainkit.data import duplicates
-from trainkit.data.duplicates import ALIKE, CELLS, Held, across, cells, chosen, copies, edges, leaks, look, twins
-from trainkit.data.packed import Packed, Writer
+from trainkit.data import leakage
+from trainkit.data.leakage import ALIKE, CELLS, Held, across, cells, chosen, copies, edges, leaks, look, twins
+from trainkit.data.storage.image_store import Packed, Writer
 
 SIDE = 48
 
@@ -135,7 +135,7 @@ def test_what_is_found_is_what_comparing_all_pairs_in_loops_finds(monkeypatch):
 
     table = np.asarray([[alike(a, b) for b in there] for a in here])
     for blocks in ((256, 4096), (3, 5)):
-        monkeypatch.setattr(duplicates, "_BLOCK", blocks)
+        monkeypatch.setattr(leakage, "_BLOCK", blocks)
         found = twins(here, there)
         assert sorted(found.here) == [k for k in range(len(here)) if table[k].max() >= ALIKE] == list(range(10))
         assert (found.compared, found.plain, found.mirrored.any()) == (15, 0, False)
@@ -198,18 +198,18 @@ def test_one_look_under_two_classes():
 def test_of_a_large_set_a_fixed_part_is_looked_at(tmp_path, monkeypatch):
     data = packed(tmp_path / "set", [field(seed, (16, 16)) for seed in range(40)])
     assert chosen(data).tolist() == list(range(40))
-    monkeypatch.setattr(duplicates, "PICTURES", 12)
+    monkeypatch.setattr(leakage, "PICTURES", 12)
     part = chosen(data)
     assert len(part) == 12 and (np.diff(part) > 0).all() and (chosen(data) == part).all()
     assert part.tolist() != list(range(12)) and len(chosen(data, whole=True)) == 40
-    monkeypatch.setattr(duplicates, "BYTES", {"decoded": 6 * 16 * 16 * 3, "encoded": 0})  # the file has a header
+    monkeypatch.setattr(leakage, "BYTES", {"decoded": 6 * 16 * 16 * 3, "encoded": 0})  # the file has a header
     assert set(chosen(data).tolist()) <= set(part.tolist()) and len(chosen(data)) == 5
     assert len(look(data).rows) == 5
 
 
 def test_pairs_beyond_the_bound_are_not_compared_and_that_is_told(monkeypatch):
     some = np.repeat(small(field(1)), 300, 0)
-    monkeypatch.setattr(duplicates, "PAIRS", 20 * 100)
+    monkeypatch.setattr(leakage, "PAIRS", 20 * 100)
     found = twins(some, some[:20])
     assert found.compared == 100 and sorted(found.here) == list(range(0, 300, 3))
     assert twins(some, some[:20], whole=True).compared == 300 == twins(some, some[:6]).compared
@@ -257,5 +257,5 @@ def test_a_damaged_row_is_named_and_the_others_are_looked_at(tmp_path):
 def _unchecked(folder) -> Packed:
     """A packed set opened as one that is too large for its hash to be compared."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainkit.data.hashed.HASHED_AT_OPEN", 0)
+        patch.setattr("trainkit.data.storage.hashed_folder.HASHED_AT_OPEN", 0)
         return Packed(folder)

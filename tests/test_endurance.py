@@ -52,9 +52,9 @@ from test_reid import sets  # noqa: F401
 from test_segment import streets  # noqa: F401
 from test_tom500 import bodies  # noqa: F401
 
-from trainkit import checkpoint
-from trainkit.outbox import sent
-from trainkit.store import RunFolder, Store
+from trainkit.checkpoint import storage
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.upload_queue import sent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -75,7 +75,7 @@ def taught(home: Path, database: Path) -> Path:
     words = (str(ROOT / "recipes" / "face_teacher.yaml"), "train.length=3 epochs", "evaluations={}", "best=null")
     with fresh(home / "store", database):
         assert ran(words) == 0
-        newest, _ = checkpoint.newest_valid(Store.locate().runs()[-1].checkpoints)
+        newest, _ = storage.newest_valid(Store.locate().runs()[-1].checkpoints)
         return (newest / "model.safetensors").rename(home / "teacher.safetensors")
 
 
@@ -125,7 +125,7 @@ def faults(job: Job, rng: random.Random) -> list[Fault]:
         plan.append({**full, "call": call, "until": call + rng.randint(0, 6)})
     if rng.random() < 0.4:
         call = rng.randint(1, 3)
-        away = {"at": "trainkit.outbox.Outbox._send_batch", "do": "RuntimeError the store is away"}
+        away = {"at": "trainkit.tracking.upload_queue.Outbox._send_batch", "do": "RuntimeError the store is away"}
         plan.append({**away, "call": call, "until": call + rng.randint(0, 2)})
     phase = rng.choice(list(PHASES))
     end = {**PHASES[phase], "call": rng.randint(1, max(1, job.moments[phase]))}
@@ -197,7 +197,7 @@ class Orders(RuleBasedStateMachine):
 
     def train(self, updates: int, *more: Fault) -> None:
         if not ended():
-            stop = {"at": "trainkit.witness.Witness.progress", "call": updates, "do": "signal 15"}
+            stop = {"at": "trainkit.training.run_logger.Witness.progress", "call": updates, "do": "signal 15"}
             assert ran(self.job.words, [stop, *more]) in (0, 143)
 
     @precondition(lambda self: not ended())
@@ -216,7 +216,7 @@ class Orders(RuleBasedStateMachine):
     def fill_the_disk(self, updates: int, call: int, many: int) -> None:
         full = {"at": [name for name in SYSTEM if name not in ("os.unlink", "os.rmdir")], "do": FULL}
         full |= {"thread": "trainkit-checkpoint", "call": call, "until": call + many}
-        stop = {"at": "trainkit.witness.Witness.progress", "call": updates, "do": "signal 15"}
+        stop = {"at": "trainkit.training.run_logger.Witness.progress", "call": updates, "do": "signal 15"}
         ran(self.job.words, [full, stop])
 
     @precondition(lambda self: len(self.whole()) > 1 and not ended())
@@ -239,13 +239,13 @@ class Orders(RuleBasedStateMachine):
     @rule()
     def prune(self) -> None:
         """As behind a commit, which has read back what it wrote."""
-        checkpoint.prune(self.folder.checkpoints, 1)
+        storage.prune(self.folder.checkpoints, 1)
 
     @precondition(lambda self: self.whole() and not ended())
     @rule(tail=st.binary(max_size=40), share=st.floats(0, 1))
     def lose_the_unsynced_end_of_the_journal(self, tail: bytes, share: float) -> None:
         """What a power cut may take: nothing before the newest checkpoint or what was sent, which wait for it."""
-        state = json.loads((self.whole()[-1] / checkpoint.STATE).read_text())
+        state = json.loads((self.whole()[-1] / storage.STATE).read_text())
         size = self.folder.journal.stat().st_size
         kept = max(state["journal"], sent(self.folder))
         cut = min(size, kept + int(share * max(0, size - kept)))
@@ -265,7 +265,7 @@ class Orders(RuleBasedStateMachine):
         """Checkpoints that verify, oldest first."""
         if self.folder is None:
             return []
-        found = sorted(path for path in self.folder.checkpoints.glob("step-*") if not checkpoint.verify(path))
+        found = sorted(path for path in self.folder.checkpoints.glob("step-*") if not storage.verify(path))
         return found
 
     def newest_is_whole(self) -> bool:
@@ -280,8 +280,8 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def finished_means_finished(self) -> None:
         if ended():
-            newest, _ = checkpoint.newest_valid(self.folder.checkpoints)
-            assert newest is not None and checkpoint.read(newest).step == 12
+            newest, _ = storage.newest_valid(self.folder.checkpoints)
+            assert newest is not None and storage.read(newest).step == 12
 
     def teardown(self) -> None:
         try:

@@ -22,9 +22,12 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from trainkit import cli, export, export_files, export_scenes, journal, latency
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.store import Store
+from trainkit.export import export, files, latency
+from trainkit.export import scenes as export_scenes
+from trainkit.tracking import journal
+from trainkit.tracking.store import Store
 
 CAMVID = ROOT / "recipes" / "camvid.yaml"
 SIZE = (40, 56)
@@ -75,7 +78,7 @@ def pixels(made, at: int = 0) -> torch.Tensor:
 def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp_path):
     out = tmp_path / "out"
     words = ["export", name, str(out), "--format", "safetensors", "--pictures", "3"]
-    result = CliRunner().invoke(cli.main, words, catch_exceptions=False)
+    result = CliRunner().invoke(main.main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "3 pictures, logits within 0 (they" in result.output and "100 % of the pixels" in result.output
     assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.json", "README.md"}
@@ -150,7 +153,7 @@ def test_what_killed_exports_left_is_removed_and_what_others_write_is_not(tmp_pa
         (tmp_path / f".export-{host}-{number}").mkdir()
         (tmp_path / f".export-{host}-{number}" / "model.onnx").write_text("half")
     (tmp_path / ".export-elsewhere-1").mkdir()
-    with export_files.aside(tmp_path, ["model.json"]) as aside:
+    with files.aside(tmp_path, ["model.json"]) as aside:
         assert not list(aside.iterdir())
         (aside / "model.json").write_text("whole")
         (aside / "other").write_text("not kept")
@@ -292,7 +295,7 @@ def test_a_whole_run_as_onnx_with_its_latency(made, name, tmp_path, monkeypatch)
     monkeypatch.setattr(torch, "compile", lambda net, **_: net)  # minutes, on a busy machine
     out = tmp_path / "out"
     words = ["export", name, str(out), "--latency", "--seconds", "1"]
-    result = CliRunner().invoke(cli.main, words, catch_exceptions=False)
+    result = CliRunner().invoke(main.main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.onnx", "model.json", "README.md"}
     said = json.loads((out / "model.json").read_text())

@@ -16,8 +16,9 @@ from runs import ROOT, environment, stripes
 from safetensors.torch import load_file
 from taken import made
 
-from trainkit import cli, export, export_files, export_rows
+from trainkit.cli import main
 from trainkit.errors import UserError
+from trainkit.export import export, files, images
 
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 EYES = ROOT / "recipes" / "eye_state.yaml"
@@ -136,7 +137,7 @@ def programs(out, picture, monkeypatch) -> list[dict]:
 def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path, monkeypatch, capsys):
     run, out = classifier(home), tmp_path / "out"
     result = CliRunner().invoke(
-        cli.main, ["export", run.name, str(out), "--to", "hub-folder", "--pictures", "5"], catch_exceptions=False
+        main.main, ["export", run.name, str(out), "--to", "hub-folder", "--pictures", "5"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == FILES | {"config.json"}
@@ -241,17 +242,17 @@ def test_what_timm_cannot_make_is_refused_before_any_work(home, tmp_path, monkey
 
 
 def test_a_file_that_disagrees_is_not_left(home, tmp_path, monkeypatch):
-    honest = export_rows.timm_config
+    honest = images.timm_config
 
     def wrong(*given):
         config = honest(*given)
         config["model_args"]["norm_eps"] = 0.5
         return config
 
-    monkeypatch.setattr(export_rows, "timm_config", wrong)
+    monkeypatch.setattr(images, "timm_config", wrong)
     with pytest.raises(UserError, match=r"config\.json: does not find what the trained network finds: 2 pictures"):
         export.export(classifier(home).name, tmp_path / "out", ("hub-folder",), pictures=2)
-    monkeypatch.setattr(export_rows, "timm_config", lambda *given: honest(*given) | {"architecture": "no_such"})
+    monkeypatch.setattr(images, "timm_config", lambda *given: honest(*given) | {"architecture": "no_such"})
     with pytest.raises(UserError, match=r"timm .* cannot load it: "):
         export.export(classifier(home).name, tmp_path / "out", ("hub-folder",), pictures=2)
     assert not list((tmp_path / "out").iterdir())
@@ -264,8 +265,8 @@ def test_an_operation_that_onnx_lacks_is_one_message(home, tmp_path, monkeypatch
         tried.append(len(free))
         raise RuntimeError("No ONNX function found for <op aten.odd>\nand a hundred lines more")
 
-    monkeypatch.setattr(export_files, "write_onnx", stumbles)
-    monkeypatch.setattr(export_files, "require", lambda *packages: None)
+    monkeypatch.setattr(files, "write_onnx", stumbles)
+    monkeypatch.setattr(files, "require", lambda *packages: None)
     with pytest.raises(UserError) as caught:
         export.export(classifier(home).name, tmp_path / "out", ("safetensors", "onnx"), pictures=2)
     assert str(caught.value) == (
@@ -285,11 +286,11 @@ def test_agreement_is_of_every_picture_and_output():
         rows = some[:, 0].long() // 2
         return {name: values[rows] for name, values in true.items()}
 
-    same = export_rows.agree("it", found, seen, true)
+    same = images.agree("it", found, seen, true)
     assert (same.pictures, same.same, same.cosine, same.apart) == (3, 1, 1, {"logits": 0, "embedding": 0})
     assert calls == [1, 2], "one alone, and several at once"
     calls.clear()
-    export_rows.agree("it", found, seen, true, one_by_one=True)
+    images.agree("it", found, seen, true, one_by_one=True)
     assert calls == [1, 1, 1]
 
     def last_is_off(by):
@@ -301,12 +302,12 @@ def test_agreement_is_of_every_picture_and_output():
 
         return run
 
-    assert export_rows.agree("it", last_is_off(1e-4), seen, true).apart["embedding"] == pytest.approx(1e-4)
+    assert images.agree("it", last_is_off(1e-4), seen, true).apart["embedding"] == pytest.approx(1e-4)
     for by in (0.01, float("nan")):
         with pytest.raises(UserError, match="it: does not find what the trained network finds"):
-            export_rows.agree("it", last_is_off(by), seen, true)
+            images.agree("it", last_is_off(by), seen, true)
     with pytest.raises(UserError, match="logits of shape"):
-        export_rows.agree("it", lambda some: {"logits": torch.zeros(len(some), 5)}, seen, true)
+        images.agree("it", lambda some: {"logits": torch.zeros(len(some), 5)}, seen, true)
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from taken import made
 from torch import nn
 
-from trainkit import export
 from trainkit.errors import UserError
+from trainkit.export import export
 
 TOM500 = ROOT / "recipes" / "tom500.yaml"
 PATCH = (8, 16, 16)
@@ -42,7 +42,7 @@ def sets(tmp_path_factory):
 
 @pytest.fixture
 def run(sets, monkeypatch):
-    monkeypatch.setattr("trainkit.models.volumetric.build", lambda spec, meta, found: (Small(meta.classes), []))
+    monkeypatch.setattr("trainkit.models.segmentation_3d.build", lambda spec, meta, found: (Small(meta.classes), []))
     settings = {
         "data.train": f"{sets}/train",
         "data.evaluate": f"{{val: {sets}/val}}",
@@ -76,7 +76,7 @@ def test_patches_of_real_volumes_get_the_scores_of_the_run(run, tmp_path):
 
 
 def test_volumes_smaller_than_a_patch_are_filled_up_with_zeros(monkeypatch):
-    from trainkit import export_volumes
+    from trainkit.export import volumes
 
     class Split:
         def fetch(self, rows, epoch):
@@ -85,7 +85,7 @@ def test_volumes_smaller_than_a_patch_are_filled_up_with_zeros(monkeypatch):
         def on_device(self, batch):
             return batch
 
-    found = export_volumes._middle(Split(), 0, (5, 2, 4))
+    found = volumes._middle(Split(), 0, (5, 2, 4))
     whole = Split().fetch(None, 0)["image"]
     expected = torch.zeros(1, 1, 5, 2, 4)
     expected[:, :, 1:4] = whole[:, :, :, 2:4]

@@ -7,8 +7,8 @@ import sys
 import pytest
 from runs import ROOT, Ran, newest, stop_after
 
-from trainkit.launch import launch
-from trainkit.order import Order
+from trainkit.config.run_request import Order
+from trainkit.experiments.launch import launch
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from runs import ROOT
 
-from trainkit.report import embeddings, figures
+from trainkit.plots import curves as figures
+from trainkit.plots import embeddings
 
 
 def drawn(axes):
@@ -174,7 +175,7 @@ def test_figures_render_about_900_pixels_wide_with_something_on_them(figure):
 
 def test_drawing_leaves_no_global_state_of_pyplot():
     code = (
-        "import sys; from trainkit.report import figures; assert 'matplotlib' not in sys.modules;"
+        "import sys; from trainkit.plots import curves as figures; assert 'matplotlib' not in sys.modules;"
         "figures.roc({'a': ([0.1, 1], [0.5, 1])}); figures.time_shares({'a': 1.0});"
         "assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
     )
@@ -347,4 +348,4 @@ def test_names_are_drawn_letter_by_letter_and_never_read_as_a_formula():
 
 def test_nothing_but_that_writes_figures():
     own = [path for path in (ROOT / "trainkit").rglob("*.py") if ".savefig(" in path.read_text()]
-    assert own == [ROOT / "trainkit" / "report" / "figures.py"]
+    assert own == [ROOT / "trainkit" / "plots" / "curves.py"]

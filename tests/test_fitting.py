@@ -12,10 +12,11 @@ import scans
 import scenes
 from PIL import Image
 
-from trainkit import config, copying, fitting, order
-from trainkit.data import pairs
+from trainkit.autoconfig import fit, new_recipe
+from trainkit.autoconfig.fit import Fitted
+from trainkit.config import loader, run_request
+from trainkit.data.formats import pairs_csv
 from trainkit.errors import UserError
-from trainkit.fitting import Fitted
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -29,10 +30,12 @@ def here(tmp_path, monkeypatch, cache):
 
 def fitted(recipe: str, data: str, new: str = "mine.yaml"):
     """The copy of a shipped recipe for other data, and its text."""
-    copied = copying.copy(RECIPES / f"{recipe}.yaml", Path(new), data=data)
+    copied = new_recipe.copy(RECIPES / f"{recipe}.yaml", Path(new), data=data)
     text = Path(new).read_text()
-    assert order.check(order.Order(Path(new))).count("# to decide: ") == copied.marked, "those of a teacher's too"
-    return config.load(new), text
+    assert run_request.check(run_request.Order(Path(new))).count("# to decide: ") == copied.marked, (
+        "those of a teacher's too"
+    )
+    return loader.load(new), text
 
 
 # What all kinds share
@@ -45,12 +48,12 @@ def test_a_value_goes_where_its_key_says_and_what_was_there_can_be_left_out():
     tree.drop("train.length", "task.net.model", "stop_when")
     assert tree.tree == {"train": {"schedule": {"warmup": {"over": "3 steps"}}}, "best": {"metric": "val/top1"}}
     assert tree.get("train.schedule.warmup.over") == "3 steps" and tree.get("train.length.over") is None
-    assert tree.notes["train", "schedule", "warmup", "over"] == fitting.Note("because", False)
+    assert tree.notes["train", "schedule", "warmup", "over"] == fit.Note("because", False)
 
 
 def test_weights_of_classes_have_a_mean_of_one_over_the_pixels():
     pixels = {"sky": 5_000, "road": 4_000, "sign": 900, "pole": 100, "none": 0}
-    weights = fitting.shares(pixels)
+    weights = fit.shares(pixels)
     assert weights["none"] == weights["pole"] == max(weights.values())
     assert weights["pole"] / weights["sky"] == pytest.approx(50**0.5, rel=0.02)
     assert sum(weights[name] * count for name, count in pixels.items()) / 10_000 == pytest.approx(1, abs=0.01)
@@ -68,14 +71,14 @@ def test_evaluations_go_over_to_the_new_sets_and_those_of_others_are_left_out():
         "best": {"metric": "cfp/accuracy"},
     }
     new = Fitted(tree)
-    fitting.score(new, {"mine": "c", "other": "d"})
+    fit.score(new, {"mine": "c", "other": "d"})
     assert new.get("evaluations") == {"mine": {}, "seen": {"split": "train.few"}, "other": {"at_end": True}}
     assert new.get("best.metric") == "mine/accuracy" and new.get("data.evaluate") == {"mine": "c", "other": "d"}
     again = Fitted({"data": {"evaluate": {"lfw": "a"}}, "evaluations": {"lfw": {}, "far": {"split": "lfw.flip"}}})
-    fitting.score(again, {"val": "c"})
+    fit.score(again, {"val": "c"})
     assert again.get("evaluations") == {"val": {}, "far": {"split": "val.flip"}}
     bare = Fitted({"data": {}})
-    fitting.score(bare, {"val": "c"})
+    fit.score(bare, {"val": "c"})
     assert bare.get("evaluations") == {"val": {"every": "1 epoch"}}
 
 
@@ -85,7 +88,7 @@ def test_evaluations_go_over_to_the_new_sets_and_those_of_others_are_left_out():
 )
 def test_the_batch_leaves_some_updates_to_an_epoch(count, block, batch, length):
     tree = Fitted({"train": {"length": "20 epochs", "batch_size": 64, "micro_batch": 32}})
-    fitting.measure(tree, count, block)
+    fit.measure(tree, count, block)
     assert tree.get("train.batch_size") == batch and tree.notes["train", "length"].text.startswith(length)
     assert tree.get("train.micro_batch") == (32 if batch == 64 else None)
 
@@ -148,7 +151,7 @@ def test_scenes_without_splits_are_divided_by_lists_beside_the_recipe(here):
 def test_masks_that_do_not_fit_are_named_and_pictures_without_one_are_told(here):
     scenes.folders(here / "streets", 4, (64, 96), splits=())
     (here / "streets" / "masks" / "p000.png").unlink()
-    copied = copying.copy(RECIPES / "segment.yaml", Path("mine.yaml"), data="streets")
+    copied = new_recipe.copy(RECIPES / "segment.yaml", Path("mine.yaml"), data="streets")
     assert "left out: 1 picture without a mask: p000.jpg" in copied.seen
     Image.new("L", (48, 32)).save(here / "streets" / "masks" / "p001.png")
     with pytest.raises(UserError, match=r"(?s)1 of 3 masks .*p001\.png: 48 x 32 pixels, its picture 96 x 64\ntrainkit"):
@@ -223,7 +226,7 @@ def test_volumes_of_other_spacings_are_resampled_to_the_median(here):
 
 
 def fitting_multiple(patch, spacing, most):
-    from trainkit.models.patches import levels_for
+    from trainkit.models.patch_geometry import levels_for
 
     return levels_for(patch, spacing, most).multiple
 
@@ -281,13 +284,13 @@ def crowd(root: Path, people_: int, size: tuple[int, int] = (24, 24), seed: int 
 
 def test_faces_and_their_teacher_are_copied_together(here):
     crowd(here / "faces" / "train", 6)
-    pairs.write_drawn(crowd(here / "faces" / "val", 6, seed=1))
+    pairs_csv.write_drawn(crowd(here / "faces" / "val", 6, seed=1))
     recipe, text = fitted("adadistill_lfw", "faces")
     assert recipe.data.train == "faces#train" and recipe.data.evaluate == {"val": "faces/val/pairs.csv"}
     assert recipe.data.image_size == 24 and recipe.best.metric == "val/accuracy" and list(recipe.evaluations) == ["val"]
     assert "recipe: mine_teacher.yaml" in text and recipe.task.teacher.recipe == "mine_teacher.yaml"
-    assert "# to decide: mine_teacher.yaml, line " in order.check(order.Order(Path("mine.yaml")))
-    teacher = config.load("mine_teacher.yaml")
+    assert "# to decide: mine_teacher.yaml, line " in run_request.check(run_request.Order(Path("mine.yaml")))
+    teacher = loader.load("mine_teacher.yaml")
     assert teacher.name == "mine_teacher" and teacher.data == recipe.data
     assert recipe.data.open(0).meta.classes == 6
     shutil.rmtree(here / "faces" / "val")
@@ -299,7 +302,7 @@ def test_faces_and_their_teacher_are_copied_together(here):
 
 
 def test_faces_that_are_not_square_are_refused(here):
-    pairs.write_drawn(crowd(here / "faces" / "val", 6, (32, 24), seed=1))
+    pairs_csv.write_drawn(crowd(here / "faces" / "val", 6, (32, 24), seed=1))
     crowd(here / "faces" / "train", 6, (32, 24))
     with pytest.raises(UserError, match="24 of 24 pictures are not square, such as 32 x 24"):
         fitted("face_teacher_lfw", "faces")

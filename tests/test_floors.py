@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from lock import plain
 from runs import ROOT, TOY, Ran, all_same, newest, spawn
 
-from trainkit import cli, floors
+from trainkit.cli import main, train
+from trainkit.environment import min_versions
 from trainkit.errors import UserError
-from trainkit.verbs import training
 
 BELOW = {
     "torch": "2.10.0+cu128", "pillow": "12.2.0", "mlflow": "3.17.1", "datasets": "5.1.0", "pyarrow": "23.0.0",
@@ -66,31 +66,31 @@ def test_every_package_that_is_imported_is_declared():
 
 
 def test_what_is_installed_here_is_taken_and_asking_takes_milliseconds():
-    floors.check()
+    min_versions.check()
     began = time.process_time()
     for _ in range(10):
-        floors.check()
+        min_versions.check()
     assert time.process_time() - began < 10 * 0.15  # 0.012 s each here
 
 
 @pytest.mark.parametrize("package", BELOW)
 def test_a_version_below_a_floor_is_refused_with_what_is_needed_and_why(installed, package):
-    (floor,) = (floor for floor in floors.FLOORS if floor.package == package)
+    (floor,) = (floor for floor in min_versions.FLOORS if floor.package == package)
     installed[package] = BELOW[package]
     with pytest.raises(UserError) as refused:
-        floors.check()
+        min_versions.check()
     said = str(refused.value)
     assert f"{package} is {BELOW[package]}, {floor.version} or newer is needed ({floor.why})" in said
     assert f'pip install "{package}>={floor.version}"' in said
     installed[package] = f"{floor.version}+cpu"
     if package != "torch":  # which is then not torchvision's
-        floors.check()
+        min_versions.check()
 
 
 def test_all_that_is_too_old_is_said_at_once(installed):
     installed.update(BELOW, torch=None)
     with pytest.raises(UserError) as refused:
-        floors.check()
+        min_versions.check()
     assert "torch is not installed" in str(refused.value)
     assert all(
         f"{package} is {version}" in str(refused.value) for package, version in BELOW.items() if package != "torch"
@@ -100,12 +100,12 @@ def test_all_that_is_too_old_is_said_at_once(installed):
 
 def test_what_is_optional_may_be_absent_and_nothing_else(installed):
     installed["monai"] = None
-    floors.check()
-    for floor in floors.FLOORS:
+    min_versions.check()
+    for floor in min_versions.FLOORS:
         installed[floor.package] = None
         if not floor.optional:
             with pytest.raises(UserError, match=f"{floor.package} is not installed"):
-                floors.check()
+                min_versions.check()
         installed.pop(floor.package)
 
 
@@ -116,20 +116,20 @@ def test_a_torchvision_of_another_torch_is_said_in_a_sentence(installed, require
     with pytest.raises(
         UserError, match=r"torchvision: 0\.28\.0, which was built for torch 2\.13, beside torch 2\.14\.1"
     ):
-        floors.check()
+        min_versions.check()
     installed["torch"] = "2.13.0a0+git1234"
-    floors.check()
+    min_versions.check()
     installed["torchvision requires"] = ["numpy", "torch"]  # built from source: it does not say
-    floors.check()
+    min_versions.check()
     installed["torchvision"] = None
-    floors.check()
+    min_versions.check()
 
 
 @pytest.mark.parametrize("version", [(3, 10, 14), (3, 11, 0)])
 def test_an_older_python_is_said_in_a_sentence(monkeypatch, version):
     monkeypatch.setattr(sys, "version_info", (*version, "final", 0))
     with pytest.raises(UserError, match=rf"Python: {'.'.join(map(str, version))}; expected 3\.11\.1 or newer"):
-        floors.check()
+        min_versions.check()
 
 
 def test_an_older_python_comes_as_far_as_saying_so():
@@ -137,9 +137,17 @@ def test_an_older_python_comes_as_far_as_saying_so():
     came later."""
     files = [
         ROOT / "trainkit" / name
-        for name in ("__init__.py", "cli.py", "run.py", "command.py", "floors.py", "errors.py", "redact.py")
+        for name in (
+            "__init__.py",
+            "cli/main.py",
+            "run.py",
+            "cli/options.py",
+            "environment/min_versions.py",
+            "errors.py",
+            "redact.py",
+        )
     ]
-    for file in [*files, *(ROOT / "trainkit" / "verbs").glob("*.py")]:
+    for file in [*files, *(ROOT / "trainkit" / "cli").glob("*.py")]:
         tree = ast.parse(file.read_text(), feature_version=(3, 9))
         at_once = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
         names = {alias.name for node in at_once for alias in node.names}
@@ -155,7 +163,7 @@ def test_an_older_python_comes_as_far_as_saying_so():
 # Every verb
 
 
-def verbs(group=cli.main, before=()):
+def verbs(group=main.main, before=()):
     """Words of every verb."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -168,23 +176,23 @@ def verbs(group=cli.main, before=()):
 def test_every_verb_refuses_in_one_sentence_and_with_exit_code_2(installed, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     installed["pillow"] = "12.2.0"
-    done = CliRunner().invoke(cli.main, [*words, "x", "y"])
+    done = CliRunner().invoke(main.main, [*words, "x", "y"])
     assert done.exit_code == 2 and done.output.startswith("error: installed packages: pillow is 12.2.0"), done.output
     assert done.output.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def test_the_command_behind_the_launcher_refuses_too_and_help_goes_on(installed):
     installed["torch"] = "2.10.0"
-    done = CliRunner().invoke(training.run, ["recipes/adadistill.yaml"])
+    done = CliRunner().invoke(train.run, ["recipes/adadistill.yaml"])
     assert done.exit_code == 2 and "torch is 2.10.0" in done.output
-    assert CliRunner().invoke(cli.main, ["--help"]).exit_code == 0
-    assert CliRunner().invoke(training.run, ["--help"]).exit_code == 0
+    assert CliRunner().invoke(main.main, ["--help"]).exit_code == 0
+    assert CliRunner().invoke(train.run, ["--help"]).exit_code == 0
 
 
 def test_without_the_check_a_verb_would_go_on(installed, monkeypatch):
     installed["pillow"] = "12.2.0"
-    monkeypatch.setattr(floors, "check", lambda: None)
-    assert CliRunner().invoke(cli.main, ["ls"]).exit_code == 0
+    monkeypatch.setattr(min_versions, "check", lambda: None)
+    assert CliRunner().invoke(main.main, ["ls"]).exit_code == 0
 
 
 # One table
@@ -198,21 +206,21 @@ def test_pyproject_asks_for_the_same():
         found = re.match(r"([A-Za-z0-9_-]+)>=([0-9.]+)(,|$)", line)
         if found:
             asked.setdefault(found[1].lower(), set()).add(found[2])
-    for floor in floors.FLOORS:
+    for floor in min_versions.FLOORS:
         assert asked[floor.package] == {floor.version}
-    assert project["requires-python"] == ">=" + ".".join(map(str, floors.PYTHON))
+    assert project["requires-python"] == ">=" + ".".join(map(str, min_versions.PYTHON))
 
 
 def test_the_pinned_versions_are_above_the_floors():
     pins = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().split())
-    for floor in floors.FLOORS:
-        assert floors._release(pins[floor.package]) >= floors._release(floor.version)
+    for floor in min_versions.FLOORS:
+        assert min_versions._release(pins[floor.package]) >= min_versions._release(floor.version)
 
 
 def test_the_page_on_security_has_the_same_table():
     page = (ROOT / "SECURITY.md").read_text()
     rows = {row[0]: row[1:] for row in re.findall(r"^\| `([a-z]+)` \| ([0-9.]+) \| (.+) \|$", page, re.MULTILINE)}
-    assert rows == {floor.package: (floor.version, floor.why) for floor in floors.FLOORS}
+    assert rows == {floor.package: (floor.version, floor.why) for floor in min_versions.FLOORS}
 
 
 def test_the_tests_that_the_page_names_are_there():

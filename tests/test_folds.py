@@ -11,11 +11,13 @@ import pytest
 from pyarrow import csv, parquet
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
-from trainkit import chance, folds, journal
+from trainkit.config.run_request import Order, check, divide
 from trainkit.errors import UserError
-from trainkit.launch import launch
-from trainkit.order import Order, check, divide
-from trainkit.store import RunFolder, Store
+from trainkit.experiments import cross_validation
+from trainkit.experiments.launch import launch
+from trainkit.metrics import significance
+from trainkit.tracking import journal
+from trainkit.tracking.store import RunFolder, Store
 
 WORDS = (
     "data.name=folded",
@@ -244,7 +246,7 @@ def test_scores_that_are_means_over_samples_are_recognised_and_pooled_with_inter
     parts = [rows(0, 9, 0), rows(1, 12, 9), rows(2, 7, 21)]
     found = [scores_of(part) for part in parts]
     values = {name: [one[name] for one in found] for name in found[0]}
-    out = folds.summarise(values, 5, {"v": parts})
+    out = cross_validation.summarise(values, 5, {"v": parts})
     # Absolute errors are not the mean of the column, and an age that does not agree is no score of it.
     assert out.pooled.keys() == {"v/dice_mean", "v/dice.sr"}
     dice = np.concatenate([np.stack([part["dice_sr"], part["dice_on"]], 1) for part in parts])
@@ -252,7 +254,7 @@ def test_scores_that_are_means_over_samples_are_recognised_and_pooled_with_inter
     assert mean == pytest.approx(np.nanmean(np.nanmean(dice, 0)), rel=1e-6)
     draw = np.random.default_rng(7)
     again = [np.nanmean(np.nanmean(dice[draw.integers(0, 28, 28)], 0)) for _ in range(4000)]
-    assert (low, high) == pytest.approx(np.quantile(again, chance.tails(28)), abs=0.006)
+    assert (low, high) == pytest.approx(np.quantile(again, significance.tails(28)), abs=0.006)
     assert out.tables["v"]["fold"].tolist() == [0] * 9 + [1] * 12 + [2] * 7
     assert len(set(out.tables["v"]["id"])) == 28
     # Folds of different sizes: the mean over folds is another number than that over all samples.
@@ -263,32 +265,32 @@ def test_scores_that_are_means_over_samples_are_recognised_and_pooled_with_inter
 def test_intervals_are_over_patients_where_rows_have_them():
     parts = [rows(0, 9, 0), rows(1, 12, 9)]
     values = {"v/dice.sr": [scores_of(part)["v/dice.sr"] for part in parts]}
-    alone = folds.summarise(values, 5, {"v": parts}).pooled["v/dice.sr"]
+    alone = cross_validation.summarise(values, 5, {"v": parts}).pooled["v/dice.sr"]
     # Three scans of each patient, alike: as many patients as before, and an interval as wide.
     thrice = [
         {key: np.repeat(column, 3) for key, column in part.items()}
         | {"patient": np.repeat(part["id"], 3), "id": np.array([f"{i}-{k}" for i in part["id"] for k in range(3)])}
         for part in parts
     ]
-    again = folds.summarise(values, 5, {"v": thrice})
+    again = cross_validation.summarise(values, 5, {"v": thrice})
     assert again.pooled["v/dice.sr"] == pytest.approx(alone) and len(again.tables["v"]["id"]) == 63
 
 
 def test_a_score_that_a_fold_has_not_got_is_left_out_of_the_mean_and_without_two_there_is_no_spread():
-    out = folds.summarise({"v/a": [0.5, math.nan, 0.7], "v/b": [math.nan, math.nan, 0.3]}, 1, {})
+    out = cross_validation.summarise({"v/a": [0.5, math.nan, 0.7], "v/b": [math.nan, math.nan, 0.3]}, 1, {})
     assert out.mean("v/a") == pytest.approx(0.6) and out.std("v/a") == pytest.approx(np.std([0.5, 0.7], ddof=1))
     assert out.mean("v/b") == 0.3 and math.isnan(out.std("v/b"))
 
 
 def test_rows_that_cannot_stand_together_are_said():
     one, two = rows(0, 3, 0), rows(1, 3, 2)
-    assert folds.summarise({}, 0, {"v": [one, two]}).notes == (
+    assert cross_validation.summarise({}, 0, {"v": [one, two]}).notes == (
         "v: no table of all folds; the same samples are scored in several",
     )
     patches = [{**part, "id": np.array([part["id"][0]] * 3)} for part in (rows(0, 3, 0), rows(1, 3, 3))]
-    assert len(folds.summarise({}, 0, {"v": patches}).tables["v"]["fold"]) == 6
-    assert "not every run kept its rows" in folds.summarise({}, 0, {"v": [one, None]}).notes[0]
-    assert "have no `id`" in folds.summarise({}, 0, {"v": [one, {"x": np.ones(2)}]}).notes[0]
+    assert len(cross_validation.summarise({}, 0, {"v": patches}).tables["v"]["fold"]) == 6
+    assert "not every run kept its rows" in cross_validation.summarise({}, 0, {"v": [one, None]}).notes[0]
+    assert "have no `id`" in cross_validation.summarise({}, 0, {"v": [one, {"x": np.ones(2)}]}).notes[0]
     text = {**rows(1, 3, 3), "age": np.array(["old", None, "young"], object)}
-    joined = folds.summarise({}, 0, {"v": [one, text]}).tables["v"]
+    joined = cross_validation.summarise({}, 0, {"v": [one, text]}).tables["v"]
     assert joined["age"].tolist() == [50.0, 50.0, 50.0, "old", None, "young"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainkit.speed.forecast import Forecast, pace
+from trainkit.speed.eta import Forecast, pace
 
 
 def test_a_forecast_is_the_sum_of_what_is_still_to_come():

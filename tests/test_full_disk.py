@@ -15,8 +15,8 @@ import pytest
 from runs import ROOT, TOY, Ran, all_same, left_alone, spawn
 from small_disk import Disk, mounted
 
-from trainkit import checkpoint
-from trainkit.store import RunFolder
+from trainkit.checkpoint import storage
+from trainkit.tracking.store import RunFolder
 
 WORDS = ("checkpoints={every: 2 steps, keep_last: 3}", "log={every: 1 steps, figures: 4 steps, system_every: null}")
 RUN = (str(TOY), "--plugin", "toy", *WORDS)
@@ -51,7 +51,7 @@ def seen(disk: Disk, out: Path) -> list[Ran]:
         if ran.folder.journal.exists():
             assert ran.history
         for path in ran.folder.checkpoints.glob("step-*"):
-            assert checkpoint.verify(path) == []
+            assert storage.verify(path) == []
     return found
 
 
@@ -92,7 +92,7 @@ def test_on_a_disk_with_little_room_a_run_ends_in_a_sentence_or_goes_on_and_is_r
                 print(again.stdout + again.stderr)
                 assert again.returncode == 0
             elif "trainkit sync" in first.stdout:  # it finished, and there was no room for all of it in the store
-                done = subprocess.run([*disk.within, sys.executable, "-m", "trainkit.cli", "sync"], cwd=ROOT)
+                done = subprocess.run([*disk.within, sys.executable, "-m", "trainkit.cli.main", "sync"], cwd=ROOT)
                 assert done.returncode == 0
             ran = max(seen(disk, tmp_path / "after"), key=lambda ran: ran.folder.info().started)
             assert ran.folder.info().status == "FINISHED" and len(before) <= 1

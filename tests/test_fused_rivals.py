@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from trainkit.losses import online_softmax
-from trainkit.losses.distill import Centres
+from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import ArcFace, margin_loss
 from trainkit.losses.online_softmax import rivals
 
@@ -41,7 +41,7 @@ def written_out(x, centre, label, scale):
 INTERPRETED = """
 import torch
 from test_fused_rivals import drawn, written_out
-from trainkit.losses.fused_rivals import distance, passed
+from trainkit.losses.fused_softmax_kernel import distance, passed
 
 for dtype, parts, scale, near in (  # 129 classes in tiles of 16: of 100 parts the last is one class, a sample's own
     (torch.float32, 1, 64.0, 1e-5),
@@ -78,17 +78,17 @@ def test_the_kernel_compiles_and_its_tiles_fit(capability):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from trainkit.losses import fused_rivals
+    from trainkit.losses import fused_softmax_kernel
 
     memory = {80: 163 * 1024, 90: 227 * 1024}[capability]  # of a block, of the A100 and H100
     most = (memory, memory, 99 * 1024)  # the last is for desktops
     pointers = {"x": "*bf16", "centre": "*bf16", "label": "*i64", "most": "*fp32", "total": "*fp32", "mean": "*fp32"}
     numbers = {"factor": "fp32", "B": "i32", "C": "i32", "share": "i32"}
     whole = {(place,): [["tt.divisibility", 16]] for place in (0, 1, 2, 3, 4, 5, 7)}  # as tensors and batches are
-    for (rows, columns, warps, stages), room in zip(fused_rivals.TILES, most, strict=True):
+    for (rows, columns, warps, stages), room in zip(fused_softmax_kernel.TILES, most, strict=True):
         fixed = {"D": 512, "ROWS": rows, "COLUMNS": columns}
         source = ASTSource(
-            fn=fused_rivals._kernel,
+            fn=fused_softmax_kernel._kernel,
             signature=pointers | numbers | dict.fromkeys(fixed, "constexpr"),
             constexprs=fixed,
             attrs=whole,
@@ -107,7 +107,7 @@ def test_the_kernel_compiles_and_its_tiles_fit(capability):
 def kernel(monkeypatch):
     """The kernel's module, with a kernel that computes the plain version's numbers, and counts."""
     pytest.importorskip("triton")
-    from trainkit.losses import fused_rivals
+    from trainkit.losses import fused_softmax_kernel
 
     calls: list[tuple] = []
 
@@ -115,10 +115,10 @@ def kernel(monkeypatch):
         calls.append(tile)
         return tuple(t.float() for t in written_out(x, centre, label, scale))
 
-    monkeypatch.setattr(fused_rivals, "passed", passed)
-    fused_rivals.calls = calls
-    yield fused_rivals
-    del fused_rivals.calls
+    monkeypatch.setattr(fused_softmax_kernel, "passed", passed)
+    fused_softmax_kernel.calls = calls
+    yield fused_softmax_kernel
+    del fused_softmax_kernel.calls
 
 
 def given(kernel, change=lambda plain: plain):

@@ -25,7 +25,7 @@ from test_segment import words as of_streets
 from test_tom500 import TOM500, bodies  # noqa: F401
 from test_tom500 import words as of_bodies
 
-from trainkit.provenance import cpu_name
+from trainkit.environment.record import cpu_name
 
 GOLDEN = Path(__file__).parent / "golden" / "losses"
 STEPS = 20

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit import metrics
-from trainkit.data.protocols import Inspection
 from trainkit.errors import UserError
-from trainkit.metrics import inspection
+from trainkit.evaluation_protocols import Inspection
+from trainkit.metrics import embedding_inspection, score
 from trainkit.metrics.classification import decide
 
-tsne = inspection.tsne
+tsne = embedding_inspection.tsne
 
 
 @pytest.fixture(autouse=True)
 def quick_maps(monkeypatch):
     """t-SNE takes seconds; the tests of it call it themselves."""
-    monkeypatch.setattr(inspection, "tsne", lambda unit: np.zeros((len(unit), 2)))
+    monkeypatch.setattr(embedding_inspection, "tsne", lambda unit: np.zeros((len(unit), 2)))
 
 
 class Pictures:
@@ -53,7 +52,7 @@ def inspect(embedding, label, logits, images, names=None):
     names = names or tuple("abcdefghijkl"[:classes])
     protocol = Inspection(label=label, names=names, ids=tuple(f"crops/{k}.png" for k in range(len(label))))
     split = Pictures(images)
-    return metrics.score(rows, protocol, "eyes.inspection", split), split
+    return score.score(rows, protocol, "eyes.inspection", split), split
 
 
 def test_swapped_labels_are_found_and_nothing_else_is():
@@ -93,7 +92,7 @@ def test_the_rule_for_wrong_labels_is_the_one_written_out():
         others = sorted((j for j in range(len(given)) if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:10]
         agreeing = sum(given[j] == best for j in others)
         expected.append(best != given[i] and p[i, best] >= usual and agreeing > 5)
-    found = inspection.likely_mislabelled(decide(logits, given, "x"), given, unit)
+    found = embedding_inspection.likely_mislabelled(decide(logits, given, "x"), given, unit)
     assert found.tolist() == expected
     assert 3 <= sum(expected) < 25
 
@@ -101,7 +100,7 @@ def test_the_rule_for_wrong_labels_is_the_one_written_out():
 def test_a_class_without_a_sample_is_never_said_to_own_one():
     embedding, label, centre, _ = clusters(classes=3, gap=7.0)
     given = np.where(label == 2, 1, label)
-    found = inspection.likely_mislabelled(decide(logits_of(embedding, centre), given, "x"), given, embedding)
+    found = embedding_inspection.likely_mislabelled(decide(logits_of(embedding, centre), given, "x"), given, embedding)
     assert not found.any()
 
 
@@ -114,7 +113,9 @@ def test_hard_samples_are_those_near_a_half():
     assert scores.metrics["hard_share"] == pytest.approx(hard.mean())
     np.testing.assert_allclose(scores.rows["margin"], 2 * np.abs(p - 0.5), atol=1e-6)
     np.testing.assert_allclose(scores.rows["probability"], np.where(label == 1, p, 1 - p), atol=1e-6)
-    nearest = np.argsort(np.abs(p - 0.5), kind="stable")[: scores.pictures["hard"]["found"]][: inspection.SHOWN]
+    nearest = np.argsort(np.abs(p - 0.5), kind="stable")[: scores.pictures["hard"]["found"]][
+        : embedding_inspection.SHOWN
+    ]
     assert scores.pictures["hard"]["id"] == [f"crops/{k}.png" for k in nearest]
 
 
@@ -142,7 +143,7 @@ def test_one_gaussian_sample_in_740_is_an_outlier_whatever_the_dimensions(dimens
     rng = np.random.default_rng(dimensions)
     mixing = rng.normal(size=(dimensions, dimensions))
     embedding = rng.normal(size=(8000, dimensions)) @ mixing + 5
-    share = (inspection.outlier_distance(embedding, np.zeros(8000, int)) > 3).mean()
+    share = (embedding_inspection.outlier_distance(embedding, np.zeros(8000, int)) > 3).mean()
     assert 0.0003 < share < 0.003
 
 
@@ -155,7 +156,7 @@ def test_the_distance_is_mahalanobis_said_as_standard_deviations():
     embedding = rng.normal(size=(111, 7)) @ rng.normal(size=(7, 7)) * 30 + label[:, None]
     centred = np.concatenate([embedding[label == k] - embedding[label == k].mean(0) for k in range(3)])
     precision = np.linalg.inv(LedoitWolf(assume_centered=True).fit(centred).covariance_)
-    found = inspection.outlier_distance(embedding, label)
+    found = embedding_inspection.outlier_distance(embedding, label)
     # The mean and variance of the squared distance under a Gaussian, and the scaled chi-square that has both.
     product = precision @ centred.T @ centred / 111
     mean, variance = np.trace(product), 2 * np.trace(product @ product)
@@ -193,7 +194,7 @@ def test_the_principal_axes_are_those_of_sklearn():
 
     rng = np.random.default_rng(5)
     embedding = rng.normal(size=(80, 9)) * np.arange(1, 10)
-    axes, share = inspection.principal_axes(embedding)
+    axes, share = embedding_inspection.principal_axes(embedding)
     other = PCA(2).fit(embedding)
     np.testing.assert_allclose(np.abs((axes * other.components_.T).sum(0)), 1, atol=1e-10)
     np.testing.assert_allclose(share, other.explained_variance_ratio_)
@@ -211,16 +212,16 @@ def test_the_map_is_the_same_again_and_keeps_classes_apart():
 
 def test_a_map_of_many_shows_every_class_by_its_share():
     label = np.repeat([0, 1, 2, 3], [6000, 3000, 998, 2])
-    shown = inspection.stratified(label, 200)
+    shown = embedding_inspection.stratified(label, 200)
     assert len(set(shown)) == 200 and (np.diff(shown) > 0).all()
     assert np.bincount(label[shown]).tolist() == pytest.approx([120, 60, 20, 1], abs=1.1)
     assert (label[shown] == 3).any()
-    assert (inspection.stratified(label, 200) == shown).all()
-    assert inspection.stratified(label[:50], 200).tolist() == list(range(50))
+    assert (embedding_inspection.stratified(label, 200) == shown).all()
+    assert embedding_inspection.stratified(label[:50], 200).tolist() == list(range(50))
 
 
 def test_rows_hold_embedding_and_thumbnail_of_the_mapped_samples_alone(monkeypatch):
-    monkeypatch.setattr(inspection, "MAPPED", 30)
+    monkeypatch.setattr(embedding_inspection, "MAPPED", 30)
     embedding, label, centre, images = clusters(each=100)
     scores, split = inspect(embedding, label, logits_of(embedding, centre), images)
     rows = scores.rows
@@ -287,4 +288,4 @@ def test_what_cannot_be_inspected_is_refused_with_the_place():
         inspect(embedding[:40], label, logits, images)
     protocol = Inspection(label=label, names=("a", "b"), ids=("x",) * 80)
     with pytest.raises(ValueError, match="needs the split"):
-        metrics.score({"embedding": torch.zeros(80, 2), "logits": torch.zeros(80, 2)}, protocol)
+        score.score({"embedding": torch.zeros(80, 2), "logits": torch.zeros(80, 2)}, protocol)

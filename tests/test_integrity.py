@@ -17,20 +17,22 @@ from click.testing import CliRunner
 from PIL import Image
 from runs import ROOT, newest, overrides, run
 
-from trainkit import cli, config, integrity
-from trainkit.data import duplicates
-from trainkit.data.duplicates import Held
-from trainkit.data.faces import Faces
-from trainkit.data.images import Images
-from trainkit.data.packed_volumes import CaseInfo, Writer
-from trainkit.data.people import People
-from trainkit.data.sampling import ModalPK
-from trainkit.data.scenes import Scenes
-from trainkit.data.tokens import Captions
-from trainkit.data.volume_prepare import Preparation
-from trainkit.data.volumes import Volumes
+from trainkit.analysis import data_integrity
+from trainkit.cli import main
+from trainkit.config import loader
+from trainkit.data import leakage
+from trainkit.data.faces.dataset import Faces
+from trainkit.data.images.dataset import Images
+from trainkit.data.leakage import Held
+from trainkit.data.people.dataset import People
+from trainkit.data.people.pk_sampler import ModalPK
+from trainkit.data.people.tokenizer import Captions
+from trainkit.data.scenes.dataset import Scenes
+from trainkit.data.storage.volume_store import CaseInfo, Writer
+from trainkit.data.volumes.dataset import Volumes
+from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import EXIT_CODE, UserError
-from trainkit.store import Store
+from trainkit.tracking.store import Store
 
 pytestmark = pytest.mark.usefixtures("cache", "store")
 SIDE = 32
@@ -93,7 +95,7 @@ VAL = "data.evaluate.val"
 
 
 def test_every_check_of_a_clean_set_is_listed(clean):
-    report = integrity.of(images(clean).open(0))
+    report = data_integrity.of(images(clean).open(0))
     assert report.summary == "clean" and not report.bad and report.sentences() == []
     own = {"classes": "ok", "unlabelled": "ok", "two classes": "ok", "two classes, by look": "ok"}
     both = {"subjects": "unknown", "copies": "ok", "look-alikes": "ok"}
@@ -108,7 +110,7 @@ def test_every_check_of_a_clean_set_is_listed(clean):
 
 
 def test_a_picture_that_was_compressed_anew_is_found_where_its_content_is_another(leaking):
-    report = integrity.of(images(leaking).open(0))  # which `leakage: refuse` opens
+    report = data_integrity.of(images(leaking).open(0))  # which `leakage: refuse` opens
     assert verdicts(report)[VAL, "copies"] == "ok" and report.summary.startswith("1 leak")
     one = found(report, VAL, "look-alikes")
     assert (one.verdict, one.count, one.of) == ("leak", 1, 7)
@@ -122,26 +124,26 @@ def test_a_picture_that_was_compressed_anew_is_found_where_its_content_is_anothe
 def test_what_is_a_copy_is_not_told_again_as_alike(clean, caplog):
     field(3).save(clean / "val" / "bee" / "copy.bmp")
     with caplog.at_level(logging.WARNING):
-        report = integrity.of(images(clean, leakage="allow").open(0))
+        report = data_integrity.of(images(clean, leakage="allow").open(0))
     assert (found(report, VAL, "copies").verdict, found(report, VAL, "copies").count) == ("leak", 1)
     assert found(report, VAL, "look-alikes").verdict == "ok"
 
 
 def test_mirrored_copies_are_told_as_such(clean):
     field(101).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(clean / "val" / "ant" / "turned.png")
-    one = found(integrity.of(images(clean).open(0)), VAL, "look-alikes")
+    one = found(data_integrity.of(images(clean).open(0)), VAL, "look-alikes")
     assert (one.verdict, one.count) == ("leak", 1) and one.examples == ["ant/turned.png = bee/1.png (1.000, mirrored)"]
 
 
 def test_what_two_scored_sets_share_is_odd(clean):
     classes(clean / "test", 2000, each=1)
     data = images(clean, evaluate={"val": f"{clean}/val", "test": f"{clean}/test", "again": f"{clean}/val"})
-    report = integrity.of(data.open(0))
+    report = data_integrity.of(data.open(0))
     assert found(report, "data.evaluate.test", "scored twice").verdict == "ok"
     assert (VAL, "scored twice") not in verdicts(report)  # it is the first
     assert "with data.evaluate.test" in found(report, "data.evaluate.again", "scored twice").said  # of itself nothing
     field(1100).save(clean / "test" / "bee" / "seen.png")
-    report = integrity.of(data.open(0))
+    report = data_integrity.of(data.open(0))
     one = found(report, "data.evaluate.test", "scored twice")
     assert (one.verdict, one.count, one.of, one.examples) == ("odd", 1, 4, ["bee/seen.png = bee/0.png"])
     assert one.said == f"1 of its 4 pictures are in {VAL}: bee/seen.png = bee/0.png" and not report.bad
@@ -149,20 +151,20 @@ def test_what_two_scored_sets_share_is_odd(clean):
 
 def test_groups_count_unless_every_picture_is_its_own(clean):
     group = r"(\d)\.png"
-    report = integrity.of(images(clean, group=group, leakage="allow").open(0))
+    report = data_integrity.of(images(clean, group=group, leakage="allow").open(0))
     one = found(report, VAL, "subjects")
     assert (one.verdict, one.count, one.of, one.examples) == ("leak", 2, 2, ["0", "1"])
-    held = integrity.held(images(clean, group=group, leakage="allow").open(0))
+    held = data_integrity.held(images(clean, group=group, leakage="allow").open(0))
     train, val = (str(held[name][1].packed.path) for name in ("train", "val"))
     for said, verdict in ((None, "leak"), ("each", "unknown")):
         data = images(clean, train=train, evaluate={"val": val}, group=said, leakage="allow")
-        assert found(integrity.of(data.open(0)), VAL, "subjects").verdict == verdict
+        assert found(data_integrity.of(data.open(0)), VAL, "subjects").verdict == verdict
 
 
 def test_pictures_under_two_classes_are_odd(clean):
     field(0).save(clean / "train" / "bee" / "same.png")
     compressed(field(1)).save(clean / "train" / "cow" / "alike.png")
-    report = integrity.of(images(clean).open(0))
+    report = data_integrity.of(images(clean).open(0))
     same, alike = (found(report, "data.train", check) for check in ("two classes", "two classes, by look"))
     assert (same.verdict, same.count, same.of) == ("odd", 1, 14) and "ant/0.png" in same.examples[0]
     assert (alike.verdict, alike.count, alike.of) == ("odd", 1, 14)
@@ -202,44 +204,44 @@ def opened(sample, **scored):
     ],
 )
 def test_classes_that_are_uneven_or_empty_are_odd(counts, unit, verdict, said):
-    one = found(integrity.of(opened(fake(counts, unit=unit))), "data.train", "classes")
+    one = found(data_integrity.of(opened(fake(counts, unit=unit))), "data.train", "classes")
     assert (one.verdict, one.said) == (verdict, said)
 
 
 def test_pictures_of_no_class_are_wrong_where_they_are_trained_on_alone():
     held = {"counts": [3, 2], "label": [0, 0, 0, 1, 1, -1], "unlabelled": 1}
-    report = integrity.of(opened(fake(**held), val=fake(**held)))
+    report = data_integrity.of(opened(fake(**held), val=fake(**held)))
     assert found(report, "data.train", "unlabelled").verdict == "wrong"
     assert found(report, VAL, "unlabelled").verdict == "ok"
     assert "1 of 6 pictures are of no class" in found(report, VAL, "unlabelled").said
     assert "1 wrong" in report.summary
-    pixels = integrity.of(opened(fake([5, 5], unit="pixels", unlabelled=90)))
+    pixels = data_integrity.of(opened(fake([5, 5], unit="pixels", unlabelled=90)))
     assert found(pixels, "data.train", "unlabelled").verdict == "ok"
 
 
 def test_ways_of_scoring_a_set_are_one_set_and_the_training_set_is_none():
     some = fake([1], [0])
-    report = integrity.of(opened(some, **{"val": some, "val.few": some, "train": some, "train.few": some}))
+    report = data_integrity.of(opened(some, **{"val": some, "val.few": some, "train": some, "train.few": some}))
     assert list(report.sets) == ["data.train", VAL]
-    assert integrity.of(opened(SimpleNamespace(), val=some)) is None
-    assert list(integrity.of(opened(some, val=SimpleNamespace())).sets) == ["data.train"]
+    assert data_integrity.of(opened(SimpleNamespace(), val=some)) is None
+    assert list(data_integrity.of(opened(some, val=SimpleNamespace())).sets) == ["data.train"]
 
 
 def test_damaged_pictures_are_wrong_and_named_and_looked_at_again(clean, tmp_path, monkeypatch):
-    from trainkit.data import hashed
+    from trainkit.data.storage import hashed_folder
 
     file = images(clean).open(0).train.packed.path / "images.npy"
     whole = file.read_bytes()
     with open(file, "r+b") as out:
         out.seek(-3 * SIDE * SIDE, 2)
         out.write(bytes(3 * SIDE * SIDE))
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
-    report = integrity.of(images(clean).open(0), tmp_path / "kept")
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    report = data_integrity.of(images(clean).open(0), tmp_path / "kept")
     one = found(report, "data.train", "damaged")
     assert (one.verdict, one.count, one.of) == ("wrong", 1, 12) and "cow/3.png" in one.said
     assert report.summary == "1 wrong" and report.sets["data.train"]["looked_at"] == 11
     file.write_bytes(whole)
-    assert integrity.of(images(clean).open(0), tmp_path / "kept").summary == "clean"
+    assert data_integrity.of(images(clean).open(0), tmp_path / "kept").summary == "clean"
 
 
 # ---- Each kind of data -----------------------------------------------------------------------------------------------
@@ -254,13 +256,13 @@ def test_faces_are_compared_by_names_that_are_no_numbers(tmp_path):
     lines = "path_a,path_b,same\nzoe/0.png,zoe/1.png,1\nben/0.png,007/0.png,0\n"
     (tmp_path / "pairs" / "pairs.csv").write_text(lines)
     data = Faces(train=str(tmp_path / "train"), evaluate={"val": str(tmp_path / "pairs")}, image_size=16)
-    report = integrity.of(data.open(0))
+    report = data_integrity.of(data.open(0))
     one = found(report, VAL, "subjects")
     assert (one.verdict, one.count, one.of, one.examples) == ("leak", 1, 2, ["ben"])
     assert one.said == "1 of its 2 people are in data.train: ben"
     assert verdicts(report)[VAL, "copies"] == "ok" == verdicts(report)["data.train", "two classes"]
     field(1, (16, 16)).save(tmp_path / "pairs" / "zoe" / "0.png")
-    assert found(integrity.of(data.open(0)), VAL, "copies").examples == ["zoe/0.png = anna/1.png"]
+    assert found(data_integrity.of(data.open(0)), VAL, "copies").examples == ["zoe/0.png = anna/1.png"]
 
 
 def test_people_are_compared_by_their_pictures_of_every_modality(tmp_path):
@@ -274,7 +276,7 @@ def test_people_are_compared_by_their_pictures_of_every_modality(tmp_path):
         text=Captions(length=12, vocabulary=500),
         leakage="allow",
     )
-    report = integrity.of(data.open(0))
+    report = data_integrity.of(data.open(0))
     one = found(report, VAL, "subjects")
     assert (one.verdict, one.count, one.of) == ("leak", 1, 2) and one.examples == ["p01"]
     assert found(report, "data.train", "classes").said == "4 classes of 7 to 7 pictures, 7 in the median"
@@ -286,7 +288,7 @@ def test_scenes_are_compared_by_their_pictures_and_counted_by_their_pixels(tmp_p
     home = scene_sets.camvid(tmp_path / "street")
     names = list(scene_sets.NAMES[: scene_sets.CLASSES])
     data = Scenes(train=f"{home}#train", evaluate={"val": f"{home}#val"}, names=names, crop=(16, 24))
-    report = integrity.of(data.open(0))
+    report = data_integrity.of(data.open(0))
     assert report.sets["data.train"]["samples"] == 6 and report.sets[VAL]["looked_at"] == 3
     assert verdicts(report)[VAL, "look-alikes"] == "ok" and not report.bad
     pixels = 6 * scene_sets.SIZE[0] * scene_sets.SIZE[1]
@@ -309,7 +311,7 @@ def test_volumes_are_compared_by_patients_and_content_and_not_looked_at(tmp_path
 
     train, val = pack("train", ["p1", "p2", "p3"], 1), pack("val", ["p2", "q"], 3)
     data = Volumes(train=train, evaluate={"val": val}, patch=(4, 8, 8), cache="disk", leakage="allow")
-    report = integrity.of(data.open(0))
+    report = data_integrity.of(data.open(0))
     assert found(report, VAL, "subjects").said == "1 of its 2 patients are in data.train: p2"
     assert found(report, VAL, "copies").said == "1 of its 2 volumes are in data.train: p2_3 = p3_3"
     assert found(report, VAL, "look-alikes").verdict == "unknown"
@@ -320,23 +322,23 @@ def test_volumes_are_compared_by_patients_and_content_and_not_looked_at(tmp_path
 
 
 def test_a_report_is_made_once_for_a_digest_and_again_for_other_data(leaking, tmp_path, monkeypatch):
-    first = integrity.of(images(leaking).open(0), tmp_path / "kept")
+    first = data_integrity.of(images(leaking).open(0), tmp_path / "kept")
 
     def never(*_):
         raise AssertionError("made again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(integrity, "_examined", never)
-        assert integrity.of(images(leaking).open(0), tmp_path / "kept") == first
-        assert integrity.of(images(leaking).open(0), tmp_path / "kept").json() == first.json()
+        patch.setattr(data_integrity, "_examined", never)
+        assert data_integrity.of(images(leaking).open(0), tmp_path / "kept") == first
+        assert data_integrity.of(images(leaking).open(0), tmp_path / "kept").json() == first.json()
         with pytest.raises(AssertionError, match="made again"):
-            integrity.of(images(leaking).open(0), tmp_path / "kept", whole=True)
+            data_integrity.of(images(leaking).open(0), tmp_path / "kept", whole=True)
     file = tmp_path / "kept" / f"{first.mark}.json"
     for damage in ("", "[]", "{", '{"mark": 1}', file.read_text().replace(first.mark, "0" * 32)):
         file.write_text(damage)
-        assert integrity.of(images(leaking).open(0), tmp_path / "kept").findings == first.findings
+        assert data_integrity.of(images(leaking).open(0), tmp_path / "kept").findings == first.findings
     (leaking / "val" / "cow" / "again.png").unlink()
-    other = integrity.of(images(leaking).open(0), tmp_path / "kept")
+    other = data_integrity.of(images(leaking).open(0), tmp_path / "kept")
     assert other.mark != first.mark and not other.bad
 
 
@@ -344,25 +346,25 @@ def test_pictures_are_looked_at_once_however_the_set_is_divided(clean, tmp_path,
     def data(seed: int):
         return images(clean, evaluate={}, group=r"(\w+/\d)\.png", hold_out=0.3).open(seed)
 
-    one = integrity.of(data(0), tmp_path / "kept")
+    one = data_integrity.of(data(0), tmp_path / "kept")
 
     def never(*_):
         raise AssertionError("read again")
 
-    monkeypatch.setattr(duplicates, "_cells_of", never)
-    other = integrity.of(data(1), tmp_path / "kept")
+    monkeypatch.setattr(leakage, "_cells_of", never)
+    other = data_integrity.of(data(1), tmp_path / "kept")
     assert one.mark != other.mark and found(other, "data.evaluate.held_out", "look-alikes").verdict == "ok"
 
 
 def test_all_pictures_are_looked_at_when_asked_and_that_report_serves_from_then_on(clean, tmp_path, monkeypatch):
-    monkeypatch.setattr(duplicates, "PICTURES", 5)
-    part = integrity.of(images(clean).open(0), tmp_path / "kept")
+    monkeypatch.setattr(leakage, "PICTURES", 5)
+    part = data_integrity.of(images(clean).open(0), tmp_path / "kept")
     assert part.sets["data.train"]["looked_at"] == 5 and not part.whole
     assert "(5 of its 12 were looked at)" in found(part, VAL, "look-alikes").said
-    assert any("--all looks at all" in line for line in integrity.lines(part))
-    whole = integrity.of(images(clean).open(0), tmp_path / "kept", whole=True)
+    assert any("--all looks at all" in line for line in data_integrity.lines(part))
+    whole = data_integrity.of(images(clean).open(0), tmp_path / "kept", whole=True)
     assert whole.sets["data.train"]["looked_at"] == 12 and whole.whole
-    assert integrity.of(images(clean).open(0), tmp_path / "kept") == whole
+    assert data_integrity.of(images(clean).open(0), tmp_path / "kept") == whole
 
 
 # ---- What follows ----------------------------------------------------------------------------------------------------
@@ -393,14 +395,14 @@ def test_a_run_says_what_it_found_and_keeps_it(leaking, tmp_path, capsys):
     tags = Store.locate().client().get_run(newest().info().run_id).data.tags
     assert tags["trainkit.integrity"].startswith("1 leak")
     drawn = Store.locate().client().list_artifacts(newest().info().run_id, "figures")
-    assert integrity.FIGURE in [file.path for file in drawn]
+    assert data_integrity.FIGURE in [file.path for file in drawn]
 
 
 def test_what_looks_the_same_is_drawn_side_by_side(leaking, monkeypatch):
     drawn = []
-    monkeypatch.setattr("trainkit.report.embeddings.sheet", lambda *said: drawn.append(said) or "a figure")
+    monkeypatch.setattr("trainkit.plots.embeddings.sheet", lambda *said: drawn.append(said) or "a figure")
     data = images(leaking).open(0)
-    assert integrity.pictures(integrity.of(data), data) == "a figure"
+    assert data_integrity.pictures(data_integrity.of(data), data) == "a figure"
     ((tiles, captions, _),) = drawn
     assert tiles.shape == (1, 3, 128, 256) and captions[0].startswith("val: 0.9")
     assert captions[0].endswith("\ncow/again.png\nbee/1.png")
@@ -409,7 +411,7 @@ def test_what_looks_the_same_is_drawn_side_by_side(leaking, monkeypatch):
     assert 0 < np.abs(tiles[0, :, :, :128] - whole.astype(int)).mean() < 20  # compressed
     (leaking / "val" / "cow" / "again.png").unlink()
     data = images(leaking).open(0)
-    assert integrity.pictures(integrity.of(data), data) is None
+    assert data_integrity.pictures(data_integrity.of(data), data) is None
 
 
 def test_a_run_is_refused_before_it_begins_where_the_policy_says_so(leaking):
@@ -424,26 +426,26 @@ def test_nothing_is_looked_at_where_it_is_off_or_the_data_do_not_say_what_they_h
             act()
 
     def ensure(policy: str, data):
-        recipe = config.load(CONVNEXT, [f"integrity.policy={policy}"])
-        return integrity.ensure(recipe, data, Machine(), Store.locate())
+        recipe = loader.load(CONVNEXT, [f"integrity.policy={policy}"])
+        return data_integrity.ensure(recipe, data, Machine(), Store.locate())
 
     unknown, known = opened(SimpleNamespace()), opened(fake([1], [0]))
     assert ensure("off", known) is None is ensure("refuse", unknown)
-    assert not (Store.locate().home / integrity.FOLDER).exists()
-    integrity.note(None, unknown, tracker=None, say=None)
+    assert not (Store.locate().home / data_integrity.FOLDER).exists()
+    data_integrity.note(None, unknown, tracker=None, say=None)
     assert ensure("refuse", known).summary == "clean"
 
 
 def test_the_policy_is_no_part_of_what_an_experiment_is():
-    every = [config.load(CONVNEXT, [f"integrity.policy={word}"]) for word in ("warn", "refuse", "off")]
-    assert len({config.digest(recipe) for recipe in every}) == 1
+    every = [loader.load(CONVNEXT, [f"integrity.policy={word}"]) for word in ("warn", "refuse", "off")]
+    assert len({loader.digest(recipe) for recipe in every}) == 1
 
 
 # ---- The verb --------------------------------------------------------------------------------------------------------
 
 
 def ask(*said: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.main, ["data", "check", *said], catch_exceptions=False)
+    result = CliRunner().invoke(main.main, ["data", "check", *said], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -455,7 +457,7 @@ def test_the_verb_tells_all_and_its_exit_code_the_worst(leaking, tmp_path):
     assert any(line.startswith(f"{VAL}: 1 of 7 pictures look like one") for line in lines)
     assert lines[-1].startswith(f"{CONVNEXT}: 1 leak")
     kept = json.loads((tmp_path / "report.json").read_text())
-    assert kept["mark"] in {file.stem for file in (Store.locate().home / integrity.FOLDER).glob("*.json")}
+    assert kept["mark"] in {file.stem for file in (Store.locate().home / data_integrity.FOLDER).glob("*.json")}
     sheet = tmp_path / "pairs.png"
     assert ask(str(CONVNEXT), *words(leaking), "--pictures", str(sheet), code=EXIT_CODE).count(str(sheet)) == 1
     assert Image.open(sheet).format == "PNG"
@@ -481,6 +483,6 @@ def test_the_verb_says_what_it_cannot_look_at(tmp_path):
 @pytest.mark.parametrize("name", ["adadistill", "convnext", "eye_state", "reid", "segment", "tom500"])
 def test_what_comes_drawn_with_a_recipe_is_clean(name):
     """Nothing that is built in is scored and trained on, nor looks as if it were."""
-    recipe = config.load(ROOT / "recipes" / f"{name}.yaml")
-    report = integrity.of(recipe.data.open(recipe.seed))
+    recipe = loader.load(ROOT / "recipes" / f"{name}.yaml")
+    report = data_integrity.of(recipe.data.open(recipe.seed))
     assert not report.bad, [one.said for one in report.bad]

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from trainkit import journal as journal_module
 from trainkit.errors import UserError
-from trainkit.journal import Journal, at_best, read
+from trainkit.tracking import journal as journal_module
+from trainkit.tracking.journal import Journal, at_best, read
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_a_full_disk_stops_neither_training_nor_loses_a_line(path, caplog):
 
 def test_a_killed_process_leaves_every_committed_line(path):
     code = (
-        "import os, signal, sys; from trainkit.journal import Journal; j = Journal(sys.argv[1])\n"
+        "import os, signal, sys; from trainkit.tracking.journal import Journal; j = Journal(sys.argv[1])\n"
         "for s in range(100): j.append(s, {'a': s * 0.1})\n"
         "print(j.commit(), flush=True)\n"
         "for s in range(100, 3000): j.append(s, {'a': s * 0.1})\n"

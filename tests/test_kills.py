@@ -19,34 +19,48 @@ from oracles import account, unlike, unsound
 from runs import PLUGIN, ROOT, TOY, own_store, start
 from sabotage import Fault, environment, struck
 
-from trainkit.store import RunFolder, Store
+from trainkit.tracking.store import RunFolder, Store
 
 SYSTEM = ["os.open", "os.write", "os.fsync", "os.rename", "os.replace", "os.unlink", "os.rmdir", "os.mkdir"]
 PHASES: dict[str, dict[str, Any]] = {
     "opening": {
         "at": [
-            "trainkit.order.load",
-            "trainkit.store.Store.prepare",
-            "trainkit.integrity.ensure",
-            "trainkit.store.Store.new_run",
-            "trainkit.experiments.prepared",
-            "trainkit.tracking._send_params",
+            "trainkit.config.run_request.load",
+            "trainkit.tracking.store.Store.prepare",
+            "trainkit.analysis.data_integrity.ensure",
+            "trainkit.tracking.store.Store.new_run",
+            "trainkit.tracking.mlflow_experiment.prepared",
+            "trainkit.tracking.tracker._send_params",
             "mlflow.tracking.MlflowClient.create_run",
-            "trainkit.store.write_aside",
-            "trainkit.outbox.Outbox.put",
+            "trainkit.tracking.store.write_aside",
+            "trainkit.tracking.upload_queue.Outbox.put",
         ]
     },
-    "steps": {"at": ["trainkit.machine.Machine.backward", "trainkit.witness.Witness.progress"]},
-    "saving": {"at": ["trainkit.live.Copies.make", *SYSTEM], "thread": "trainkit-checkpoint"},
-    "evaluating": {"at": ["trainkit.loop.evaluate", "trainkit.records.enter", "trainkit.witness.Witness.scored"]},
+    "steps": {"at": ["trainkit.distributed.runtime.Machine.backward", "trainkit.training.run_logger.Witness.progress"]},
+    "saving": {"at": ["trainkit.checkpoint.state_dict.Copies.make", *SYSTEM], "thread": "trainkit-checkpoint"},
+    "evaluating": {
+        "at": [
+            "trainkit.training.trainer.evaluate",
+            "trainkit.training.best.enter",
+            "trainkit.training.run_logger.Witness.scored",
+        ]
+    },
     "telling": {
-        "at": ["trainkit.outbox.Outbox._send_batch", "trainkit.outbox.Outbox._send_job", *SYSTEM],
+        "at": [
+            "trainkit.tracking.upload_queue.Outbox._send_batch",
+            "trainkit.tracking.upload_queue.Outbox._send_job",
+            *SYSTEM,
+        ],
         "thread": "trainkit-sender",
     },
     "ending": {
-        "at": ["trainkit.report.closing.write", "trainkit.tracking.Tracker._end", "trainkit.tracking.Tracker.model"]
+        "at": [
+            "trainkit.analysis.run_summary.write",
+            "trainkit.tracking.tracker.Tracker._end",
+            "trainkit.tracking.tracker.Tracker.model",
+        ]
     },
-    "leaving": {"at": ["trainkit.store.RunFolder.release", "threading._shutdown", "atexit._run_exitfuncs"]},
+    "leaving": {"at": ["trainkit.tracking.store.RunFolder.release", "threading._shutdown", "atexit._run_exitfuncs"]},
 }
 """Moments of a run, by the functions whose calls are counted."""
 FORKED = (
@@ -206,7 +220,7 @@ def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_l
             expect_whole(toy)
 
 
-@pytest.mark.parametrize("at", ["trainkit.tracking.Tracker.flush", "trainkit.registry.at_end"])
+@pytest.mark.parametrize("at", ["trainkit.tracking.tracker.Tracker.flush", "trainkit.analysis.promote.at_end"])
 def test_killed_behind_its_end_a_run_is_promoted_by_the_next_start_and_not_trained_again(tmp_path, database, at):
     words = [str(TOY), "--plugin", "toy", *WORDS, "promote={}"]
 
@@ -230,7 +244,7 @@ def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy,
 
 
 def test_a_model_of_a_run_that_is_told_to_stop_has_no_scores_of_an_earlier_step(toy, tmp_path, database):
-    plan = [{"at": "trainkit.witness.Witness.progress", "call": 5, "do": "signal 15"}]
+    plan = [{"at": "trainkit.training.run_logger.Witness.progress", "call": 5, "do": "signal 15"}]
     with fresh(tmp_path / "store", database):
         assert ran(toy.words, plan) == 143
         assert not (wrong := unsound(trainings()[-1])), wrong
@@ -249,7 +263,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Job:
 
 def after(calls: int) -> list[Fault]:
     """Killed in the micro-batch of this number. By the fourth update the checkpoint of the second is on the disk."""
-    return [{"at": "trainkit.machine.Machine.backward", "call": calls, "do": "kill"}]
+    return [{"at": "trainkit.distributed.runtime.Machine.backward", "call": calls, "do": "kill"}]
 
 
 @pytest.mark.timeout(1800)
@@ -285,16 +299,16 @@ def test_when_checkpoints_are_written_changes_no_bit(sparse, tmp_path, database)
     ]  # fmt: skip
 
 
-UPDATE = {"at": "trainkit.machine.Machine.backward", "call": 13}
+UPDATE = {"at": "trainkit.distributed.runtime.Machine.backward", "call": 13}
 """In the seventh update, behind two evaluations, the last checkpoint being that of the sixth or before."""
 SPOILED = {
     "reseeding": ("tensor model/", UPDATE),
     "sample_seeding": ("tensor model/", UPDATE),
     "optimizer": ("tensor model/", UPDATE),
     "averages": ("tensor ema/", UPDATE),
-    "fixed_times": ("2 rows of", {"at": "trainkit.outbox.Outbox.acknowledge", "call": 1, "after": True}),
-    "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.prune", "call": 3}),
-    "verification": ("missing", {"at": "trainkit.checkpoint._manifest", "call": 3}),
+    "fixed_times": ("2 rows of", {"at": "trainkit.tracking.upload_queue.Outbox.acknowledge", "call": 1, "after": True}),
+    "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.storage.prune", "call": 3}),
+    "verification": ("missing", {"at": "trainkit.checkpoint.storage._manifest", "call": 3}),
 }
 """Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
 

@@ -20,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import PLUGIN, TOY, run
 
-from trainkit import config, rewriting
+from trainkit.config import loader, yaml_editor
+from trainkit.config.run_request import Order, load
+from trainkit.diagnostics import benchmark, stepped_process, switches
+from trainkit.diagnostics.benchmark import Start, State
+from trainkit.diagnostics.stepped_process import Block, PaceError, Ready
 from trainkit.errors import UserError
-from trainkit.order import Order, load
-from trainkit.report import ladder as drawing
-from trainkit.speed import ladder, paced, rungs
-from trainkit.speed.ladder import Start, State
-from trainkit.speed.paced import Block, PaceError, Ready
-from trainkit.store import Store
+from trainkit.plots import benchmark as drawing
+from trainkit.tracking.store import Store
 
-RECIPES = sorted(config.RECIPES.glob("*.yaml"))
+RECIPES = sorted(loader.RECIPES.glob("*.yaml"))
 MACHINE = {
     "device": "cpu", "gpu": None, "cpu": "made up", "cpu_cores": 4, "threads": 1, "processes": 1, "parallelism": "NO",
     "precision": "no", "torch": "2.14", "instructions": "AVX2", "bf16": True, "tf32": False, "compiles": "",
@@ -71,7 +71,7 @@ def child(monkeypatch, tmp_path, said: list[dict], *words: str) -> list[dict]:
     monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(word) + "\n" for word in said)))
     answers: list[dict] = []
-    paced._train([str(TOY), "--plugin=toy", *words], time.time(), lambda answer: answers.append(dict(answer)))
+    stepped_process._train([str(TOY), "--plugin=toy", *words], time.time(), lambda answer: answers.append(dict(answer)))
     return answers
 
 
@@ -100,7 +100,7 @@ def test_phases_partition_a_block_and_waiting_is_in_none(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", Slow('{"do": "go", "updates": 5}\n'))
-    paced._train([str(TOY), "--plugin=toy"], time.time(), tell)
+    stepped_process._train([str(TOY), "--plugin=toy"], time.time(), tell)
     block = told[-1]["block"]
     assert set(block["phases"]) == {"data", "transfer", "forward", "backward", "optimizer", "eval", "checkpoint", "log"}
     assert block["seconds"] == pytest.approx(sum(block["phases"].values()))
@@ -133,11 +133,11 @@ def test_checkpoints_that_are_kept_are_written(monkeypatch, tmp_path):
 
 def test_a_paced_recipe_has_no_end_and_holds_nothing():
     recipe = load(toy("log.figures=1 epoch", "log.profile={at: 5}"))
-    out = paced.paced(recipe, ())
+    out = stepped_process.paced(recipe, ())
     assert out.evaluations == {} and out.best is None and out.checkpoints.every is None
     assert out.train.length.steps(4, 16) == 10**8
     assert out.log.figures is None and out.log.profile is None and out.log.ceilings == "off"
-    assert paced.paced(recipe, ("evaluations",)).evaluations == recipe.evaluations
+    assert stepped_process.paced(recipe, ("evaluations",)).evaluations == recipe.evaluations
 
 
 # ---- ratios ----------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_the_interval_is_students(pairs):
     mean = sum(logs) / pairs
     error = (sum((x - mean) ** 2 for x in logs) / (pairs - 1) / pairs) ** 0.5
     half = stats.t.ppf(0.975, pairs - 1) * error
-    found = paced.ratio(faster, than)
+    found = stepped_process.ratio(faster, than)
     assert (found.value, found.low, found.high) == pytest.approx(
         (math.exp(mean), math.exp(mean - half), math.exp(mean + half)), rel=1e-4
     )
@@ -164,7 +164,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     hit = wide = 0
     for _ in range(2000):
         weather = rng.lognormal(0, 0.5, 5)  # which both of a pair have
-        found = paced.ratio(1.2 * weather * rng.lognormal(0, 0.05, 5), weather * rng.lognormal(0, 0.05, 5))
+        found = stepped_process.ratio(1.2 * weather * rng.lognormal(0, 0.05, 5), weather * rng.lognormal(0, 0.05, 5))
         hit += found.low <= 1.2 <= found.high
         wide += found.high / found.low > 1.5
     assert 0.93 <= hit / 2000 <= 0.97
@@ -175,7 +175,7 @@ def test_unpaired_intervals_are_not_too_narrow():
     rng = np.random.default_rng(1)
     hits = 0
     for _ in range(1000):
-        found = paced.unpaired(1.1 * rng.lognormal(0, 0.1, 5), rng.lognormal(0, 0.02, 4))
+        found = stepped_process.unpaired(1.1 * rng.lognormal(0, 0.1, 5), rng.lognormal(0, 0.02, 4))
         hits += found.low <= 1.1 <= found.high
     assert hits >= 940
 
@@ -183,7 +183,7 @@ def test_unpaired_intervals_are_not_too_narrow():
 @pytest.mark.parametrize("rates", [([1.0], [1.0]), ([1.0, 2.0], [1.0]), ([1.0, 0.0], [1.0, 1.0])])
 def test_ratios_refuse_what_has_no_interval(rates):
     with pytest.raises(ValueError, match="rate"):
-        paced.ratio(*rates)
+        stepped_process.ratio(*rates)
 
 
 def test_blocks_take_turns():
@@ -197,7 +197,7 @@ def test_blocks_take_turns():
             order.append((self.name, updates))
             return self.name, updates
 
-    pairs = list(paced.in_turns(One("a"), One("b"), (3, 5), 4))
+    pairs = list(stepped_process.in_turns(One("a"), One("b"), (3, 5), 4))
     assert [name for name, _ in order] == list("abbaabba")
     assert pairs == [(("a", 3), ("b", 5))] * 4
 
@@ -205,7 +205,7 @@ def test_blocks_take_turns():
 # ---- rungs -----------------------------------------------------------------------------------------------------------
 
 
-FEW = [config.RECIPES / f"{name}.yaml" for name in ("tom500", "adadistill")]
+FEW = [loader.RECIPES / f"{name}.yaml" for name in ("tom500", "adadistill")]
 
 
 def of_recipes() -> pytest.MarkDecorator:
@@ -217,27 +217,27 @@ def of_recipes() -> pytest.MarkDecorator:
 @pytest.mark.parametrize("machine", [MACHINE, GPU], ids=["cpu", "gpu"])
 @of_recipes()
 def test_every_try_of_every_recipe_is_a_valid_recipe_that_says_something_else(path, machine):
-    recipe = config.load(path)
-    listed = rungs.listed(recipe, ready_for(recipe, machine), {}, workers=2)
-    assert [rung.name for rung in listed] == list(rungs.NAMES)
+    recipe = loader.load(path)
+    listed = switches.listed(recipe, ready_for(recipe, machine), {}, workers=2)
+    assert [rung.name for rung in listed] == list(switches.NAMES)
     for rung in listed:
         assert bool(rung.tries) != bool(rung.absent), rung
         titles = [one.title for one in rung.tries]
         assert len(set(titles)) == len(titles)
         for one in rung.tries:
-            changed = config.load(path, rungs.merge((), one.words))
+            changed = loader.load(path, switches.merge((), one.words))
             assert changed != recipe, (rung.name, one)
 
 
-def of(name: str, *words: str, machine=MACHINE, environment=None, **changes) -> rungs.Rung:
+def of(name: str, *words: str, machine=MACHINE, environment=None, **changes) -> switches.Rung:
     workers = changes.pop("workers", None)
     recipe = load(toy(*words))
     return next(
-        r for r in rungs.listed(recipe, ready(machine, **changes), environment or {}, workers) if r.name == name
+        r for r in switches.listed(recipe, ready(machine, **changes), environment or {}, workers) if r.name == name
     )
 
 
-def titles(rung: rungs.Rung) -> list[str]:
+def titles(rung: switches.Rung) -> list[str]:
     return [one.title for one in rung.tries]
 
 
@@ -266,17 +266,17 @@ def test_rungs_fit_the_machine():
 
 
 def test_the_cache_of_a_recipe_is_a_rung():
-    recipe = config.load(config.RECIPES / "tom500.yaml")
-    found = {r.name: r for r in rungs.listed(recipe, ready_for(recipe, MACHINE))}
+    recipe = loader.load(loader.RECIPES / "tom500.yaml")
+    found = {r.name: r for r in switches.listed(recipe, ready_for(recipe, MACHINE))}
     assert titles(found["cache"]) == ["cache: disk", "cache: ram"]
 
 
 def test_a_teacher_that_could_be_asked_once_is_a_rung():
     assert of("cache_teacher").absent == "this task has no teacher that could be asked once"
-    path = config.RECIPES / "adadistill_ms1mv2.yaml"
+    path = loader.RECIPES / "adadistill_ms1mv2.yaml"
 
-    def rung(words: tuple[str, ...], views: int) -> rungs.Rung:
-        listed = rungs.listed(config.load(path, words), ready(views=views, batch_norm=False))
+    def rung(words: tuple[str, ...], views: int) -> switches.Rung:
+        listed = switches.listed(loader.load(path, words), ready(views=views, batch_norm=False))
         return next(rung for rung in listed if rung.name == "cache_teacher")
 
     assert [one.words for one in rung((), 2).tries] == [("task.cache_teacher=true",)]
@@ -301,22 +301,22 @@ def test_what_changes_learning_says_so():
 @given(st.lists(st.integers(0, 32), min_size=2, max_size=6, unique=True), st.data())
 def test_refining_looks_halfway_and_nowhere_else(tried, data):
     best = data.draw(st.sampled_from(tried))
-    found = rungs.refine(sorted(tried), best, 32)
+    found = switches.refine(sorted(tried), best, 32)
     assert len(found) <= 2 and not set(found) & set(tried)
     between = [n for n in tried if n < best][-1:] + [n for n in tried if n > best][:1]
     assert all(min(tried) < n < max(tried) for n in found) or not between
 
 
 def test_refining_by_example():
-    assert rungs.refine([0, 1, 2, 4, 8], 4, 8) == [3, 6]
-    assert rungs.refine([0, 1, 2], 1, 8) == []
-    assert rungs.refine([0, 1, 2, 4, 8], 8, 8) == [6]
+    assert switches.refine([0, 1, 2, 4, 8], 4, 8) == [3, 6]
+    assert switches.refine([0, 1, 2], 1, 8) == []
+    assert switches.refine([0, 1, 2, 4, 8], 8, 8) == [6]
 
 
 def test_merged_words_are_given_once():
-    words = rungs.merge(("loader.workers=1", "seed=3"), ("loader.workers=4", "train.compile=default"))
+    words = switches.merge(("loader.workers=1", "seed=3"), ("loader.workers=4", "train.compile=default"))
     assert words == ("seed=3", "loader.workers=4", "train.compile=default")
-    assert load(toy(*rungs.merge(("train.precision=no",), ("train.precision=bf16",)))).train.precision == "bf16"
+    assert load(toy(*switches.merge(("train.precision=no",), ("train.precision=bf16",)))).train.precision == "bf16"
 
 
 # ---- drift, and what a training takes --------------------------------------------------------------------------------
@@ -325,15 +325,15 @@ def test_merged_words_are_given_once():
 def test_drift_by_hand():
     reference = Start((2.0, 1.0, 3.0), {"a": np.array([[3.0, 4.0]], np.float32), "b": np.array([1.0, np.nan])})
     same = Start((2.0, 1.0, 3.0), dict(reference.outputs))
-    assert ladder.drift(same, reference) == (0.0, 0.0)
+    assert benchmark.drift(same, reference) == (0.0, 0.0)
     other = Start((2.0, 1.1, 3.0, 9.0), {"a": np.array([[3.0, 4.5]], np.float32), "c": np.ones(3)})
-    loss, outputs = ladder.drift(other, reference)
+    loss, outputs = benchmark.drift(other, reference)
     assert loss == pytest.approx(0.1 / 2)
     assert outputs == pytest.approx(0.5 / 5)
-    assert ladder.drift(same, None) == (None, None)
+    assert benchmark.drift(same, None) == (None, None)
     broken = Start((2.0, math.nan, 3.0), {"b": np.array([np.nan, 1.0])})
-    assert ladder.drift(broken, reference) == (math.inf, math.inf)
-    assert ladder.drift(Start((0.0,), {}), Start((0.0,), {})) == (0.0, None)
+    assert benchmark.drift(broken, reference) == (math.inf, math.inf)
+    assert benchmark.drift(Start((0.0,), {}), Start((0.0,), {})) == (0.0, None)
 
 
 def held(steps: int, every: int | None, at_end: bool) -> int:
@@ -354,8 +354,8 @@ def test_seconds_of_a_training_are_those_of_its_events(steps, every, at_end, at_
         f"evaluations={{val: {{every: {every} steps, {ends}}}}}",
         f"checkpoints={{every: {saved} steps}}",
     )
-    recipe = config.load(TOY, words, ("toy",))
-    found = ladder.seconds(recipe, ready(), 0.5, {"val": 2.0, "checkpoint": 0.25})
+    recipe = loader.load(TOY, words, ("toy",))
+    found = benchmark.seconds(recipe, ready(), 0.5, {"val": 2.0, "checkpoint": 0.25})
     expected = 0.5 * steps + 2.0 * (held(steps, every, at_end) + at_start) + 0.25 * held(steps, saved, True)
     assert found == pytest.approx(expected)
 
@@ -364,14 +364,14 @@ def test_checkpoints_beside_the_training_cost_what_they_hold_up():
     costs, per_update = {"checkpoint": 0.01, "writing": 2.0}, 0.1
     for every, at_end, more in ((100, False, 10 * 0.01), (100, True, 9 * 0.01 + 2.0), (5, False, 200 * 1.5)):
         words = ("train.length=1000 steps", f"checkpoints={{every: {every} steps, at_end: {str(at_end).lower()}}}")
-        recipe = config.load(TOY, (*words, "evaluations={}", "best=null"), ("toy",))
-        assert ladder.seconds(recipe, ready(), per_update, costs) == pytest.approx(100 + more)
+        recipe = loader.load(TOY, (*words, "evaluations={}", "best=null"), ("toy",))
+        assert benchmark.seconds(recipe, ready(), per_update, costs) == pytest.approx(100 + more)
 
 
 def test_an_evaluation_keeps_to_its_budget():
     words = ("train.length=1000 steps", "evaluations={val: {every: 1 step, budget: 20%, at_end: false}}")
-    recipe = config.load(TOY, (*words, "checkpoints.every=null", "checkpoints.at_end=false"), ("toy",))
-    assert ladder.seconds(recipe, ready(), 0.1, {"val": 5.0}) == pytest.approx(100 / 0.8)
+    recipe = loader.load(TOY, (*words, "checkpoints.every=null", "checkpoints.at_end=false"), ("toy",))
+    assert benchmark.seconds(recipe, ready(), 0.1, {"val": 5.0}) == pytest.approx(100 / 0.8)
 
 
 # ---- climbing, with trainings that are made up -----------------------------------------------------------------------
@@ -457,7 +457,7 @@ class Fake:
 @pytest.fixture
 def world(monkeypatch):
     Fake.alive, Fake.most, Fake.started, Fake.world = [], 0, [], {}
-    monkeypatch.setattr(ladder, "Paced", Fake)
+    monkeypatch.setattr(benchmark, "Paced", Fake)
     yield Fake.world
     assert not Fake.alive, "a child was left"
 
@@ -465,7 +465,7 @@ def world(monkeypatch):
 def climbed(*chosen: str, order: Order | None = None, state: State | None = None, **more):
     order = order or toy()
     said: list[str] = []
-    one = ladder.Ladder(order, load(order), state or State(), repeats=4, steps=10, say=said.append, **more)
+    one = benchmark.Ladder(order, load(order), state or State(), repeats=4, steps=10, say=said.append, **more)
     try:
         one.climb(chosen)
     finally:
@@ -481,7 +481,7 @@ def test_what_helps_is_kept_together_and_what_does_not_is_not(world):
     assert verdicts["compiled, default"] == "faster" and verdicts["without channels_last"] == "slower"
     assert verdicts["without fused"] in ("no difference", "faster by less than 1 %", "slower")
     kept = one.kept()
-    assert kept.rung == ladder.TOGETHER and set(kept.words) == {"train.compile=default", "loader.workers=2"}
+    assert kept.rung == benchmark.TOGETHER and set(kept.words) == {"train.compile=default", "loader.workers=2"}
     assert kept.ratio == pytest.approx(1.56, rel=0.02)
     assert any("together" in line for line in said)
 
@@ -496,9 +496,9 @@ def test_the_best_alone_is_kept_where_together_is_slower(world):
             both = self.words.get("train.compile") == "default" and self.words.get("loader.workers") == "1"
             return 900.0 if both else super().speed
 
-    ladder.Paced = Clash
+    benchmark.Paced = Clash
     one, _ = climbed("compile", "workers")
-    assert [r.verdict for r in one.state.results if r.rung == ladder.TOGETHER] == ["slower"]
+    assert [r.verdict for r in one.state.results if r.rung == benchmark.TOGETHER] == ["slower"]
     assert one.kept().title == "compiled, default"
 
 
@@ -527,7 +527,7 @@ def test_drift_is_from_float32_and_not_from_the_recipe_as_shipped(world):
     world["machine"] = GPU
     world["drifts"] = {"train.precision=no": -0.03}
     one, _ = climbed("fused")
-    assert rungs.REFERENCE[0] in Fake.started[1]
+    assert switches.REFERENCE[0] in Fake.started[1]
     assert one.state.shipped_drift[0] == pytest.approx(0.03 / 0.97, rel=0.05)
     assert one.state.results[0].loss_drift == pytest.approx(0.03 / 0.97, rel=0.05)
 
@@ -549,7 +549,7 @@ def test_what_fits_only_alone_is_measured_alone(world):
     result = one.state.found("batch", "batch 32")
     assert "not measured in turns" in result.note and result.ratio == pytest.approx(2.0, rel=0.05)
     assert one.state.found("batch", "batch 64").ratio == pytest.approx(4.0, rel=0.05)
-    assert ladder.largest(one.state) == (64, "more were not tried")
+    assert benchmark.largest(one.state) == (64, "more were not tried")
 
 
 def test_the_largest_batch_is_looked_for_beyond_the_fastest(world):
@@ -559,8 +559,8 @@ def test_the_largest_batch_is_looked_for_beyond_the_fastest(world):
     one, _ = climbed("batch")
     assert one.state.found("batch", "batch 32").ratio < 0.6
     assert one.state.found("batch", "batch 64").failed == "out of memory: CUDA out of memory"
-    assert ladder.largest(one.state) == (32, "64 do not")
-    assert "micro-batches of 32 fit into memory; 64 do not" in ladder.table(one.state, None)
+    assert benchmark.largest(one.state) == (32, "64 do not")
+    assert "micro-batches of 32 fit into memory; 64 do not" in benchmark.table(one.state, None)
     world["machine"] = MACHINE
     two, _ = climbed("batch")
     assert two.state.found("batch", "batch 64") is None, "of use on a CPU is what is faster"
@@ -643,14 +643,14 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
 
     only = ("fused", "workers")
     with pytest.raises(KeyboardInterrupt):
-        ladder.command(toy(), only=only, repeats=3, steps=5, say=stop)
+        benchmark.command(toy(), only=only, repeats=3, steps=5, say=stop)
     assert [folder.info().status for folder in Store.locate().runs() if "ladder" in folder.name] == ["KILLED"]
     begun, there = len(Fake.started), signal.getsignal(signal.SIGTERM)
-    assert ladder.command(toy(), only=only, repeats=3, steps=5, resume=True, write=new, say=said.append) == 0
+    assert benchmark.command(toy(), only=only, repeats=3, steps=5, resume=True, write=new, say=said.append) == 0
     assert signal.getsignal(signal.SIGTERM) is there
     assert not any(word == ("loader.workers=1",) for word in Fake.started[begun:]), "measured again"
     text = new.read_text()
-    assert config.load(new, (), ("toy",)).loader.workers == 2
+    assert loader.load(new, (), ("toy",)).loader.workers == 2
     assert "# speed    x 1." in text and TOY.read_text() in text.replace("loader: {workers: 2}\n", "").replace(
         "".join(line + "\n" for line in text.split("\n") if line.startswith("#")), ""
     )
@@ -668,7 +668,7 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
     assert files == {"tables/ladder.txt", "tables/ladder.csv"}
     assert {f.path for f in client.list_artifacts(parent.info.run_id, "figures")} == {"figures/ladder.png"}
     with pytest.raises(UserError, match="no unfinished run"):
-        ladder.command(toy(), only=only, resume=True)
+        benchmark.command(toy(), only=only, resume=True)
 
 
 def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
@@ -683,24 +683,24 @@ def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
         ({"write": tmp_path / "x.txt"}, "YAML"),
     ):
         with pytest.raises(UserError, match=what):
-            ladder.command(toy(), **words)
-    teacher = Order(config.RECIPES / "adadistill.yaml")
+            benchmark.command(toy(), **words)
+    teacher = Order(loader.RECIPES / "adadistill.yaml")
     with pytest.raises(UserError, match="face_teacher"):
-        ladder.command(teacher, write=tmp_path / "x.yaml")
+        benchmark.command(teacher, write=tmp_path / "x.yaml")
     assert not Fake.started
 
 
 def test_nothing_is_written_where_nothing_helps(world, tmp_path):
     one, _ = climbed("batch")
     new = tmp_path / "fast.yaml"
-    told = ladder._write(toy(), load(toy()), one.state, one.kept(), new, None)
+    told = benchmark._write(toy(), load(toy()), one.state, one.kept(), new, None)
     assert "is not written" in told and not new.exists()
 
 
 def test_the_table_says_what_was_measured(world):
     world["speeds"] = {"loader.workers=2": 1.4, "device.channels_last=false": 0.5}
     one, _ = climbed("workers", "channels_last", "pin")
-    text = ladder.table(one.state, one.kept())
+    text = benchmark.table(one.state, one.kept())
     lines = text.splitlines()
     assert lines[1].split()[:2] == ["as", "shipped"]
     assert next(line for line in lines if "2 workers" in line).endswith("kept")
@@ -736,7 +736,7 @@ CHANGES = (
 
 @of_recipes()
 def test_a_rewritten_recipe_says_what_the_overrides_say_and_keeps_every_comment(path):
-    text = rewriting.rewrite(path, CHANGES, ["ladder  x 1.2"])
+    text = yaml_editor.rewrite(path, CHANGES, ["ladder  x 1.2"])
     comments = [line[line.index("#") :] for line in path.read_text().splitlines() if "#" in line]
     left = text
     for comment in comments:
@@ -763,7 +763,7 @@ def test_changed_texts_read_as_changed_trees(data):
         inner = data.draw(st.sampled_from((None, "c", "f", "g", "z")))
         path = (key,) if inner is None or not isinstance(before.get(key, {}) or {}, dict) else (key, inner)
         value = data.draw(st.sampled_from((3, 0.5, None, True, "500 steps", "a, b", [1, "x"], {"k": 1})))
-        text = rewriting.change(text, path, value)
+        text = yaml_editor.change(text, path, value)
         expected, node = before, before
         for part in path[:-1]:
             if not isinstance(node.get(part), dict):
@@ -785,7 +785,7 @@ def state_of(pid: int) -> str:
 def test_children_freeze_in_between_train_alike_and_end_with_their_parent(tmp_path):
     import psutil
 
-    with paced.Paced(toy()) as one, paced.Paced(toy("loader.workers=2"), within=tmp_path) as two:
+    with stepped_process.Paced(toy()) as one, stepped_process.Paced(toy("loader.workers=2"), within=tmp_path) as two:
         a, b = one.go(20), two.go(20)
         assert a.losses == b.losses and a.samples == b.samples == 320
         family = psutil.Process(two._child.pid)
@@ -799,7 +799,7 @@ def test_children_freeze_in_between_train_alike_and_end_with_their_parent(tmp_pa
     _, left = psutil.wait_procs(workers, 10)
     assert not left and not list(tmp_path.iterdir())
     with pytest.raises(PaceError, match="val") as told:
-        paced.Paced(toy("best.metric=nothing/x"))
+        stepped_process.Paced(toy("best.metric=nothing/x"))
     assert told.value.kind == "user" and isinstance(told.value.mistake, UserError)
 
 
@@ -810,7 +810,7 @@ def test_frozen_children_do_not_outlive_a_parent_that_is_killed():
 
     code = (
         "import time; from pathlib import Path\n"
-        "from trainkit.order import Order; from trainkit.speed.paced import Paced\n"
+        "from trainkit.config.run_request import Order; from trainkit.diagnostics.stepped_process import Paced\n"
         f"child = Paced(Order(Path({str(TOY)!r}), ('loader.workers=1',), ('toy',)))\n"
         "print(child._child.pid, flush=True); time.sleep(600)"
     )
@@ -834,7 +834,7 @@ def test_frozen_children_do_not_outlive_a_parent_that_is_killed():
 def test_a_real_ladder_of_the_toy(store, tmp_path):
     said: list[str] = []
     only = ("channels_last", "checkpoints", "evaluations")
-    assert ladder.command(toy(), only=only, repeats=2, steps=5, say=said.append) == 0
+    assert benchmark.command(toy(), only=only, repeats=2, steps=5, say=said.append) == 0
     table = "\n".join(said)
     assert "without channels_last" in table and "checkpoints half as often" in table
     result = next(line for line in said if line.startswith("channels_last"))

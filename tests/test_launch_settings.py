@@ -9,11 +9,11 @@ import pytest
 import torch
 from runs import PLUGIN, ROOT, TOY, spawn
 
-from trainkit import launch_settings
+from trainkit.config.run_request import Order, load
+from trainkit.distributed import launch_settings
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.machine import Machine
-from trainkit.order import Order, load
-from trainkit.store import Store
+from trainkit.tracking.store import Store
 
 pytestmark = pytest.mark.usefixtures("store")
 

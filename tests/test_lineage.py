@@ -8,8 +8,10 @@ import pytest
 from click.testing import CliRunner
 from runs import run, stop_after
 
-from trainkit import cli, config, lineage
-from trainkit.store import RunFolder, Store
+from trainkit.cli import main
+from trainkit.config import loader
+from trainkit.tracking import lineage
+from trainkit.tracking.store import RunFolder, Store
 
 SHORT = ("train.length=1 epoch", "log.ceilings=off")
 
@@ -30,7 +32,7 @@ class Kept:
 
 
 def ask(*words: str) -> str:
-    result = CliRunner().invoke(cli.main, list(words), catch_exceptions=False)
+    result = CliRunner().invoke(main.main, list(words), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -101,7 +103,7 @@ def test_a_copied_recipe_follows_the_run_that_it_was_copied_from(store, tmp_path
     new = tmp_path / "mine.yaml"
     ask("cp", first.folder.name, str(new), "--plugin", "toy")
     assert new.read_text().startswith(f"# Copied from run {first.folder.name}.\n")
-    assert config.dump(config.load(new, (), ("toy",))) == first.folder.recipe.read_text()
+    assert loader.dump(loader.load(new, (), ("toy",))) == first.folder.recipe.read_text()
     ran = run("name=mine", recipe=new)
     assert ran.folder.info().follows == first.folder.name
     assert lineage.read(ran.folder).splitlines() == [

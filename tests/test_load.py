@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit import journal, system_metrics
-from trainkit.speed import load as load_module
-from trainkit.speed import nvml, processes
-from trainkit.speed.control_group import Groups, Refused, share
 from trainkit.speed.evidence import Gpu, Reading
-from trainkit.speed.load import Load, cores
-from trainkit.speed.nvml import Gpus
-from trainkit.tracking import METRIC_NAME
+from trainkit.tracking import journal
+from trainkit.tracking.system import load as load_module
+from trainkit.tracking.system import nvml, processes
+from trainkit.tracking.system import sampler as system_metrics
+from trainkit.tracking.system.cgroup import Groups, Refused, share
+from trainkit.tracking.system.load import Load, cores
+from trainkit.tracking.system.nvml import Gpus
+from trainkit.tracking.tracker import METRIC_NAME
 
 TICK, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 MB = 1_000_000

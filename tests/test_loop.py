@@ -8,9 +8,9 @@ import pytest
 import torch
 from runs import TOY, newest, run, stop_after
 
-from trainkit.data import loading
+from trainkit.data.loader import stream
 from trainkit.errors import UserError
-from trainkit.store import Store
+from trainkit.tracking.store import Store
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -169,7 +169,7 @@ def test_batches_of_an_evaluation_are_of_one_size_whatever_the_number_of_process
     for world in (1, 2, 3):
         seen = []
         for rank in range(world):
-            for rows, real in loading.every_sample(split, asked, world, rank):
+            for rows, real in stream.every_sample(split, asked, world, rank):
                 sizes.add(len(rows))
                 seen += rows[real].tolist()
         assert sorted(seen) == list(range(size))
@@ -358,7 +358,7 @@ def test_resuming_finishes_the_run_that_was_interrupted_although_it_was_one_that
     assert first.code == 143 and first.folder.info().recipe == "first" and first.folder.info().status == "KILLED"
     ran = run(recipe=tmp_path / "toy.yaml", resume="")
     assert ran.code == 0 and ran.folder.info().recipe == "toy" and first.folder.info().status == "FINISHED"
-    from trainkit.store import Store
+    from trainkit.tracking.store import Store
 
     child = Store.locate().client().get_run(first.folder.info().run_id)
     assert child.data.tags["mlflow.parentRunId"] == ran.folder.info().run_id
@@ -410,7 +410,7 @@ def test_resume_or_start_takes_no_run_of_other_data_or_another_program_for_its_o
 
 
 def test_seeds_are_begun_by_resume_or_start_and_trained_once():
-    from trainkit.store import Store
+    from trainkit.tracking.store import Store
 
     for _ in range(2):
         assert run("train.length=1 steps", resume="", or_start=True, seeds=2).code == 0
@@ -418,17 +418,18 @@ def test_seeds_are_begun_by_resume_or_start_and_trained_once():
 
 
 def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
-    from trainkit import evaluating, needs
-    from trainkit.order import Order
+    from trainkit.config.run_request import Order
+    from trainkit.inference import evaluate_run
+    from trainkit.training import dependencies
 
     settings = ["best.metric=val/ema/accuracy", "data.noise=2.5", "evaluations.val.every=4 steps"]
     ran = run(*settings)
-    file = needs.best_weights(ran.folder.path)
+    file = dependencies.best_weights(ran.folder.path)
     assert file.name == "ema.safetensors"
     step = int(file.parent.name.split("-")[1])
     averaged = dict(zip(*ran.history.series("val/ema/accuracy"), strict=True))
     assert averaged[step] == max(averaged.values())
-    scored = evaluating.evaluate(Order(TOY, settings, ("toy",)), ran.folder.name, log=False)
+    scored = evaluate_run.evaluate(Order(TOY, settings, ("toy",)), ran.folder.name, log=False)
     assert scored["val/accuracy"] == averaged[step]
     own = dict(zip(*ran.history.series("val/accuracy"), strict=True))
     assert own[step] != averaged[step], "the two cannot be told apart here"

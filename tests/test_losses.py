@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from trainkit.blocks import validate
-from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
+from trainkit.config.validation import validate
+from trainkit.losses.distillation import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import (
     AdaFace,
     ArcFace,

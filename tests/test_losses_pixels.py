@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
-from trainkit.blocks import validate
+from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.losses.pixels import Near, Ohem, PixelLoss, boundary, dice, hard, lovasz, resized
-from trainkit.task import IGNORED
+from trainkit.interfaces import IGNORED
+from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss, boundary, dice, hard, lovasz, resized
 
 NAMES = ("road", "car", "pole", "sky")
 

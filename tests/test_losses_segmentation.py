@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.blocks import validate
+from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.losses.segmentation import SegmentationLoss, deep, nearest, subsets
+from trainkit.losses.segmentation_3d import SegmentationLoss, deep, nearest, subsets
 
 NAMES = ("background", "front", "back", "stalk")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from runs import PLUGIN, TOY
 
-from trainkit.machine import Machine
-from trainkit.order import Order, load
+from trainkit.config.run_request import Order, load
+from trainkit.distributed.runtime import Machine
 
 
 def test_each_training_begins_with_the_loss_scale_of_a_new_process(store, monkeypatch):

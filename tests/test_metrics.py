@@ -12,9 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from trainkit.data.protocols import Identification, Pairs, Templates
 from trainkit.errors import UserError
-from trainkit.metrics import identification, score, templates, verification
+from trainkit.evaluation_protocols import Identification, Pairs, Templates
+from trainkit.metrics import identification, ijb_templates, verification
+from trainkit.metrics.score import score
 
 LFW = Path(__file__).parents[2] / "shared" / "data" / "faces_lfw112" / "verification"
 
@@ -420,14 +421,14 @@ def plain_templates(embedding, protocol, use_norm, use_detector):
 @pytest.mark.parametrize("use_norm", [True, False])
 @pytest.mark.parametrize("use_detector", [True, False])
 def test_template_features_and_cosines_equal_ones_written_out_in_loops(use_norm, use_detector, monkeypatch):
-    monkeypatch.setattr(templates, "IMAGES_AT_ONCE", 7)
-    monkeypatch.setattr(templates, "PAIRS_AT_ONCE", 11)
+    monkeypatch.setattr(ijb_templates, "IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr(ijb_templates, "PAIRS_AT_ONCE", 11)
     embedding, protocol = random_templates(0)
     plain = plain_templates(embedding, protocol, use_norm, use_detector)
-    ids, unit = templates.pool(embedding, protocol, use_norm, use_detector)
+    ids, unit = ijb_templates.pool(embedding, protocol, use_norm, use_detector)
     assert ids.tolist() == list(plain)
     assert unit == pytest.approx(np.array(list(plain.values())), abs=1e-6)
-    score_of = templates.score_templates(embedding, protocol, use_norm, use_detector).rows["score"]
+    score_of = ijb_templates.score_templates(embedding, protocol, use_norm, use_detector).rows["score"]
     expected = [
         sum(x * y for x, y in zip(plain[a], plain[b], strict=True))
         for a, b in zip(protocol.first.tolist(), protocol.second.tolist(), strict=True)
@@ -437,7 +438,7 @@ def test_template_features_and_cosines_equal_ones_written_out_in_loops(use_norm,
 
 def test_the_four_ways_to_weigh_pictures_differ():
     embedding, protocol = random_templates(0)
-    units = [templates.pool(embedding, protocol, n, d)[1] for n in (True, False) for d in (True, False)]
+    units = [ijb_templates.pool(embedding, protocol, n, d)[1] for n in (True, False) for d in (True, False)]
     for i in range(4):
         for j in range(i):
             assert np.abs(units[i] - units[j]).max() > 1e-3
@@ -449,7 +450,7 @@ def test_template_of_a_worked_example():
     protocol = Templates(
         np.full(3, 4), np.array([7, 7, 9]), np.ones(3, np.float32), np.array([4]), np.array([4]), np.array([True])
     )
-    ids, unit = templates.pool(embedding, protocol)
+    ids, unit = ijb_templates.pool(embedding, protocol)
     assert ids.tolist() == [4]
     assert unit[0] == pytest.approx(np.array([3, 5]) / math.sqrt(34))
 
@@ -488,9 +489,9 @@ def test_template_scores_come_from_their_cosines():
 
 def test_template_table_keeps_all_genuine_and_the_most_alike_impostors(monkeypatch):
     embedding, protocol = random_templates(2)
-    full = templates.score_templates(embedding, protocol).rows
-    monkeypatch.setattr(templates, "IMPOSTORS_KEPT", 5)
-    kept = templates.score_templates(embedding, protocol).rows
+    full = ijb_templates.score_templates(embedding, protocol).rows
+    monkeypatch.setattr(ijb_templates, "IMPOSTORS_KEPT", 5)
+    kept = ijb_templates.score_templates(embedding, protocol).rows
     assert int(kept["same"].sum()) == int(protocol.same.sum())
     impostors = np.sort(full["score"][~protocol.same])
     assert np.sort(kept["score"][~kept["same"]]).tolist() == impostors[-5:].tolist()
@@ -501,13 +502,15 @@ def test_template_table_keeps_all_genuine_and_the_most_alike_impostors(monkeypat
 def test_templates_do_not_change_with_one_scale_for_all_or_rotation():
     embedding, protocol = random_templates(3)
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(5, 5)))[0]
-    plain = templates.score_templates(embedding, protocol).rows["score"]
-    assert templates.score_templates(embedding * 7, protocol).rows["score"] == pytest.approx(plain, abs=1e-6)
-    assert templates.score_templates(embedding @ rotation, protocol).rows["score"] == pytest.approx(plain, abs=1e-6)
+    plain = ijb_templates.score_templates(embedding, protocol).rows["score"]
+    assert ijb_templates.score_templates(embedding * 7, protocol).rows["score"] == pytest.approx(plain, abs=1e-6)
+    assert ijb_templates.score_templates(embedding @ rotation, protocol).rows["score"] == pytest.approx(plain, abs=1e-6)
     uneven = embedding * np.random.default_rng(1).uniform(0.2, 5, (len(embedding), 1))
-    without = templates.score_templates(embedding, protocol, use_norm=False).rows["score"]
-    assert templates.score_templates(uneven, protocol, use_norm=False).rows["score"] == pytest.approx(without, abs=1e-6)
-    assert np.abs(templates.score_templates(uneven, protocol).rows["score"] - plain).max() > 0.01
+    without = ijb_templates.score_templates(embedding, protocol, use_norm=False).rows["score"]
+    assert ijb_templates.score_templates(uneven, protocol, use_norm=False).rows["score"] == pytest.approx(
+        without, abs=1e-6
+    )
+    assert np.abs(ijb_templates.score_templates(uneven, protocol).rows["score"] - plain).max() > 0.01
 
 
 def test_a_pair_that_names_an_absent_template_is_refused():
@@ -525,7 +528,7 @@ def test_template_pairs_of_one_kind_are_refused():
         protocol.template, protocol.media, protocol.faceness, protocol.first, protocol.second, np.full(150, True)
     )
     with pytest.raises(UserError, match="all are same"):
-        templates.score_templates(embedding, one)
+        ijb_templates.score_templates(embedding, one)
 
 
 # Identification

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit.data.protocols import Classes, Retrieval, Separation
 from trainkit.errors import UserError
-from trainkit.metrics import calibration, classification, score
+from trainkit.evaluation_protocols import Classes, Retrieval, Separation
+from trainkit.metrics import calibration, classification
 from trainkit.metrics.classification import score_classes
+from trainkit.metrics.score import score
 
 
 def names(classes):
@@ -175,7 +176,7 @@ def test_rows_name_classes_and_give_the_probabilities_of_prediction_and_label():
 def test_rows_and_tables_can_be_written_as_parquet(tmp_path):
     from pyarrow import parquet
 
-    from trainkit.tracking import _write_table
+    from trainkit.tracking.tracker import _write_table
 
     logits, label = drawn(5, count=40)
     label[3], label[label == 2] = -1, 0

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit.data.protocols import Retrieval
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Retrieval
 from trainkit.metrics import retrieval
 from trainkit.metrics.retrieval import score_retrieval
 

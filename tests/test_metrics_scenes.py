@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 from sklearn.metrics import confusion_matrix
 
-from trainkit import chance, metrics
-from trainkit.data.protocols import Scenes
 from trainkit.errors import UserError
-from trainkit.metrics import scenes
-from trainkit.metrics.boundaries import boundary_counts
-from trainkit.metrics.scenes import pixel_counts, score_scenes, seen
-from trainkit.task import IGNORED
-from trainkit.tracking import METRIC_NAME, _write_table
+from trainkit.evaluation_protocols import Scenes
+from trainkit.interfaces import IGNORED
+from trainkit.metrics import score, segmentation_2d, significance
+from trainkit.metrics.boundary_f_score import boundary_counts
+from trainkit.metrics.segmentation_2d import pixel_counts, score_scenes, seen
+from trainkit.tracking.tracker import METRIC_NAME, _write_table
 
 NAMES = ("road", "Traffic sign", "sky", "never")
 
@@ -98,7 +97,7 @@ def test_what_the_cells_leave_out_is_counted_and_changes_no_score(monkeypatch):
     counts = whole.curves["confusion"]["counts"]
     told = np.array(pairs(predicted, mask))
     np.testing.assert_array_equal(counts, confusion_matrix(told[:, 0], told[:, 1], labels=range(60)))
-    monkeypatch.setattr(scenes, "CELLS", 7)
+    monkeypatch.setattr(segmentation_2d, "CELLS", 7)
     part = score_scenes(gathered(predicted, mask, 60), protocol(3, names=names))
     assert part.metrics == whole.metrics
     kept = part.curves["confusion"]["counts"]
@@ -188,7 +187,7 @@ def test_without_boundaries_there_is_no_score_of_them():
 def test_masks_without_a_label_are_refused():
     predicted, mask = maps(2, 4)
     with pytest.raises(UserError, match=r"val\.flip: no labelled pixel in any of 2 masks"):
-        metrics.score(gathered(predicted, torch.full_like(mask, IGNORED), 4), protocol(2), "val.flip")
+        score.score(gathered(predicted, torch.full_like(mask, IGNORED), 4), protocol(2), "val.flip")
 
 
 def test_rows_that_are_not_the_sets_are_refused():
@@ -210,7 +209,7 @@ def test_pictures_are_drawn_again_and_their_pixels_scored_together():
     for _ in range(1500):
         some = [pair for b in draw.integers(5, size=5) for pair in told[b]]
         by_hand.append(number_mean(iou_by_hand(some, k) for k in range(4)))
-    low, high = np.quantile(by_hand, chance.tails(5))
+    low, high = np.quantile(by_hand, significance.tails(5))
     # The same distribution, not the same draws.
     assert scores.metrics["miou_low"] == pytest.approx(low, abs=0.03)
     assert scores.metrics["miou_high"] == pytest.approx(high, abs=0.03)
@@ -223,7 +222,7 @@ def test_pictures_are_drawn_again_and_their_pixels_scored_together():
 def test_the_interval_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     rows = gathered(*maps(6, 4), 4)
     whole = score_scenes(rows, protocol(6)).metrics
-    monkeypatch.setattr(scenes, "_AT_ONCE", 100)
+    monkeypatch.setattr(segmentation_2d, "_AT_ONCE", 100)
     assert score_scenes(rows, protocol(6)).metrics == pytest.approx(whole)
 
 
@@ -262,7 +261,7 @@ def test_the_most_frequent_mistakes_are_listed_and_the_others_counted(tmp_path: 
     predicted, mask = maps(3, 4)
     told = pairs(predicted, mask)
     wrong = {(t, p): told.count((t, p)) for t in range(4) for p in range(4) if t != p}
-    monkeypatch.setattr(scenes, "LISTED", 5)
+    monkeypatch.setattr(segmentation_2d, "LISTED", 5)
     table = score_scenes(gathered(predicted, mask, 4), protocol(3)).tables["confusions"]
     assert table["pixels"][:5] == sorted(wrong.values(), reverse=True)[:5]
     for row in range(5):
@@ -312,7 +311,7 @@ def test_an_evaluation_for_pictures_gives_them_and_few_metrics():
     rows = gathered(predicted, mask, 4)
     colours = [(k, k, k) for k in range(4)]
     whole = score_scenes(rows, protocol(3))
-    shown = metrics.score(rows, protocol(3, "overlays", colours=colours), "val.overlays", Pictures())
+    shown = score.score(rows, protocol(3, "overlays", colours=colours), "val.overlays", Pictures())
     assert set(shown.metrics) == {"miou", "pixel_accuracy", "boundary_f", "pictures"}
     assert all(whole.metrics[name] == value for name, value in shown.metrics.items())
     assert not shown.curves and set(shown.pictures) == {"scenes"} and set(whole.pictures) == {"confusion"}

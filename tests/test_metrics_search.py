@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.protocols import Search
 from trainkit.errors import UserError
-from trainkit.metrics import ranking, rerank, search
-from trainkit.metrics.rerank import Reranked
-from trainkit.metrics.search import score_search
+from trainkit.evaluation_protocols import Search
+from trainkit.metrics import k_reciprocal, ranking, reid
+from trainkit.metrics.k_reciprocal import Reranked
+from trainkit.metrics.reid import score_search
 
 LISTS = {"nir": (1,), "text": (4,), "nir_text": (1, 4), "rgb": (0,)}
 
@@ -248,7 +248,7 @@ def test_no_score_depends_on_blocks_threads_or_order(monkeypatch):
     for queries, gallery, finished, used in ((1, 1, 3, 1), (7, 30, 1000, 2), (10**6, 10**6, 5, 1)):
         monkeypatch.setattr(ranking, "QUERIES_AT_ONCE", queries)
         monkeypatch.setattr(ranking, "GALLERY_AT_ONCE", gallery)
-        monkeypatch.setattr(search, "FINISHED_AT_ONCE", finished)
+        monkeypatch.setattr(reid, "FINISHED_AT_ONCE", finished)
         torch.set_num_threads(used)
         again = score_search(features, protocol, mean)
         torch.set_num_threads(threads)
@@ -294,12 +294,12 @@ class Watched(ranking.Cosines):
 def test_scores_held_at_once_do_not_grow_with_the_set(monkeypatch):
     monkeypatch.setattr(ranking, "QUERIES_AT_ONCE", 16)
     monkeypatch.setattr(ranking, "GALLERY_AT_ONCE", 64)
-    monkeypatch.setattr(search, "Cosines", Watched)
+    monkeypatch.setattr(reid, "Cosines", Watched)
     for count in (300, 900):
         Watched.most = 0
         features, protocol = drawn(3, count=count, persons=count // 20)
         score_search(features, protocol, mean)
-        assert 0 < Watched.most <= max(16 * 64, search.FAILURES * 64)
+        assert 0 < Watched.most <= max(16 * 64, reid.FAILURES * 64)
 
 
 def test_parts_of_a_gallery_cover_it_and_part_no_person(monkeypatch):
@@ -516,8 +516,8 @@ def test_a_reranked_distance_is_the_same_in_any_block(monkeypatch):
     every = made.scores(slice(0, 40), slice(0, 50))
     assert (made.scores(np.array([7, 3]), slice(10, 25)) == every[[7, 3], 10:25]).all()
     assert made.scores(np.array([7, 3]), slice(10, 10)).shape == (2, 0)
-    monkeypatch.setattr(rerank, "SCORES_AT_ONCE", 200)
-    monkeypatch.setattr(rerank, "VALUES_AT_ONCE", 50)
+    monkeypatch.setattr(k_reciprocal, "SCORES_AT_ONCE", 200)
+    monkeypatch.setattr(k_reciprocal, "VALUES_AT_ONCE", 50)
     assert (Reranked.make(vectors[:40], vectors[40:], ranking.LENGTH).scores(slice(0, 40), slice(0, 50)) == every).all()
 
 

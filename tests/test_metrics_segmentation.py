@@ -11,13 +11,12 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
-from trainkit import metrics
-from trainkit.data.protocols import Segmentation
 from trainkit.errors import UserError
-from trainkit.metrics import segmentation
-from trainkit.metrics.segmentation import bootstrap, interval, mean, planes, score_segmentation, words
-from trainkit.metrics.surfaces import SCORES, case_scores
-from trainkit.tracking import METRIC_NAME, _write_table
+from trainkit.evaluation_protocols import Segmentation
+from trainkit.metrics import score, segmentation_3d
+from trainkit.metrics.segmentation_3d import bootstrap, interval, mean, planes, score_segmentation, words
+from trainkit.metrics.surface_distance import SCORES, case_scores
+from trainkit.tracking.tracker import METRIC_NAME, _write_table
 
 NAMES = ("background", "SR", "Optic nerve", "FAT")
 NAN = float("nan")
@@ -186,7 +185,7 @@ def test_patches_are_scored_all_together():
 
 
 def test_every_metric_may_be_logged():
-    for found in (score_segmentation(rows(6), protocol(6)), metrics.score(rows(2), protocol(2), "val")):
+    for found in (score_segmentation(rows(6), protocol(6)), score.score(rows(2), protocol(2), "val")):
         for name, value in found.metrics.items():
             assert re.fullmatch(r"[a-z0-9_.-]+", name) and METRIC_NAME.fullmatch(f"val/{name}"), name
             assert type(value) is float and math.isfinite(value)
@@ -225,7 +224,7 @@ def test_the_bootstrap_is_that_of_drawing_case_by_case():
     values[draw.random((6, 3)) < 0.3] = NAN
     values[:, 2] = [NAN, 0.5, NAN, NAN, NAN, NAN]  # in some draws no case has this organ
     drawn, organ = bootstrap(values, list("abcdef"))
-    assert drawn.shape == (segmentation.RESAMPLES,) and organ.shape == (segmentation.RESAMPLES, 3)
+    assert drawn.shape == (segmentation_3d.RESAMPLES,) and organ.shape == (segmentation_3d.RESAMPLES, 3)
     by_hand = []
     for _ in range(4000):
         some = values[draw.integers(6, size=6)]
@@ -258,7 +257,7 @@ def test_draws_do_not_depend_on_scores_or_on_how_many_are_made_at_once(monkeypat
     drawn = bootstrap(values, groups)[0]
     assert (bootstrap(values, groups)[0] == drawn).all()
     np.testing.assert_allclose(bootstrap(values + 0.1, groups)[0], drawn + 0.1)  # networks are compared on equal draws
-    monkeypatch.setattr(segmentation, "_AT_ONCE", 100)
+    monkeypatch.setattr(segmentation_3d, "_AT_ONCE", 100)
     np.testing.assert_allclose(bootstrap(values, groups)[0], drawn)
 
 

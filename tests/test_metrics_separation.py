@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit.data.protocols import Classes, Separation
 from trainkit.errors import UserError
-from trainkit.metrics import separation
+from trainkit.evaluation_protocols import Classes, Separation
+from trainkit.metrics import class_separation
+from trainkit.metrics.class_separation import embedding_distance, score_distance, score_separation
 from trainkit.metrics.classification import score_classes
-from trainkit.metrics.separation import embedding_distance, score_distance, score_separation
 
 TWO = ("closed", "open")
 
@@ -265,7 +265,7 @@ def test_silhouette_equals_that_of_scikit_learn(seed, classes, monkeypatch):
     label[np.flatnonzero(label == 0)[1:]] = 1  # class 0 keeps one sample, which counts 0
     expected = silhouette_score(rows["embedding"].astype(np.float64), label)
     assert score_separation(rows, Separation(label, names(classes))).metrics["silhouette"] == pytest.approx(expected)
-    monkeypatch.setattr(separation, "DISTANCES_AT_ONCE", 1000)
+    monkeypatch.setattr(class_separation, "DISTANCES_AT_ONCE", 1000)
     assert score_separation(rows, Separation(label, names(classes))).metrics["silhouette"] == pytest.approx(expected)
 
 
@@ -274,7 +274,7 @@ def test_silhouette_of_many_samples_is_of_a_part_of_them_always_the_same(monkeyp
 
     rows, label = drawn(0, count=600, apart=2)
     every = silhouette_samples(rows["embedding"].astype(np.float64), label)
-    monkeypatch.setattr(separation, "DISTANCES", 100 * 600)
+    monkeypatch.setattr(class_separation, "DISTANCES", 100 * 600)
     first, again = (score_separation(rows, Separation(label, TWO)).metrics["silhouette"] for _ in range(2))
     assert first == again != pytest.approx(every.mean(), abs=1e-9)
     assert first == pytest.approx(every.mean(), abs=4 * every.std() / 10)
@@ -283,8 +283,8 @@ def test_silhouette_of_many_samples_is_of_a_part_of_them_always_the_same(monkeyp
 def test_many_classes_are_compared_in_fixed_random_pairs(monkeypatch):
     rows, label = drawn(0, count=3000, classes=40)
     exact = score_separation(rows, Separation(label, names(40))).metrics
-    monkeypatch.setattr(separation, "CLASS_PAIRS", 300)
-    first, second = separation.class_pairs(40)
+    monkeypatch.setattr(class_separation, "CLASS_PAIRS", 300)
+    first, second = class_separation.class_pairs(40)
     assert len(first) == len(second) == 300 and (first != second).all()
     assert first.min() == 0 and first.max() == 39 and second.min() == 0 and second.max() == 39
     some = score_separation(rows, Separation(label, names(40))).metrics

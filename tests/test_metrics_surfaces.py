@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.metrics import surfaces
-from trainkit.metrics.surfaces import SCORES, case_scores, surface
+from trainkit.metrics import surface_distance
+from trainkit.metrics.surface_distance import SCORES, case_scores, surface
 
 spacings = st.tuples(*[st.sampled_from([0.3125, 0.7, 1.0, 3.85])] * 3)
 
@@ -77,11 +77,11 @@ def test_scores_are_those_of_all_pairs_of_voxels(seed, shape, spacing, tolerance
     truth, prediction = labels(seed, shape, grain=grain), labels(seed + 1, shape, grain=grain)
     draw = np.random.default_rng(seed)
     prediction = np.where(draw.random(shape) < 0.7, truth, prediction)
-    usual, surfaces._QUERY = surfaces._QUERY, query  # a tree, either, or a distance transform
+    usual, surface_distance._QUERY = surface_distance._QUERY, query  # a tree, either, or a distance transform
     try:
         found = case_scores(prediction, truth, spacing, 3, [tolerance, tolerance])
     finally:
-        surfaces._QUERY = usual
+        surface_distance._QUERY = usual
     assert tuple(sorted(found)) == tuple(sorted(SCORES))
     for organ in (1, 2):
         p, t = prediction == organ, truth == organ

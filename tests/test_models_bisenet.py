@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trainkit.models import bisenet, macs
+from trainkit.models import bisenet
 from trainkit.models.bisenet import BiSeNetV1, BiSeNetV2, from_published
+from trainkit.models.face_backbones import macs
 
 BOTH = pytest.mark.parametrize("make", [BiSeNetV1, BiSeNetV2])
 

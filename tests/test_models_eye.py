@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from trainkit.blocks import to_tree, validate
+from trainkit.config.validation import to_tree, validate
 from trainkit.errors import UserError
 from trainkit.losses.margin import ArcFace, CosFace, NoMargin, class_head, class_loss, margin_logits, margin_ramp
-from trainkit.models import EyeSpec, Net, TimmSpec, build, macs
 from trainkit.models.eye import (
     AverageMaxMLP,
     Block,
@@ -25,6 +24,7 @@ from trainkit.models.eye import (
     TokenGrid,
     Transformer,
 )
+from trainkit.models.face_backbones import EyeSpec, Net, TimmSpec, build, macs
 
 EYE = (3, 32, 64)
 BACKBONES = ("eye_convnext", "eye_baseline")

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from trainkit import config, weights
+from trainkit.checkpoint import safe_load
+from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.models import IR, IResNet, IResNetSpec, IRSpec, MobileFaceNetSpec, Net, build
-from trainkit.task import Meta
+from trainkit.interfaces import Meta
+from trainkit.models.face_backbones import IR, IResNet, IResNetSpec, IRSpec, MobileFaceNetSpec, Net, build
 from trainkit.tasks.adadistill import AdaDistill, Teacher
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,14 +196,16 @@ def test_a_file_of_another_network_is_refused_and_says_what_differs(published, o
 
 
 def test_a_file_of_iresnet_is_refused_by_an_ir_network(tmp_path):
-    weights.write_tensors(tmp_path / "r18.safetensors", IResNet(embedding=8, image_size=SIDE, width=0.125).state_dict())
+    safe_load.write_tensors(
+        tmp_path / "r18.safetensors", IResNet(embedding=8, image_size=SIDE, width=0.125).state_dict()
+    )
     with pytest.raises(UserError, match=r"does not fit IR; \d+ missing: input_layer.*unexpected: bn1"):
-        weights.load_into(build(NARROW, (3, SIDE, SIDE)), weights.read_tensors(tmp_path / "r18.safetensors"), "r18")
+        safe_load.load_into(build(NARROW, (3, SIDE, SIDE)), safe_load.read_tensors(tmp_path / "r18.safetensors"), "r18")
 
 
 def test_a_recipe_names_an_ir_teacher():
     text = "task.teacher={net: {name: ir50}, weights: cvlface/model.pt}"
-    recipe = config.load(ROOT / "recipes" / "adadistill_ms1mv2.yaml", [text])
+    recipe = loader.load(ROOT / "recipes" / "adadistill_ms1mv2.yaml", [text])
     assert recipe.task.teacher.net == IRSpec(name="ir50", embedding=512, width=1.0, dropout=0.4, bgr=False)
 
 

@@ -9,14 +9,14 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from trainkit import weights
-from trainkit.blocks import to_tree, validate
-from trainkit.data.modalities import MODALITIES
+from trainkit.checkpoint import safe_load
+from trainkit.config.validation import to_tree, validate
+from trainkit.data.people.modalities import MODALITIES
 from trainkit.errors import UserError
+from trainkit.interfaces import Meta
 from trainkit.models.lora import Lora, LoraLinear, Rows
 from trainkit.models.reid import Fusion, MeanFusion, ReidSpec, TransformerFusion, build, needs
-from trainkit.models.text import TextEncoder, TextSpec, last_token
-from trainkit.task import Meta
+from trainkit.models.text_encoder import TextEncoder, TextSpec, last_token
 
 SHAPE = (3, 32, 16)
 VIT = {"model": "vit_tiny_patch16_224", "args": {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8}}
@@ -420,7 +420,7 @@ CLIP = {"layers": 2, "width": 64, "heads": 1, "pool": "end", "causal": True, "ac
 @pytest.mark.parametrize("prefix", ["", "text."])
 def test_the_text_tower_of_a_clip_reads_as_torchs_own_transformer_does_with_its_weights(tmp_path, prefix):
     tensors = clip_tower(prefix=prefix)
-    weights.write_tensors(tmp_path / "clip.safetensors", tensors)
+    safe_load.write_tensors(tmp_path / "clip.safetensors", tensors)
     net = made(text=TextSpec(**CLIP), found={"text": tmp_path / "clip.safetensors"}).eval()
     text = torch.tensor([[48, 5, 6, 49, 0, 0, 0, 0, 0], [48, 7, 7, 7, 7, 7, 7, 7, 49]])
     tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}
@@ -443,16 +443,16 @@ def test_the_text_tower_of_a_clip_reads_as_torchs_own_transformer_does_with_its_
 
 def test_a_clip_that_would_be_read_wrongly_and_a_file_without_a_text_tower_are_refused(tmp_path):
     file = tmp_path / "clip.safetensors"
-    weights.write_tensors(file, clip_tower())
+    safe_load.write_tensors(file, clip_tower())
     for change in ({"causal": False}, {"heads": 2}):
         with pytest.raises(UserError, match="no tensor would show the difference"):
             made(text=TextSpec(**(CLIP | change)), found={"text": file})
     with pytest.raises(UserError, match=r"does not fit TextEncoder.*blocks\.2"):
         made(text=TextSpec(**(CLIP | {"layers": 3})), found={"text": file})
-    weights.write_tensors(file, {"conv1.weight": torch.ones(3)})
+    safe_load.write_tensors(file, {"conv1.weight": torch.ones(3)})
     with pytest.raises(UserError, match="text tower of a CLIP"):
         made(text=TextSpec(**CLIP), found={"text": file})
-    weights.write_tensors(file, clip_tower(dim=20))
+    safe_load.write_tensors(file, clip_tower(dim=20))
     net = made(text=TextSpec(**CLIP), found={"text": file})
     assert any("projection to 20" in sentence for sentence in net.about)
 
@@ -463,7 +463,7 @@ def test_weights_of_a_backbone_start_all_modalities_alike_and_positions_are_inte
     torch.manual_seed(3)
     square = timm.create_model(VIT["model"], img_size=32, num_classes=5, **VIT["args"])
     file = tmp_path / "vit.safetensors"
-    weights.write_tensors(file, square.state_dict())
+    safe_load.write_tensors(file, square.state_dict())
     net = made(**VIT, lora=Lora(), found={"net": file})
     state = square.state_dict()
     for name in PLAIN:
@@ -473,10 +473,10 @@ def test_weights_of_a_backbone_start_all_modalities_alike_and_positions_are_inte
     assert net.backbone.pos_embed.shape == (1, 1 + 8, 24)
     assert torch.equal(net.backbone.pos_embed[:, 0], state["pos_embed"][:, 0])
     grid = torch.arange(4.0)[:, None].expand(4, 4).reshape(1, 16, 1).expand(1, 16, 24)
-    weights.write_tensors(file, {**state, "pos_embed": torch.cat([state["pos_embed"][:, :1], grid], 1)})
+    safe_load.write_tensors(file, {**state, "pos_embed": torch.cat([state["pos_embed"][:, :1], grid], 1)})
     moved = made(**VIT, found={"net": file}).backbone.pos_embed[0, 1:].reshape(4, 2, 24)
     assert same(moved, torch.arange(4.0)[:, None, None].expand(4, 2, 24), 1e-4)
-    weights.write_tensors(file, {"something": torch.ones(3)})
+    safe_load.write_tensors(file, {"something": torch.ones(3)})
     with pytest.raises(UserError, match="does not fit"):
         made(**VIT, found={"net": file})
 
@@ -487,7 +487,7 @@ def test_the_picture_tower_of_a_clip_brings_its_projection(tmp_path):
     name, args = "vit_base_patch16_clip_quickgelu_224", VIT["args"] | {"patch_size": 16}
     square = timm.create_model(name, img_size=32, num_classes=16, **args)
     file = tmp_path / "clip.safetensors"
-    weights.write_tensors(file, square.state_dict())
+    safe_load.write_tensors(file, square.state_dict())
     net = made(PLAIN, model=name, args=args, stems="own", found={"net": file})
     assert torch.equal(net.project.weight, square.head.weight)
     assert made(PLAIN, model=name, args=args, embedding=8, found={"net": file}).about[1].startswith("the projection")
@@ -495,7 +495,7 @@ def test_the_picture_tower_of_a_clip_brings_its_projection(tmp_path):
 
 def test_an_earlier_run_is_gone_on_with_and_other_people_have_a_new_classifier(tmp_path, vit):
     file = tmp_path / "run.safetensors"
-    weights.write_tensors(file, vit.state_dict())
+    safe_load.write_tensors(file, vit.state_dict())
     settings = VIT | {"lora": Lora(), "fusion": Fusion(name="transformer", layers=1, heads=2), "found": {"net": file}}
     again, others = made(**settings).eval(), made(**settings, classes=5).eval()
     images, text = batch()
@@ -515,7 +515,7 @@ def test_above_a_backbone_that_stays_corrections_first_layers_and_heads_are_trai
     import timm
 
     file = tmp_path / "net.safetensors"
-    weights.write_tensors(file, timm.create_model(CONVNEXT["model"], num_classes=5, **CONVNEXT["args"]).state_dict())
+    safe_load.write_tensors(file, timm.create_model(CONVNEXT["model"], num_classes=5, **CONVNEXT["args"]).state_dict())
     settings = CONVNEXT | {"found": {"net": file}}
     settings |= {"lora": Lora(), "tune": "lora", "weights": "x"}
     net = made(**settings)
@@ -539,14 +539,14 @@ def test_above_a_backbone_that_stays_corrections_first_layers_and_heads_are_trai
 
 def test_a_text_tower_can_stay_too(tmp_path):
     file = tmp_path / "clip.safetensors"
-    weights.write_tensors(file, clip_tower())
+    safe_load.write_tensors(file, clip_tower())
     spec = TextSpec(**CLIP, tune="lora", lora=Lora(rank=2), weights=str(file))
     net = made(text=spec, found={"text": file})
     trained = {name for name, p in net.text.named_parameters() if p.requires_grad}
     assert trained == {name for name, _ in net.text.named_parameters() if ".lora_" in name} and len(trained) == 16
     assert made(text=spec).state_dict().keys() == net.state_dict().keys()  # put together again, without a file
     tower = {f"backbone.{name}": t for name, t in made(text=TextSpec()).backbone.state_dict().items()}
-    weights.write_tensors(file, tower)
+    safe_load.write_tensors(file, tower)
     with pytest.raises(UserError, match=r"task\.net\.text\.tune: lora, and no weights of a text encoder"):
         made(
             text=TextSpec(**CLIP, tune="lora", lora=Lora()),
@@ -557,7 +557,7 @@ def test_a_text_tower_can_stay_too(tmp_path):
 
 
 def test_layer_decay_knows_the_blocks_of_both_encoders():
-    from trainkit.optim import layer_scales
+    from trainkit.training.optimizer import layer_scales
 
     scales = layer_scales(made(**VIT, lora=Lora(), text=TextSpec(layers=2, width=16, heads=2)), 0.5)
     assert scales["text.tokens.weight"] == scales["text.positions"] == 0.5**2

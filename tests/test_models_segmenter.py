@@ -11,14 +11,14 @@ import timm
 import torch
 from torch import nn
 
-from trainkit import weights
-from trainkit.blocks import validate
+from trainkit.checkpoint import safe_load
+from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.models import bisenet, segmenter
-from trainkit.models import points as pointwise
-from trainkit.models.points import PointSpec
-from trainkit.models.segmenter import BiSeNetV1Spec, BiSeNetV2Spec, Norm, SceneNet, SmpSpec
-from trainkit.task import Meta
+from trainkit.interfaces import Meta
+from trainkit.models import bisenet, segmentation_2d
+from trainkit.models import pointrend as pointwise
+from trainkit.models.pointrend import PointSpec
+from trainkit.models.segmentation_2d import BiSeNetV1Spec, BiSeNetV2Spec, Norm, SceneNet, SmpSpec
 
 META = Meta(5, (3, 64, 96), "x", tuple("abcde"))
 V1 = BiSeNetV1Spec(name="bisenetv1", encoder="test_resnet", width=0.125)
@@ -31,7 +31,7 @@ NETS = {"v1": (V1, 8, 3), "v2": (V2, 8, 5), "fpn": (FPN, 4, 1), "unet": (UNET, 1
 
 def made(spec, points=None, norm=None, meta=META, found=None) -> SceneNet:
     torch.manual_seed(0)
-    return segmenter.build(spec, points, norm or Norm(), meta, found or {})[0]
+    return segmentation_2d.build(spec, points, norm or Norm(), meta, found or {})[0]
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
@@ -135,7 +135,7 @@ def test_encoders_and_decoders_fit_or_say_so(encoder, decoder):
 
 def test_what_no_score_depends_on_is_frozen_and_said():
     spec = SmpSpec(name="smp", encoder="resnet18", decoder="pspnet")
-    net, notes = segmenter.build(spec, None, Norm(), META, {})
+    net, notes = segmentation_2d.build(spec, None, Norm(), META, {})
     encoder = timm.create_model("resnet18")
     idle = sum(p.numel() for layer in (encoder.layer3, encoder.layer4) for p in layer.parameters())
     assert f"{idle:,} parameters of resnet18 that pspnet does not read are frozen" in notes
@@ -152,7 +152,7 @@ def test_looking_at_a_network_leaves_no_trace():
 
 
 def test_what_is_built_is_said():
-    net, notes = segmenter.build(V2, POINTS, Norm(), META, {})
+    net, notes = segmentation_2d.build(V2, POINTS, Norm(), META, {})
     count = sum(p.numel() for p in net.parameters())
     head = sum(p.numel() for p in net.point_head.parameters())
     assert notes == [
@@ -175,21 +175,21 @@ def test_norms_are_replaced():
 
 def test_pretrained_weights_fill_the_encoder(tmp_path):
     whole, file = timm.create_model("test_resnet"), tmp_path / "model.safetensors"
-    weights.write_tensors(file, whole.state_dict())
+    safe_load.write_tensors(file, whole.state_dict())
     spec = SmpSpec(name="smp", encoder="tu-test_resnet.r160_in1k", decoder="fpn", weights="pretrained")
     for norm in ("batch", "group"):
         net = made(spec, norm=Norm(name=norm), found={"net": file})
         own = dict(net.body.encoder.model.named_parameters())
         theirs = dict(whole.named_parameters())
         assert own and all(torch.equal(p, theirs[name]) for name, p in own.items())
-    weights.write_tensors(file, timm.create_model("test_convnext").state_dict())
+    safe_load.write_tensors(file, timm.create_model("test_convnext").state_dict())
     with pytest.raises(UserError, match=r"weights .*model\.safetensors in tu-test_resnet\.r160_in1k: "):
         made(spec, found={"net": file})
 
 
 def test_pretrained_weights_fill_the_context_path(tmp_path):
     whole, file = timm.create_model("test_resnet"), tmp_path / "model.safetensors"
-    weights.write_tensors(file, whole.state_dict())
+    safe_load.write_tensors(file, whole.state_dict())
     spec = BiSeNetV1Spec(name="bisenetv1", encoder="test_resnet.r160_in1k", width=0.125, weights="pretrained")
     net = made(spec, found={"net": file})
     own, theirs = net.body.encoder.state_dict(), whole.state_dict()
@@ -206,9 +206,9 @@ def test_public_files_of_both_forms_of_the_fusion_module_fill_the_network_that_h
         for name, tensor in first.body.state_dict().items()
     }
     assert ("ffm.bn.running_mean" in tensors) == (fusion == "conv")
-    weights.write_tensors(file, tensors)
+    safe_load.write_tensors(file, tensors)
     torch.manual_seed(1)
-    assert same(first, segmenter.build(spec, None, Norm(), META, {"net": file})[0])
+    assert same(first, segmentation_2d.build(spec, None, Norm(), META, {"net": file})[0])
     with pytest.raises(UserError) as caught:
         made(replace(V1, fusion=other), found={"net": file})
     assert "task.net.fusion" in str(caught.value) and f"write `fusion: {fusion}`" in str(caught.value)
@@ -217,13 +217,13 @@ def test_public_files_of_both_forms_of_the_fusion_module_fill_the_network_that_h
 def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):
     file, body = tmp_path / "model.safetensors", tmp_path / "body.safetensors"
     first = made(V2, POINTS)
-    weights.write_tensors(file, first.state_dict())
+    safe_load.write_tensors(file, first.state_dict())
     torch.manual_seed(1)
-    second, notes = segmenter.build(V2, POINTS, Norm(), META, {"net": file})
+    second, notes = segmentation_2d.build(V2, POINTS, Norm(), META, {"net": file})
     assert same(first, second) and len(notes) == 2
-    weights.write_tensors(body, first.body.state_dict())
+    safe_load.write_tensors(body, first.body.state_dict())
     torch.manual_seed(1)
-    third, notes = segmenter.build(V2, POINTS, Norm(), META, {"net": body})
+    third, notes = segmentation_2d.build(V2, POINTS, Norm(), META, {"net": body})
     assert same(first.body, third.body)
     assert notes[-1] == f"{body} has no head for points: it starts at random"
     assert not torch.equal(third.point_head.layers[0].weight, first.point_head.layers[0].weight)
@@ -233,11 +233,11 @@ def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):
 
 
 def test_weights_are_found_where_the_recipe_says():
-    assert segmenter.source_of(V1) is None and segmenter.source_of(V2) is None
-    assert segmenter.source_of(BiSeNetV1Spec(name="bisenetv1", weights="pretrained")) == "timm:resnet18.tv_in1k"
-    assert segmenter.source_of(BiSeNetV2Spec(name="bisenetv2", weights="run:abc")) == "run:abc"
+    assert segmentation_2d.source_of(V1) is None and segmentation_2d.source_of(V2) is None
+    assert segmentation_2d.source_of(BiSeNetV1Spec(name="bisenetv1", weights="pretrained")) == "timm:resnet18.tv_in1k"
+    assert segmentation_2d.source_of(BiSeNetV2Spec(name="bisenetv2", weights="run:abc")) == "run:abc"
     spec = SmpSpec(name="smp", encoder="tu-resnet18.a1_in1k", decoder="fpn", weights="pretrained")
-    assert segmenter.source_of(spec) == "timm:resnet18.a1_in1k"
+    assert segmentation_2d.source_of(spec) == "timm:resnet18.a1_in1k"
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainkit import weights
-from trainkit.blocks import validate
+from trainkit.checkpoint import safe_load
+from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.models import emcad, patches, slices, volumetric
-from trainkit.models.volumetric import DynUNetSpec, EmcadSpec, SegResNetSpec, SlicesSpec, UNetSpec
-from trainkit.task import Meta
+from trainkit.interfaces import Meta
+from trainkit.models import emcad, patch_geometry, segmentation_2_5d, segmentation_3d
+from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SegResNetSpec, SlicesSpec, UNetSpec
 
 CUBE = Meta(3, (1, 16, 16, 24), "x", spacing=(1.0, 1.0, 1.0))
 CORONAL = Meta(10, (1, 16, 64, 32), "x", spacing=(3.85, 1.25, 1.25))
@@ -33,20 +33,20 @@ EMCAD = EmcadSpec(name="emcad", encoder="test_convnext")
 
 def test_strides_are_those_that_nnunet_published_for_the_prostate_and_the_heart():
     """nnU-Net (Nature Methods 2021), supplementary tables: Task05 and ACDC, 3-D at full resolution."""
-    prostate = patches.levels_for((20, 320, 256), (3.6, 0.625, 0.625), 8)
+    prostate = patch_geometry.levels_for((20, 320, 256), (3.6, 0.625, 0.625), 8)
     assert prostate.strides == ((1, 1, 1), (1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2), (1, 2, 2))
     assert prostate.kernels == ((1, 3, 3), (1, 3, 3), *[(3, 3, 3)] * 5)
-    heart = patches.levels_for((20, 256, 224), (5.0, 1.5625, 1.5625), 8)
+    heart = patch_geometry.levels_for((20, 256, 224), (5.0, 1.5625, 1.5625), 8)
     assert heart.strides == ((1, 1, 1), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2), (1, 2, 2))
     assert heart.kernels == ((1, 3, 3), *[(3, 3, 3)] * 5)
     assert heart.multiple == (4, 32, 32)
 
 
 def test_strides_of_tom500_leave_its_slices_alone_until_the_voxels_are_as_large():
-    levels = patches.levels_for((16, 224, 224), (3.85, 0.3125, 0.3125), 6)
+    levels = patch_geometry.levels_for((16, 224, 224), (3.85, 0.3125, 0.3125), 6)
     assert levels.strides == ((1, 1, 1), (1, 2, 2), (1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2))
     assert levels.kernels == ((1, 3, 3), (1, 3, 3), (1, 3, 3), (3, 3, 3), (3, 3, 3), (3, 3, 3))
-    assert str(patches.levels_for((16, 16, 16), (), 2)) == "kernels 3x3x3 3x3x3, strides 2x2x2"
+    assert str(patch_geometry.levels_for((16, 16, 16), (), 2)) == "kernels 3x3x3 3x3x3, strides 2x2x2"
 
 
 sides = st.integers(1, 200)
@@ -56,7 +56,7 @@ mm = st.floats(0.1, 10)
 @given(st.tuples(sides, sides, sides), st.tuples(mm, mm, mm), st.integers(1, 8))
 @settings(deadline=None)
 def test_no_axis_is_pooled_below_four_voxels_or_while_it_is_coarse(patch, spacing, most):
-    levels = patches.levels_for(patch, spacing, most)
+    levels = patch_geometry.levels_for(patch, spacing, most)
     assert len(levels.kernels) == len(levels.strides) <= most
     size, now = np.array(patch), np.array(spacing)
     for stride in np.array(levels.strides[1:]):
@@ -80,24 +80,24 @@ def test_no_axis_is_pooled_below_four_voxels_or_while_it_is_coarse(patch, spacin
 @given(st.tuples(sides, sides, sides), st.integers(1, 5))
 @settings(deadline=None)
 def test_a_patch_that_the_strides_do_not_divide_is_refused_with_one_that_they_do(patch, most):
-    levels = patches.levels_for(patch, (1.0, 1.0, 1.0), most)
+    levels = patch_geometry.levels_for(patch, (1.0, 1.0, 1.0), most)
     assume(any(p % m for p, m in zip(patch, levels.multiple, strict=True)))
     with pytest.raises(UserError) as caught:
-        patches.check_patch("unet", patch, levels.multiple)
+        patch_geometry.check_patch("unet", patch, levels.multiple)
     near = [int(n) for n in caught.value.remedy.split("[")[1].strip("]").split(", ")]
-    patches.check_patch("unet", near, levels.multiple)
+    patch_geometry.check_patch("unet", near, levels.multiple)
     assert all(abs(n - p) <= m for n, p, m in zip(near, patch, levels.multiple, strict=True))
 
 
 @pytest.mark.parametrize("spec", [UNET, DYNUNET, SEGRESNET], ids=lambda spec: spec.name)
 def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(spec, monkeypatch):
-    monkeypatch.setattr(volumetric, "require", lambda package: pytest.fail("imported"))
+    monkeypatch.setattr(segmentation_3d, "require", lambda package: pytest.fail("imported"))
     with pytest.raises(
         UserError, match=r"data.patch: 18x16x16 .*multiples of 4x4x4|data.patch: 18x16x16 .*8x8x8|18x16x16"
     ):
-        volumetric.build(spec, Meta(3, (1, 18, 16, 16), "x", spacing=(1.0,) * 3), {})
+        segmentation_3d.build(spec, Meta(3, (1, 18, 16, 16), "x", spacing=(1.0,) * 3), {})
     with pytest.raises(UserError, match=r"data.patch: 4x4x4 voxels, which leave room for 1 of the levels"):
-        volumetric.build(spec, Meta(3, (1, 4, 4, 4), "x", spacing=(1.0,) * 3), {})
+        segmentation_3d.build(spec, Meta(3, (1, 4, 4, 4), "x", spacing=(1.0,) * 3), {})
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_what_no_network_is_made_of_is_refused(cls, given, words):
 
 
 def test_weights_are_found_where_the_recipe_says():
-    assert volumetric.source_of(UNET) is None
-    assert volumetric.source_of(UNetSpec(name="unet", filters=[4, 8], weights="run:abc")) == "run:abc"
+    assert segmentation_3d.source_of(UNET) is None
+    assert segmentation_3d.source_of(UNetSpec(name="unet", filters=[4, 8], weights="run:abc")) == "run:abc"
     given = {"name": "slices", "decoder": "fpn", "weights": "pretrained"}
-    assert volumetric.source_of(SlicesSpec(encoder="tu-resnet18.a1_in1k", **given)) == "timm:resnet18.a1_in1k"
+    assert segmentation_3d.source_of(SlicesSpec(encoder="tu-resnet18.a1_in1k", **given)) == "timm:resnet18.a1_in1k"
     spec = EmcadSpec(name="emcad", encoder="pvt_v2_b2.in1k", weights="pretrained")
-    assert volumetric.source_of(spec) == "timm:pvt_v2_b2.in1k"
+    assert segmentation_3d.source_of(spec) == "timm:pvt_v2_b2.in1k"
 
 
 # Slices
@@ -152,7 +152,7 @@ def test_weights_are_found_where_the_recipe_says():
 @pytest.mark.parametrize("neighbours", [0, 1, 2])
 def test_each_slice_stands_between_those_beside_it(neighbours):
     image = torch.arange(2 * 4 * 2 * 3, dtype=torch.float32).view(2, 1, 4, 2, 3)
-    seen = slices.with_neighbours(image, neighbours)
+    seen = segmentation_2_5d.with_neighbours(image, neighbours)
     assert seen.shape == (8, 2 * neighbours + 1, 2, 3)
     for volume in range(2):
         for depth in range(4):
@@ -167,7 +167,7 @@ def test_scores_of_slices_return_to_their_volumes():
             return [torch.cat([pictures, -pictures], 1), pictures[..., ::2, ::2]]
 
     image = torch.randn(2, 1, 5, 4, 6)
-    fine, coarse = slices.Slices(Marked())(image)
+    fine, coarse = segmentation_2_5d.Slices(Marked())(image)
     assert torch.equal(fine, torch.cat([image, -image], 1))
     assert torch.equal(coarse, image[..., ::2, ::2])
 
@@ -271,17 +271,17 @@ def test_the_decoder_keeps_the_sizes_of_its_maps_and_every_map_counts():
 
 def test_encoders_that_do_not_exist_or_do_not_fit_are_named():
     with pytest.raises(UserError, match=r"task.net.encoder: timm .* has no model 'pvt_v2_b22'; did you mean pvt_v2_b"):
-        volumetric.build(EmcadSpec(name="emcad", encoder="pvt_v2_b22"), Meta(3, (1, 2, 32, 32), "x"), {})
+        segmentation_3d.build(EmcadSpec(name="emcad", encoder="pvt_v2_b22"), Meta(3, (1, 2, 32, 32), "x"), {})
     with pytest.raises(UserError, match=r"task.net.encoder: test_vit: .*maps at strides 4, 8, 16, 32"):
-        volumetric.build(EmcadSpec(name="emcad", encoder="test_vit"), Meta(3, (1, 2, 32, 32), "x"), {})
+        segmentation_3d.build(EmcadSpec(name="emcad", encoder="test_vit"), Meta(3, (1, 2, 32, 32), "x"), {})
     with pytest.raises(UserError, match=r"data.patch: 2x40x32 .*multiples of 1x32x32.*\[2, 32, 32\]"):
-        volumetric.build(EMCAD, Meta(3, (1, 2, 40, 32), "x"), {})
+        segmentation_3d.build(EMCAD, Meta(3, (1, 2, 40, 32), "x"), {})
 
 
 def contract(spec, meta, outputs, **sizes):
     """A network maps patches to scores, has as many outputs in training, gradients everywhere, and the same in eval."""
     torch.manual_seed(0)
-    net, notes = volumetric.build(spec, meta, {})
+    net, notes = segmentation_3d.build(spec, meta, {})
     count = sum(p.numel() for p in net.parameters())
     assert len(notes) == 1 and notes[0].startswith(f"{spec.name}: ") and f"{count:,} parameters" in notes[0]
     image = torch.randn(2, *meta.shape)
@@ -314,9 +314,9 @@ def test_an_encoder_starts_from_the_weights_of_timms_classifier(tmp_path):
 
     whole = timm.create_model("test_convnext")
     file = tmp_path / "model.safetensors"
-    weights.write_tensors(file, whole.state_dict())
+    safe_load.write_tensors(file, whole.state_dict())
     spec = EmcadSpec(name="emcad", encoder="test_convnext.r160_in1k", weights="pretrained")
-    net, _ = volumetric.build(spec, Meta(3, (1, 2, 32, 32), "x"), {"net": file})
+    net, _ = segmentation_3d.build(spec, Meta(3, (1, 2, 32, 32), "x"), {"net": file})
     own = net.net.encoder.state_dict()
     stem = next(name for name in own if own[name].ndim == 4)
     assert own[stem].shape[1] == 1
@@ -324,20 +324,20 @@ def test_an_encoder_starts_from_the_weights_of_timms_classifier(tmp_path):
     x = torch.randn(1, 1, 64, 64)
     theirs = whole.eval().forward_features(x.expand(-1, 3, -1, -1))
     torch.testing.assert_close(net.eval().net.encoder(x)[-1], theirs, rtol=1e-4, atol=1e-4)
-    weights.write_tensors(file, timm.create_model("test_resnet").state_dict())
+    safe_load.write_tensors(file, timm.create_model("test_resnet").state_dict())
     with pytest.raises(UserError, match=r"test_convnext"):
-        volumetric.build(spec, Meta(3, (1, 2, 32, 32), "x"), {"net": file})
+        segmentation_3d.build(spec, Meta(3, (1, 2, 32, 32), "x"), {"net": file})
 
 
 def test_a_network_starts_from_the_weights_of_a_run(tmp_path):
     meta, file = Meta(3, (1, 2, 32, 32), "x"), tmp_path / "model.safetensors"
-    first, _ = volumetric.build(EMCAD, meta, {})
-    weights.write_tensors(file, first.state_dict())
-    second, _ = volumetric.build(EMCAD, meta, {"net": file})
+    first, _ = segmentation_3d.build(EMCAD, meta, {})
+    safe_load.write_tensors(file, first.state_dict())
+    second, _ = segmentation_3d.build(EMCAD, meta, {"net": file})
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name])
     with pytest.raises(UserError, match="does not fit"):
-        volumetric.build(EMCAD, Meta(4, (1, 2, 32, 32), "x"), {"net": file})
+        segmentation_3d.build(EMCAD, Meta(4, (1, 2, 32, 32), "x"), {"net": file})
 
 
 # MONAI's and segmentation_models_pytorch's: their import takes longer than all of the above
@@ -377,18 +377,18 @@ def test_encoders_can_be_shortened_and_started_from_timms_weights(tmp_path):
 
     contract(SLICES, Meta(3, (1, 2, 24, 16), "x"), 1)
     whole, file = timm.create_model("test_resnet"), tmp_path / "model.safetensors"
-    weights.write_tensors(file, whole.state_dict())
+    safe_load.write_tensors(file, whole.state_dict())
     spec = SlicesSpec(
         name="slices", encoder="tu-test_resnet.r160_in1k", decoder="unet", filters=[16, 8, 8], weights="pretrained"
     )
-    net, _ = volumetric.build(spec, Meta(3, (1, 2, 24, 16), "x"), {"net": file})
+    net, _ = segmentation_3d.build(spec, Meta(3, (1, 2, 24, 16), "x"), {"net": file})
     torch.testing.assert_close(net.net.encoder.model.layer1[0].conv1.weight, whole.layer1[0].conv1.weight)
     with pytest.raises(UserError, match=r"has no encoder 'resnet19'; did you mean resnet"):
-        volumetric.build(
+        segmentation_3d.build(
             SlicesSpec(name="slices", encoder="resnet19", decoder="unet"), Meta(3, (1, 2, 32, 32), "x"), {}
         )
     with pytest.raises(UserError, match=r"linknet over mit_b0: .*not supported"):
-        volumetric.build(
+        segmentation_3d.build(
             SlicesSpec(name="slices", encoder="mit_b0", decoder="linknet"), Meta(3, (1, 2, 32, 32), "x"), {}
         )
 
@@ -399,7 +399,7 @@ def test_kernels_and_strides_are_in_the_network_as_the_note_says():
     three = {(16, 64, 32): {(1, 3, 3)}, (16, 32, 16): {(3, 3, 3)}, (8, 16, 8): {(3, 3, 3)}}
     # The residual units of MONAI's U-Net begin with their stride: what follows it is of the same kernel.
     for spec, expected in [(SEGRESNET, three), (UNET, three | {(16, 32, 16): {(1, 3, 3), (3, 3, 3)}})]:
-        net, notes = volumetric.build(spec, CORONAL, {})
+        net, notes = segmentation_3d.build(spec, CORONAL, {})
         assert said in notes[0]
         met = {}
 
@@ -417,7 +417,7 @@ def test_kernels_and_strides_are_in_the_network_as_the_note_says():
 
 @pytest.mark.slow
 def test_levels_for_which_there_is_no_room_are_left_out_and_said():
-    _, notes = volumetric.build(UNetSpec(name="unet", filters=[4, 4, 4, 4, 4]), CUBE, {})
+    _, notes = segmentation_3d.build(UNetSpec(name="unet", filters=[4, 4, 4, 4, 4]), CUBE, {})
     assert "unet: 3 of 5 levels, for the patch has room for no more, kernels 3x3x3 3x3x3 3x3x3, strides" in notes[0]
 
 
@@ -425,7 +425,7 @@ def test_levels_for_which_there_is_no_room_are_left_out_and_said():
 def test_the_u_net_is_monais():
     from monai.networks.nets import UNet
 
-    net, _ = volumetric.build(UNET, CUBE, {})
+    net, _ = segmentation_3d.build(UNET, CUBE, {})
     theirs = UNet(3, 1, 3, (4, 8, 12), (2, 2), num_res_units=2, norm="instance")
     theirs.load_state_dict(net.state_dict())
     image = torch.randn(1, *CUBE.shape)
@@ -438,8 +438,8 @@ def test_nnunets_network_is_monais(meta):
     from monai.networks.nets import DynUNet
 
     torch.manual_seed(0)
-    net, _ = volumetric.build(DYNUNET, meta, {})
-    levels = patches.levels_for(meta.shape[1:], meta.spacing, 4)
+    net, _ = segmentation_3d.build(DYNUNET, meta, {})
+    levels = patch_geometry.levels_for(meta.shape[1:], meta.spacing, 4)
     theirs = DynUNet(
         3, 1, meta.classes, levels.kernels, levels.strides, levels.strides[1:],
         filters=[4, 8, 12, 16][: len(levels.kernels)], deep_supervision=True, deep_supr_num=len(levels.kernels) - 2,
@@ -460,7 +460,7 @@ def test_segresnet_is_monais_where_both_choose_the_same_strides(shape, spacing):
     from monai.networks.nets import SegResNetDS
 
     torch.manual_seed(0)
-    net, _ = volumetric.build(SEGRESNET, Meta(3, (1, *shape), "x", spacing=spacing), {})
+    net, _ = segmentation_3d.build(SEGRESNET, Meta(3, (1, *shape), "x", spacing=spacing), {})
     theirs = SegResNetDS(3, 4, 1, 3, norm="instance", blocks_down=(1, 2, 2), dsdepth=3, resolution=spacing)
     theirs.load_state_dict(net.state_dict())
     image = torch.randn(1, 1, *shape)
@@ -471,6 +471,6 @@ def test_segresnet_is_monais_where_both_choose_the_same_strides(shape, spacing):
 
 @pytest.mark.slow
 def test_emcad_over_pvtv2_has_as_many_parameters_as_published():
-    net, notes = volumetric.build(EmcadSpec(name="emcad"), Meta(10, (1, 1, 224, 224), "x"), {})
+    net, notes = segmentation_3d.build(EmcadSpec(name="emcad"), Meta(10, (1, 1, 224, 224), "x"), {})
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 26.8
     assert "1,913,809 of them in the decoder" in notes[0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.spatial.transform import Rotation
 
-from trainkit.data import nifti
+from trainkit.data.formats import nifti
 from trainkit.errors import UserError
 
 SHAPE = (4, 5, 6)

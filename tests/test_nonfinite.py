@@ -12,13 +12,14 @@ from runs import PLUGIN, TOY, Ran, newest, spawn
 from test_committing import Folder
 from test_loop import same as alike
 
-from trainkit import checkpoint, loop, nonfinite, records
+from trainkit.checkpoint import storage
+from trainkit.config.run_request import Order, load
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.machine import Machine
-from trainkit.order import Order, load
-from trainkit.state import State
-from trainkit.tracking import Silent
-from trainkit.witness import Witness
+from trainkit.tracking.tracker import Silent
+from trainkit.training import best, nonfinite, trainer
+from trainkit.training.run_logger import Witness
+from trainkit.training.state import State
 
 if str(PLUGIN) not in sys.path:
     sys.path.insert(0, str(PLUGIN))
@@ -50,7 +51,7 @@ def poisoned(folder, *words, at=None, stop=None, replayed=()):
     stopping = (lambda: False) if stop is None else (lambda: next(asked) >= stop)
     run = Witness(recipe, "", "", Folder(folder), Noted(), True, stopping, checkpoint=at, replayed=list(replayed))
     try:
-        run.outcome = loop.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), run)
+        run.outcome = trainer.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), run)
     finally:
         run.close()
     return run
@@ -58,7 +59,7 @@ def poisoned(folder, *words, at=None, stop=None, replayed=()):
 
 def held(folder):
     """The checkpoints of a run, oldest first."""
-    return [checkpoint.read(path) for path in sorted((folder / "checkpoints").glob("step-*"))]
+    return [storage.read(path) for path in sorted((folder / "checkpoints").glob("step-*"))]
 
 
 def finite(folder) -> bool:
@@ -134,7 +135,7 @@ LARGE = ["optim={name: sgd, lr: 1, momentum: 0, weight_decay: 100}", "train.ema=
 
 def raise_rate(patch: pytest.MonkeyPatch) -> None:
     """Train at a rate that no recipe may have: the step overflows, and no gradient does."""
-    patch.setattr("trainkit.optim.rate", lambda *_: 1e38)
+    patch.setattr("trainkit.training.optimizer.rate", lambda *_: 1e38)
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
@@ -190,7 +191,7 @@ def test_a_first_score_that_is_not_a_number_is_no_record():
     state.record, state.waited, state.best, state.step = None, 0, [], 1
     seen = []
     for value in (math.nan, 0.5, 0.6, math.nan, 0.4):
-        records.enter(state, recipe, "val", {"val/accuracy": value, "val/ema/accuracy": 0.0})
+        best.enter(state, recipe, "val", {"val/accuracy": value, "val/ema/accuracy": 0.0})
         seen.append((state.record, state.waited))
     assert seen == [(None, 1), (0.5, 0), (0.6, 0), (0.6, 1), (0.6, 2)]
 
@@ -213,7 +214,7 @@ def on_two(*words, code=0):
 )
 def test_on_one_process_it_is_skipped_by_both(kind):
     _, ran = on_two(ONE_RANK.format(kind, 1), "train.nonfinite=skip", "checkpoints.every=1 steps")
-    by_step = {step: checkpoint.read(ran.folder.checkpoints / f"step-{step:09d}") for step in (6, 7, 12)}
+    by_step = {step: storage.read(ran.folder.checkpoints / f"step-{step:09d}") for step in (6, 7, 12)}
     assert same(bits(by_step[6]), bits(by_step[7])) and not nonfinite.named(by_step[12].tensors)
     assert [e.step for e in ran.events("left_out")] == [6]
 

@@ -14,11 +14,12 @@ import torch
 import torch._dynamo
 from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
 
-from trainkit import checkpoint, loop
-from trainkit.speed import ceilings, observer
-from trainkit.speed.detective import Detective
+from trainkit.checkpoint import storage
+from trainkit.diagnostics import throughput_limits
 from trainkit.speed.evidence import Drop, Reading
-from trainkit.tracking import Tracker
+from trainkit.speed.slowdowns import Detective
+from trainkit.tracking.tracker import Tracker
+from trainkit.training import throughput_monitor, trainer
 
 pytestmark = pytest.mark.usefixtures("store")
 if str(PLUGIN) not in sys.path:
@@ -43,7 +44,7 @@ def told(ran, tag="trainkit.verdict") -> str:
     """Cause and first sentence of a run's verdict, as its record has them; or another tag."""
     from mlflow.tracking import MlflowClient
 
-    from trainkit.store import Store
+    from trainkit.tracking.store import Store
 
     return MlflowClient(Store.locate().uri).get_run(ran.folder.info().run_id).data.tags[tag]
 
@@ -74,7 +75,7 @@ def test_a_slow_evaluation():
 
 
 def test_a_slow_checkpoint(monkeypatch):
-    monkeypatch.setattr(checkpoint, "write", slowed(checkpoint.write, 0.3))
+    monkeypatch.setattr(storage, "write", slowed(storage.write, 0.3))
     words = ["train.length=30 steps", "checkpoints={every: 5 steps, at_end: false}", *PLAIN[:2], PLAIN[3]]
     assert told(run(*words)).startswith("checkpoint: ")
 
@@ -106,7 +107,7 @@ def test_a_network_that_is_compiled_again_in_each_step(monkeypatch):
     monkeypatch.setattr(toy.ToyTask, "loss", loss)
     compiler = torch.nn.Module.compile  # traced, not translated into C++: that takes seconds each time
     monkeypatch.setattr(torch.nn.Module, "compile", lambda net, mode: compiler(net, backend="eager", dynamic=False))
-    monkeypatch.setattr(observer, "WARM", 5)
+    monkeypatch.setattr(throughput_monitor, "WARM", 5)
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch(recompile_limit=1000):
@@ -204,7 +205,7 @@ def test_a_loader_that_becomes_slow_is_found(monkeypatch):
 
 
 def test_watching_changes_no_bit_and_leaves_a_trace_a_figure_and_a_verdict(store, painted, monkeypatch):
-    monkeypatch.setattr(ceilings, "SECONDS", 0.2)
+    monkeypatch.setattr(throughput_limits, "SECONDS", 0.2)
     words = ["train.length=30 steps", "log.every=10 steps"]
     watched = run(*words, "log.profile={at: 8, steps: 2}", "log.ceilings=measure")
     plain = run(*words, "log.ceilings=off")
@@ -220,7 +221,7 @@ def test_watching_changes_no_bit_and_leaves_a_trace_a_figure_and_a_verdict(store
 
 
 def test_the_end_is_forecast_and_compared_with_what_happened(monkeypatch):
-    monkeypatch.setattr(observer, "LONG", 50)
+    monkeypatch.setattr(throughput_monitor, "LONG", 50)
     monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.02))
     ran = run("train.length=120 steps", "train.micro_batch=16", *PLAIN)
     (expected,), (error,) = ran.series("speed/forecast_s"), ran.series("speed/forecast_error")
@@ -231,7 +232,7 @@ def test_the_end_is_forecast_and_compared_with_what_happened(monkeypatch):
 
 def test_shares_add_up_to_the_wall_clock(monkeypatch):
     took = []
-    train = loop.train
+    train = trainer.train
 
     def timed(*args):
         began = time.perf_counter()
@@ -239,7 +240,7 @@ def test_shares_add_up_to_the_wall_clock(monkeypatch):
         took.append((time.perf_counter() - began, outcome))
         return outcome
 
-    monkeypatch.setattr(loop, "train", timed)
+    monkeypatch.setattr(trainer, "train", timed)
     run("train.length=40 steps", "task.slow_score=0.1")
     seconds, outcome = took[0]
     shares = [value for name, value in outcome.speed.items() if name.endswith("_share")]

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainkit import models, weights
+from trainkit.checkpoint import safe_load
+from trainkit.interfaces import At, Meta
 from trainkit.losses import online_softmax
-from trainkit.losses.distill import Centres
+from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import AdaFace, ArcFace, CosFace, MarginHead, NoMargin, class_head, margin_loss
 from trainkit.losses.online_softmax import Rivals, rivals
+from trainkit.models import face_backbones
 from trainkit.speed.flops import Counter
-from trainkit.task import At, Meta
 from trainkit.tasks.adadistill import AdaDistill, Teacher
 from trainkit.tasks.embed import Embed, WithHead, hits
 
@@ -283,7 +284,7 @@ def at() -> At:
 
 
 META = Meta(7, (3, 16, 16), "toy")
-NET = models.IResNetSpec(name="iresnet18", embedding=8, width=0.0625)
+NET = face_backbones.IResNetSpec(name="iresnet18", embedding=8, width=0.0625)
 
 
 def pictures() -> dict[str, Tensor]:
@@ -312,7 +313,7 @@ def test_embed_learns_the_same_with_and_without_the_matrix(monkeypatch, margin):
 @pytest.mark.parametrize("margin", MARGINS[:3], ids=str)
 def test_adadistill_learns_the_same_with_and_without_the_matrix(monkeypatch, tmp_path, margin, method):
     torch.manual_seed(5)
-    weights.write_tensors(tmp_path / "teacher.safetensors", Embed(net=NET).build(META, {}, 0).learns.state_dict())
+    safe_load.write_tensors(tmp_path / "teacher.safetensors", Embed(net=NET).build(META, {}, 0).learns.state_dict())
     teacher = Teacher(net=NET, weights=str(tmp_path / "teacher.safetensors"))
     found = []
     for limit in (1, 10**9):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from runs import TOY, newest, run, spawn
 from torch import nn
 
-from trainkit import loop, optim
-from trainkit.blocks import validate
+from trainkit.config.schema import AdaptiveClip, Optim
+from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.recipe import AdaptiveClip, Optim
-from trainkit.task import Loss
+from trainkit.interfaces import Loss
+from trainkit.training import optimizer, trainer
 
 
 def made(shapes, seed=0, grow=1.0):
@@ -49,7 +49,7 @@ def by_loops(weight, grad, factor, eps):
 def test_each_unit_is_held_to_a_share_of_its_weights(shapes, factor, seed):
     params = made(shapes, seed)
     expected = [by_loops(p.detach(), p.grad, factor, 0.5) for p in params.values()]
-    optim.clip_units(params.values(), factor, 0.5)
+    optimizer.clip_units(params.values(), factor, 0.5)
     for p, wanted in zip(params.values(), expected, strict=True):
         torch.testing.assert_close(p.grad, wanted, rtol=1e-5, atol=1e-7)
 
@@ -57,18 +57,18 @@ def test_each_unit_is_held_to_a_share_of_its_weights(shapes, factor, seed):
 def test_short_gradients_keep_their_bits_zeros_stay_and_new_weights_can_move():
     params = made([(3, 4), (4,), ()], grow=1e-4)
     before = [p.grad.clone() for p in params.values()]
-    optim.clip_units(params.values(), 0.1)
+    optimizer.clip_units(params.values(), 0.1)
     assert all(torch.equal(p.grad, g) for p, g in zip(params.values(), before, strict=True))
     fresh = nn.Parameter(torch.zeros(2, 3))  # as LoRA starts
     fresh.grad = torch.stack([torch.zeros(3), torch.tensor([3.0, 0.0, 4.0])])
-    optim.clip_units([fresh], 0.1, eps=1e-3)
+    optimizer.clip_units([fresh], 0.1, eps=1e-3)
     torch.testing.assert_close(fresh.grad, torch.tensor([[0.0, 0, 0], [0.6e-4, 0, 0.8e-4]]))
 
 
 def test_an_infinite_gradient_stays_visible():
     params = made([(2, 2)])
     params["layer.0"].grad[0, 0] = math.inf
-    optim.clip_units(params.values(), 0.1)
+    optimizer.clip_units(params.values(), 0.1)
     assert not torch.isfinite(params["layer.0"].grad).all()
 
 
@@ -76,13 +76,13 @@ def test_channels_last_is_clipped_where_it_lies():
     p = nn.Parameter(torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last))
     p.grad = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
     wanted, place = by_loops(p.detach(), p.grad, 0.01, 1e-3), p.grad.data_ptr()
-    optim.clip_units([p], 0.01)
+    optimizer.clip_units([p], 0.01)
     torch.testing.assert_close(p.grad, wanted)
     assert p.grad.data_ptr() == place
 
 
 def clipped(params, **words):
-    optim.clip(params, torch.nn.utils.get_total_norm([p.grad for p in params.values()]), Optim(lr=1.0, **words))
+    optimizer.clip(params, torch.nn.utils.get_total_norm([p.grad for p in params.values()]), Optim(lr=1.0, **words))
     return [p.grad for p in params.values()]
 
 
@@ -109,7 +109,7 @@ def test_an_update_reports_the_norm_before_it_clips():
     wanted = [by_loops(p.detach(), p.grad, 0.01, 1e-3) for p in params.values()]
     machine, plan = SimpleNamespace(accelerator=SimpleNamespace(scaler=None)), SimpleNamespace(batch_size=8, world=1)
     losses = [Loss(torch.zeros(()), 4), Loss(torch.zeros(()), 4)]
-    said = loop._finish_gradients(machine, params, plan, losses, Optim(lr=1.0, clip_agc=AdaptiveClip()))
+    said = trainer._finish_gradients(machine, params, plan, losses, Optim(lr=1.0, clip_agc=AdaptiveClip()))
     assert float(said) == pytest.approx(norm)
     for p, grad in zip(params.values(), wanted, strict=True):
         torch.testing.assert_close(p.grad, grad)
@@ -128,8 +128,8 @@ def test_sharded_parameters_are_clipped_as_whole_ones_are(store):
     }
     done = spawn(2, str(TOY), "--plugin", "toy", *words, **sharded)
     assert done.returncode == 0, done.stdout + done.stderr
-    from trainkit import checkpoint
+    from trainkit.checkpoint import storage
 
-    path, _ = checkpoint.newest_valid(newest().checkpoints)
-    for name, tensor in checkpoint.read(path).tensors["model"].items():
+    path, _ = storage.newest_valid(newest().checkpoints)
+    for name, tensor in storage.read(path).tensors["model"].items():
         torch.testing.assert_close(tensor, whole.last.tensors["model"][name], rtol=1e-4, atol=1e-5)

@@ -21,13 +21,15 @@ from oracles import account, unlike, unsound
 from runs import own_store, run, stop_after
 from safetensors.numpy import save_file
 
-from trainkit import cli, enrolment, journal, outbox, sender, tracking
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.outbox import Outbox, left
-from trainkit.refusals import Away
-from trainkit.store import RunFolder, Store
-from trainkit.syncing import sync
-from trainkit.tracking import Tracker
+from trainkit.tracking import journal, mlflow_run, upload_queue, uploader
+from trainkit.tracking import tracker as tracking
+from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.sync import sync
+from trainkit.tracking.tracker import Tracker
+from trainkit.tracking.upload_queue import Outbox, left
 
 WORDS = ("train.length=2 epochs",)
 
@@ -35,8 +37,8 @@ WORDS = ("train.length=2 epochs",)
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """Senders try again soon, and wait for a locked database as little."""
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.02)
-    monkeypatch.setattr("trainkit.store._LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr("trainkit.tracking.store._LOCK_SECONDS", 0.05)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
@@ -217,7 +219,7 @@ def new_times(rows):
 @pytest.mark.parametrize("off", ["times", "acknowledging", "looking for the run", "looking for the model"])
 def test_without_its_mechanism_the_same_trial_fails(off, undisturbed, database, tmp_path, monkeypatch):
     if off == "times":
-        monkeypatch.setattr(outbox, "rows", new_times(outbox.rows))
+        monkeypatch.setattr(upload_queue, "rows", new_times(upload_queue.rows))
     elif off == "acknowledging":  # what was begun counts as done
         real, begun = Outbox._send_batch, []
 
@@ -230,7 +232,7 @@ def test_without_its_mechanism_the_same_trial_fails(off, undisturbed, database, 
 
         monkeypatch.setattr(Outbox, "_send_batch", hopeful)
     elif off == "looking for the run":
-        made = enrolment._made
+        made = mlflow_run._made
 
         def blind(folder, client, *more):
             class Blind:
@@ -248,7 +250,7 @@ def test_without_its_mechanism_the_same_trial_fails(off, undisturbed, database, 
 
             return made(folder, Blind(), *more)
 
-        monkeypatch.setattr(enrolment, "_made", blind)
+        monkeypatch.setattr(mlflow_run, "_made", blind)
     else:
         real_made = Outbox._made_model
 
@@ -311,13 +313,13 @@ def test_a_training_that_begins_while_its_store_is_locked(
             if back != "in the middle":
                 assert ran.folder.info().run_id is None and ran.folder.info().unsent
                 assert last.startswith("left   sqlite:") and last.endswith(f"trainkit sync {ran.folder.name}")
-                refused = CliRunner().invoke(cli.main, ["sync"])
+                refused = CliRunner().invoke(main.main, ["sync"])
                 assert refused.exit_code == 2 and "locked by another program" in refused.output
             else:
                 assert not last.startswith("left")
             held.close()
             if back == "sync":
-                done = CliRunner().invoke(cli.main, ["sync", ran.folder.name])
+                done = CliRunner().invoke(main.main, ["sync", ran.folder.name])
                 assert done.exit_code == 0 and "FINISHED" in done.output, done.output
             elif back == "the next run":
                 other = begin(here)

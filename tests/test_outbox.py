@@ -13,18 +13,20 @@ from click.testing import CliRunner
 from test_outages import ask, begin, until, warned
 from test_tracking import crash
 
-from trainkit import cli, journal, outbox, sender, tracking
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.journal import Journal
-from trainkit.outbox import left
-from trainkit.refusals import passes, unreachable
-from trainkit.store import Store
-from trainkit.syncing import sync
+from trainkit.tracking import journal, upload_queue, uploader
+from trainkit.tracking import tracker as tracking
+from trainkit.tracking.journal import Journal
+from trainkit.tracking.mlflow_errors import passes, unreachable
+from trainkit.tracking.store import Store
+from trainkit.tracking.sync import sync
+from trainkit.tracking.upload_queue import left
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.02)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.3)
 
 
@@ -36,7 +38,7 @@ def here(store) -> Store:
 def ended(here: Store, steps: int = 5):
     """A run that has ended and sent nothing: its process was slower with that than its end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sender.Sender, "_try", lambda self: None)
+        patch.setattr(uploader.Sender, "_try", lambda self: None)
         tracker = begin(here)
         for step in range(steps):
             tracker.log(step, {"train/loss": 1 / (step + 1)})
@@ -93,14 +95,14 @@ def test_jobs_are_on_the_disk_for_good_before_a_checkpoint_says_so(here, monkeyp
 @pytest.mark.parametrize("kind", ["artifact", "dataset", "model", "tags"])
 def test_one_thing_that_can_never_be_sent_holds_up_neither_others_nor_the_end(here, monkeypatch, kind):
     folder = ended(here)
-    real = outbox.Outbox._hand_over
+    real = upload_queue.Outbox._hand_over
 
     def poisoned(self, client, job, file):
         if job["kind"] == kind and job.get("bad"):
             raise ValueError("nobody knows why")
         return real(self, client, job, file)
 
-    monkeypatch.setattr(outbox.Outbox, "_hand_over", poisoned)
+    monkeypatch.setattr(upload_queue.Outbox, "_hand_over", poisoned)
     for number in ("00000000",):
         job = folder.path / "outbox" / number
         (job / "file").mkdir(parents=True)
@@ -129,7 +131,7 @@ def test_a_damaged_line_is_named_by_all_who_read_it_and_may_be_blanked_out(here)
     folder.journal.write_bytes(b"".join([*lines[:2], b"\xff" + lines[2][1:], *lines[3:]]))
     run = CliRunner()
     for words in (["sync"], ["sync", folder.name]):
-        done = run.invoke(cli.main, words)
+        done = run.invoke(main.main, words)
         assert done.exit_code == 2 and "line 3" in done.output and "overwrite that line with spaces" in done.output
     for read in (journal.read, Journal):  # comparing, cards and pages; resuming and sending
         with pytest.raises(UserError, match=r"line 3.*damaged"):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.report import drawing
-from trainkit.report.overlays import COLOURS, overlays, painted
+from trainkit.plots import run_figures
+from trainkit.plots.volumes import COLOURS, overlays, painted
 
 LARGER = 3
 
@@ -84,7 +84,7 @@ def pictures(cases: int) -> dict:
 
 @pytest.mark.parametrize("cases", [0, 1, 6])
 def test_a_picture_is_drawn_of_any_number_of_cases(cases):
-    figure = drawing.picture("overlays", pictures(cases), "val, step 100")
+    figure = run_figures.picture("overlays", pictures(cases), "val, step 100")
     out = io.BytesIO()
     figure.savefig(out, format="png")
     wide, tall = Image.open(out).size
@@ -101,7 +101,7 @@ def test_a_picture_is_drawn_of_any_number_of_cases(cases):
 
 def test_a_picture_of_all_cases_says_so():
     few = pictures(4) | {"total": 4}
-    texts = [text.get_text() for text in drawing.picture("overlays", few, "val, step 100").texts]
+    texts = [text.get_text() for text in run_figures.picture("overlays", few, "val, step 100").texts]
     assert texts[0] == "val, step 100: all 4 cases"
 
 
@@ -121,7 +121,7 @@ def test_the_legend_is_above_the_pictures_and_as_wide_as_the_figure_at_most(name
 def test_long_lists_of_organs_end_in_time():
     many = pictures(2)
     many["names"], many["organ_dice"] = [f"organ{k}" for k in range(40)], np.full((2, 40), 0.5)
-    figure = drawing.picture("overlays", many, "val")
+    figure = run_figures.picture("overlays", many, "val")
     caption = next(text.get_text() for text in figure.texts if text.get_text().startswith("worst"))
     assert "organ0 0.50" in caption and len(caption) < 150
 

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trainkit.data import compressed_maps, hashed, packed_masks, scene_files, scene_labels, scene_sources
-from trainkit.data.packed_masks import PackedMasks, pack_masks_once, resized
+from trainkit.data.scenes import files, label_maps, sources
+from trainkit.data.storage import hashed_folder, map_store, mask_store
+from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once, resized
 from trainkit.errors import UserError
-from trainkit.task import IGNORED
+from trainkit.interfaces import IGNORED
 
-LABELS = scene_labels.numbered(scenes.NAMES[: scenes.CLASSES], colours=scenes.COLOURS[: scenes.CLASSES])
+LABELS = label_maps.numbered(scenes.NAMES[: scenes.CLASSES], colours=scenes.COLOURS[: scenes.CLASSES])
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -29,7 +30,7 @@ def root(tmp_path):
 
 
 def source(root, split="train"):
-    return scene_sources.open_scenes(f"{root}#{split}")
+    return sources.open_scenes(f"{root}#{split}")
 
 
 def masks(count=4, part=0):
@@ -47,7 +48,7 @@ def test_masks_are_those_of_the_files(root):
         assert data.shapes[row].tolist() == list(mask.shape)
         expected = [int((mask == number).sum()) for number in (*range(scenes.CLASSES), IGNORED)]
         assert data.counts[row].tolist() == expected and expected[-1] > 0
-        assert data.fingerprints[row] == packed_masks.fingerprint(mask)
+        assert data.fingerprints[row] == mask_store.fingerprint(mask)
     assert data.changed() == [] and data.bytes < 20_000
     for row in (-1, 4):
         with pytest.raises(ValueError, match=f"row {row} of a set of 4"):
@@ -79,7 +80,7 @@ def test_resizing_takes_no_pixel_from_outside_and_keeps_whole_factors(old, new):
 
 def test_masks_are_packed_once(root, monkeypatch):
     first = pack_masks_once(source(root), LABELS)
-    monkeypatch.setattr(packed_masks, "_write", lambda *_: pytest.fail("packed again"))
+    monkeypatch.setattr(mask_store, "_write", lambda *_: pytest.fail("packed again"))
     assert pack_masks_once(source(root), LABELS).path == first.path
 
 
@@ -87,8 +88,8 @@ def test_what_masks_are_made_of_names_them(root):
     """Other files, other classes, another size: another folder. Colours are for the eye: the same digest."""
     first = pack_masks_once(source(root), LABELS)
     small = pack_masks_once(source(root), LABELS, (12, 16))
-    plain = pack_masks_once(source(root), scene_labels.numbered(LABELS.names))
-    other = scene_labels.numbered(("a", *LABELS.names[1:]), colours=LABELS.colours)
+    plain = pack_masks_once(source(root), label_maps.numbered(LABELS.names))
+    other = label_maps.numbered(("a", *LABELS.names[1:]), colours=LABELS.colours)
     renamed = pack_masks_once(source(root), other)
     scenes.put(root / "trainannot/p002.png", masks()[1])
     changed = pack_masks_once(source(root), LABELS)
@@ -106,14 +107,14 @@ def test_the_same_set_elsewhere_has_the_same_digest(root, tmp_path):
 
 def test_coloured_masks_give_the_same_classes(tmp_path):
     file = scenes.listed(tmp_path / "set", (3, 1), colour=True)
-    labels = scene_labels.from_palette(scenes.palette(), [(0, 0, 0)])
-    data = pack_masks_once(scene_sources.open_scenes(str(file)), labels)
+    labels = label_maps.from_palette(scenes.palette(), [(0, 0, 0)])
+    data = pack_masks_once(sources.open_scenes(str(file)), labels)
     assert all((data.mask(row) == mask).all() for row, mask in enumerate(masks(3)))
     assert data.colours == scenes.COLOURS[: scenes.CLASSES]
 
 
 def test_tables_give_the_same_classes(tmp_path):
-    found = scene_sources.open_scenes(f"{scenes.parquet(tmp_path / 'set', (3, 1))}#train")
+    found = sources.open_scenes(f"{scenes.parquet(tmp_path / 'set', (3, 1))}#train")
     data = pack_masks_once(found, LABELS)
     assert len(data) == 3 and all((data.mask(row) == mask).all() for row, mask in enumerate(masks(3)))
 
@@ -121,7 +122,7 @@ def test_tables_give_the_same_classes(tmp_path):
 def test_masks_of_another_size_are_refused_before_any_is_read(root, monkeypatch, cache):
     for name, size in (("p000", (24, 30)), ("p003", (32, 24))):
         scenes.put(root / f"trainannot/{name}.png", np.zeros(size, np.uint8))
-    monkeypatch.setattr(scene_files, "read_mask", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(files, "read_mask", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(UserError) as error:
         pack_masks_once(source(root), LABELS)
     said = str(error.value)
@@ -174,10 +175,10 @@ def test_damaged_masks_are_named(root):
 
 def test_long_lists_of_mistakes_are_cut_and_counted():
     with pytest.raises(UserError) as error:
-        packed_masks.refuse("a set", [f"mask {n}" for n in range(57)], "bad masks")
+        mask_store.refuse("a set", [f"mask {n}" for n in range(57)], "bad masks")
     assert "57 bad masks" in str(error.value) and "mask 19" in str(error.value) and "mask 20" not in str(error.value)
     assert "and 37 more" in str(error.value)
-    packed_masks.refuse("a set", [], "bad masks")
+    mask_store.refuse("a set", [], "bad masks")
 
 
 def damaged(data, change):
@@ -191,8 +192,8 @@ def damaged(data, change):
         np.save(data.path / f"{name}.npy", array)
     for name, entry in manifest["files"].items():
         entry["bytes"] = (data.path / name).stat().st_size
-        entry["sha256"] = hashed.sha256(data.path / name)
-    manifest["digest"] = packed_masks.digest_of(manifest)
+        entry["sha256"] = hashed_folder.sha256(data.path / name)
+    manifest["digest"] = mask_store.digest_of(manifest)
     (data.path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -225,7 +226,7 @@ def test_a_stream_of_another_length_is_refused(root):
     """Also one that would fill the memory."""
     data = pack_masks_once(source(root), LABELS)
     bomb = zlib.compress(bytes(1 << 24))
-    small = compressed_maps.compress(np.zeros((3, 3), np.uint8))
+    small = map_store.compress(np.zeros((3, 3), np.uint8))
     for stream, said in ((small, "9 pixels; expected 24 x 32"), (bomb, ""), (b"nonsense", "cannot be unpacked")):
 
         def put(arrays, manifest, stream=stream):
@@ -254,7 +255,7 @@ def test_a_damaged_byte_is_found(root, monkeypatch):
     with pytest.raises(UserError, match=r"maps\.bin: is not what was written"):
         pack_masks_once(source(root), LABELS)
     assert len(data.changed()) == 1
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)  # as of a file that is too large to be hashed each time
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as of a file that is too large to be hashed each time
     opened = pack_masks_once(source(root), LABELS)
     with pytest.raises(UserError, match=r"row 0 \(.*p000.*\): is not what was written"):
         opened.mask(0)
@@ -270,7 +271,7 @@ def test_workers_open_it_anew(root):
 
 def test_counts_of_real_masks_are_those_of_their_files(shared):
     found = source(shared / "seg_camvid", "val")
-    data = pack_masks_once(found, scene_labels.camvid11())
+    data = pack_masks_once(found, label_maps.camvid11())
     assert len(data) == 30 and data.counts.shape == (30, 12) and (data.counts.sum(1) == 360 * 480).all()
     values = np.asarray(Image.open(found.scenes[11].mask))
     assert data.counts[11].tolist() == np.bincount(values.ravel(), minlength=12).tolist()

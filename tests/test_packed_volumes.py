@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import hashed, packed_volumes
-from trainkit.data.packed_volumes import CaseInfo, PackedVolumes, Writer, digest_of
-from trainkit.data.volume_prepare import Preparation
+from trainkit.data.storage import hashed_folder, volume_store
+from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer, digest_of
+from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import UserError
 
 NAMES = ("background", "a", "b", "c")
@@ -95,7 +95,7 @@ def test_views_are_of_the_file_and_cannot_be_written(made):
 @given(st.integers(0, 2**31), st.integers(1, 40))
 def test_places_are_an_even_selection_of_each_organ(seed, cap):
     labels = np.random.default_rng(seed).integers(0, 4, (3, 5, 7)).astype(np.uint8)
-    found = packed_volumes.places(labels, cap)
+    found = volume_store.places(labels, cap)
     assert len(found) == labels.max() + 1 and not len(found[0])
     for label in range(1, len(found)):
         own = np.flatnonzero(labels == label)
@@ -108,18 +108,14 @@ def test_places_are_an_even_selection_of_each_organ(seed, cap):
 
 def test_fingerprints_tell_volumes_apart_and_nothing_else():
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    own = packed_volumes.fingerprint(array)
-    assert (
-        own
-        == packed_volumes.fingerprint(np.asfortranarray(array))
-        == packed_volumes.fingerprint(array.astype(np.int16))
-    )
+    own = volume_store.fingerprint(array)
+    assert own == volume_store.fingerprint(np.asfortranarray(array)) == volume_store.fingerprint(array.astype(np.int16))
     negative = array.copy()
     negative[0, 0, 0] = -0.0
-    assert packed_volumes.fingerprint(negative) == own
+    assert volume_store.fingerprint(negative) == own
     other = array.copy()
     other[1, 2, 3] += 1
-    assert len({own, packed_volumes.fingerprint(other), packed_volumes.fingerprint(array.reshape(3, 2, 4))}) == 3
+    assert len({own, volume_store.fingerprint(other), volume_store.fingerprint(array.reshape(3, 2, 4))}) == 3
 
 
 def test_the_digest_is_of_the_content_alone(tmp_path, made):
@@ -140,7 +136,7 @@ def test_a_flipped_bit_is_noticed_at_open_and_named_by_case(copied, name, monkey
     if name == "cases.json":
         return
     # Large files are not hashed at every start; then the case says so.
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
     opened = PackedVolumes(copied)
     bad = []
     for number in range(len(opened)):
@@ -216,7 +212,7 @@ def test_cases_that_do_not_fit_the_files_are_refused_even_when_hashed_anew(copie
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["files"]["cases.json"] = {
         "bytes": (copied / "cases.json").stat().st_size,
-        "sha256": hashed.sha256(copied / "cases.json"),
+        "sha256": hashed_folder.sha256(copied / "cases.json"),
     }
     manifest["digest"] = digest_of(manifest)
     (copied / "manifest.json").write_text(json.dumps(manifest))
@@ -276,10 +272,10 @@ def test_the_writer_refuses_what_it_could_not_give_back(tmp_path, made):
 
 
 def test_a_folder_says_what_it_is(made, tmp_path):
-    assert packed_volumes.is_packed(made.path)
-    assert not packed_volumes.is_packed(tmp_path) and not packed_volumes.is_packed(tmp_path / "none")
+    assert volume_store.is_packed(made.path)
+    assert not volume_store.is_packed(tmp_path) and not volume_store.is_packed(tmp_path / "none")
     (tmp_path / "manifest.json").write_text('{"format": "trainkit-packed"}')
-    assert not packed_volumes.is_packed(tmp_path)
+    assert not volume_store.is_packed(tmp_path)
     with pytest.raises(UserError, match=r"none: does not exist.*--volumes"):
         PackedVolumes(tmp_path / "none")
     (tmp_path / "none").mkdir()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import pairability
-from trainkit.data.modalities import RGB
-from trainkit.data.pairability import repeated, report
-from trainkit.data.sampling import PK, Cells, Draw, ModalPK, Pairs
+from trainkit.data.people import pk_report
+from trainkit.data.people.modalities import RGB
+from trainkit.data.people.pk_report import repeated, report
+from trainkit.data.people.pk_sampler import PK, Cells, Draw, ModalPK, Pairs
 from trainkit.errors import UserError
 
 SPECS = [
@@ -129,5 +129,5 @@ def test_names_are_looked_up_for_few():
     counts = np.zeros((100_000, 5), np.int64)
     counts[:, RGB] = 2
     told = report(drawn(PK(people=2, each=2), counts), [str(n) for n in range(100_000)])
-    assert pairability.NAMED == len(told.single) == 5 and told.singles == 100_000
+    assert pk_report.NAMED == len(told.single) == 5 and told.singles == 100_000
     assert told.sentences()[2] == "people of one modality: 0 (rgb), 1 (rgb), 2 (rgb), 3 (rgb), 4 (rgb) and 99,995 more"

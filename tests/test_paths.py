@@ -18,12 +18,21 @@ import pytest
 from PIL import Image
 from runs import PLUGIN, TOY
 
-from trainkit import checkpoint, config, fetching, needs, outbox, recipe, sender, store
-from trainkit.data import evaluations, packing, people_sources, pictures, scene_sources, sources, volume_sources
-from trainkit.data.people_records import Rows
+from trainkit.autoconfig import download as fetching
+from trainkit.checkpoint import storage
+from trainkit.config import loader, schema
+from trainkit.data import evaluation_sets, sources
+from trainkit.data.formats import image_decode
+from trainkit.data.people import sources as people_sources
+from trainkit.data.people.records import Rows
+from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.storage import cache
+from trainkit.data.volumes import sources as volume_sources
 from trainkit.errors import UserError
-from trainkit.journal import Journal
-from trainkit.store import RunFolder, Store
+from trainkit.tracking import store, upload_queue, uploader
+from trainkit.tracking.journal import Journal
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.training import dependencies
 
 OUTSIDE = [
     "/etc/passwd", "../secret.png", "a/../../secret.png", "..", "../../../../../../etc/passwd", "~/secret.png",
@@ -55,9 +64,9 @@ def root(tmp_path, monkeypatch, cache):
 def _pairs(root: Path, name: str) -> None:
     quoted = name.replace('"', '""')
     (root / "pairs.csv").write_text(f'path_a,path_b,same\na/0.png,"{quoted}",1\n')
-    source, _ = evaluations.recognise(root).read()
+    source, _ = evaluation_sets.recognise(root).read()
     for record in source.records():
-        pictures.read(record.data, record.where)
+        image_decode.read(record.data, record.where)
 
 
 def _scenes(root: Path, name: str) -> None:
@@ -108,10 +117,10 @@ def _packed(root: Path, name: str) -> None:
 
 
 def _checkpoint(root: Path, name: str) -> None:
-    folder = checkpoint.write(root / "run", 1, {"model": {}}, {"best": []}, "a: 1\n")
-    files = {n: checkpoint._fingerprint(folder / n) for n in os.listdir(folder) if n != checkpoint.MANIFEST}
-    (folder / checkpoint.MANIFEST).write_bytes(checkpoint._manifest({**files, name: (0, "0" * 64)}))
-    checkpoint.read(folder)
+    folder = storage.write(root / "run", 1, {"model": {}}, {"best": []}, "a: 1\n")
+    files = {n: storage._fingerprint(folder / n) for n in os.listdir(folder) if n != storage.MANIFEST}
+    (folder / storage.MANIFEST).write_bytes(storage._manifest({**files, name: (0, "0" * 64)}))
+    storage.read(folder)
 
 
 LISTS = {
@@ -141,13 +150,13 @@ def test_the_same_lists_take_what_is_inside(root):
 def _templates(root: Path, name: str) -> None:
     (root / "templates.csv").write_text(f"path,template,media\na/0.png,1,1\n{name},2,1\n")
     (root / "template_pairs.csv").write_text("first,second,same\n1,2,1\n")
-    evaluations.recognise(root).read()
+    evaluation_sets.recognise(root).read()
 
 
 def _identification(root: Path, name: str) -> None:
     for part in ("probe", "gallery_match"):
         (root / f"{part}.txt").write_text(f"{name}\n")
-    evaluations.recognise(root).read()
+    evaluation_sets.recognise(root).read()
 
 
 LINKED = {kind: LISTS[kind] for kind in ("pairs.csv", "list of scenes", "index of people", "dataset.json")}
@@ -191,8 +200,8 @@ def test_a_folder_of_a_known_layout_may_be_a_link(root):
 HASH = hashlib.sha256(b"weights").hexdigest()
 
 
-def download(to: str) -> recipe.Download:
-    return recipe.Download(url="https://x.example/a", sha256=HASH, to=to)
+def download(to: str) -> schema.Download:
+    return schema.Download(url="https://x.example/a", sha256=HASH, to=to)
 
 
 @pytest.fixture
@@ -267,25 +276,25 @@ def test_a_link_that_waits_under_the_name_of_the_unfinished_file_is_not_written_
 def test_the_name_of_an_evaluation_can_stand_in_that_of_a_metric_and_of_a_file(name, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
     text = TOY.read_text().replace("evaluations: {val:", f"evaluations: {{{json.dumps(name)}:")
-    with pytest.raises(config.ConfigError, match="evaluations"):
-        config.parse(recipe.Recipe, text.replace("best: {metric: val/accuracy}", ""), "x.yaml",
-                     tables=config._with_plugins(recipe.TABLES, ["toy"]))  # fmt: skip
+    with pytest.raises(loader.ConfigError, match="evaluations"):
+        loader.parse(schema.Recipe, text.replace("best: {metric: val/accuracy}", ""), "x.yaml",
+                     tables=loader._with_plugins(schema.TABLES, ["toy"]))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "~", "a/b", ".", "..", "a b", "x" * 0])
 def test_the_name_of_a_recipe_is_no_path(name, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
-    with pytest.raises(config.ConfigError, match="name"):
-        config.load(TOY, [f"name={json.dumps(name)}"], ["toy"])
+    with pytest.raises(loader.ConfigError, match="name"):
+        loader.load(TOY, [f"name={json.dumps(name)}"], ["toy"])
 
 
 def test_what_an_experiment_is_called_names_a_folder_in_the_store(store):
-    from trainkit import experiments
+    from trainkit.tracking import mlflow_experiment
 
     home = Store.locate()
     client = home.client()
     for name in ("../../out", "..", ".", "/etc", "~/x", "a/../../b", "file:///etc", r"\\server\x"):
-        experiments.prepared(client, home, name, "", None, True)
+        mlflow_experiment.prepared(client, home, name, "", None, True)
         place = Path(client.get_experiment_by_name(name).artifact_location.removeprefix("file://"))
         assert place.parent == home.artifacts and place.name not in ("", ".", ".."), name
 
@@ -306,9 +315,9 @@ def test_a_run_is_found_among_the_runs_alone(store, word):
 def test_the_best_weights_of_a_run_lie_in_its_checkpoints(tmp_path):
     for name in ("../../secret", "/etc/x", "", ".."):
         best = {"step": 1, "value": 1.0, "weights": name}
-        checkpoint.write(tmp_path / "checkpoints", 1, {"model": {}}, {"best": [best]}, "a: 1\n")
+        storage.write(tmp_path / "checkpoints", 1, {"model": {}}, {"best": [best]}, "a: 1\n")
         with pytest.raises(UserError, match="model or ema"):
-            needs.best_weights(tmp_path)
+            dependencies.best_weights(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["absolute", "upwards", "link", "folder"])
@@ -329,7 +338,7 @@ def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_pa
     client = SimpleNamespace(log_artifact=lambda run, file, folder: sent.append(Path(file).read_text()))
     about = store.RunInfo("run", "faces", "aa", 0, 0.0, "FINISHED", run_id="id")
     (folder.path / "run.json").write_text(json.dumps(asdict(about)))
-    box = outbox.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+    box = upload_queue.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     with caplog.at_level(logging.WARNING):
         box.send(client)
     assert sent == [] and "is not beside it; left out" in caplog.text and not job.exists()
@@ -367,7 +376,7 @@ def test_a_run_that_was_laid_into_the_store_writes_cuts_and_deletes_nothing_outs
     with pytest.raises(UserError, match=f"{name}: is a link to '{home}.*; expected a file or folder of the run"):
         folder.claim()
         try:
-            sender.send_left(folder, place, SimpleNamespace(get_run=lambda run: ended))
+            uploader.send_left(folder, place, SimpleNamespace(get_run=lambda run: ended))
         finally:
             folder.release()
     assert (home / ".ssh" / "id_rsa").read_text() == "key"
@@ -381,7 +390,7 @@ def test_without_that_wall_it_deletes_the_hidden_folders_of_whatever_it_names(tm
     (folder.path / "outbox").symlink_to(tmp_path / "home")
     folder.claim()
     try:
-        outbox.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+        upload_queue.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     finally:
         folder.release()
     assert list((tmp_path / "home").iterdir()) == []
@@ -425,7 +434,7 @@ def test_a_cache_that_came_with_a_set_is_not_written_through(tmp_path, name):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / name).symlink_to(tmp_path / "mine")
     with contextlib.suppress(UserError):
-        packing.make_once(tmp_path / "cache" / "key", Path.is_dir, lambda: None)
+        cache.make_once(tmp_path / "cache" / "key", Path.is_dir, lambda: None)
     assert (tmp_path / "mine").read_text() == "mine"
 
 

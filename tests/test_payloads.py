@@ -25,56 +25,37 @@ from click.testing import CliRunner
 from PIL import Image
 from runs import ROOT
 
-from trainkit import (
-    checkpoint,
-    cli,
-    config,
-    export,
-    family,
-    journal,
-    launcher,
-    predicting,
-    store,
-    weights,
-)
-from trainkit.data import (
-    align,
-    cvlface,
-    duplicates,
-    evaluations,
-    hashed,
-    importing,
-    insightface_bin,
-    nifti,
-    packed,
-    packed_masks,
-    packed_volumes,
-    pairs,
-    people_sources,
-    pictures,
-    recordio,
-    scene_files,
-    scene_sources,
-    sources,
-    tables,
-    templates,
-    tokens,
-    volume_sources,
-)
-from trainkit.data.people_records import Rows
+from trainkit.analysis import projector
+from trainkit.checkpoint import safe_load, storage
+from trainkit.cli import main
+from trainkit.config import loader
+from trainkit.data import evaluation_sets, leakage, sources
+from trainkit.data.faces import align
+from trainkit.data.formats import arrow_tables, cvlface, ijb, image_decode, insightface_bin, nifti, pairs_csv, recordio
+from trainkit.data.people import sources as people_sources
+from trainkit.data.people import tokenizer
+from trainkit.data.people.records import Rows
+from trainkit.data.scenes import files
+from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.storage import hashed_folder, image_store, import_images, mask_store, volume_store
+from trainkit.data.volumes import sources as volume_sources
+from trainkit.environment import process
 from trainkit.errors import UserError
-from trainkit.report import projector
+from trainkit.experiments import group
+from trainkit.export import export
+from trainkit.inference import predict
+from trainkit.tracking import journal, store
 
 
 def _records(source: Any) -> None:
     for record in source.records():
         if not isinstance(record.data, np.ndarray):
             data = record.data if isinstance(record.data, bytes) else record.data.read_bytes()
-            pictures.decode(data, record.where)
+            image_decode.decode(data, record.where)
 
 
 def _evaluation(path: Path) -> None:
-    _records(evaluations.recognise(path).read()[0])
+    _records(evaluation_sets.recognise(path).read()[0])
 
 
 def _people(path: Path) -> None:
@@ -87,17 +68,17 @@ def _store(path: Path) -> None:
 
 
 FILES: dict[str, Callable[[Path], Any]] = {
-    "weights.read_tensors": weights.read_tensors,
-    "weights.read_centres": lambda path: weights.read_centres(path, 2, 2),
+    "weights.read_tensors": safe_load.read_tensors,
+    "weights.read_centres": lambda path: safe_load.read_centres(path, 2, 2),
     "sources.open_source": lambda path: _records(sources.open_source(path)),
     "evaluations.recognise": _evaluation,
     "insightface_bin.read_bin": insightface_bin.read_bin,
-    "pairs.read_csv": pairs.read_csv,
+    "pairs.read_csv": pairs_csv.read_csv,
     "align.read_landmarks": align.read_landmarks,
-    "pictures.decode": lambda path: pictures.decode(path.read_bytes(), str(path)),
-    "tables.parquet": lambda path: _records(tables.parquet(path)),
-    "tables.stream_batches": lambda path: list(tables.stream_batches([path])),
-    "templates.load_npz": templates.load_npz,
+    "pictures.decode": lambda path: image_decode.decode(path.read_bytes(), str(path)),
+    "tables.parquet": lambda path: _records(arrow_tables.parquet(path)),
+    "tables.stream_batches": lambda path: list(arrow_tables.stream_batches([path])),
+    "templates.load_npz": ijb.load_npz,
     "cvlface._metadata": cvlface._metadata,
     "recordio.read_index": recordio.read_index,
     "people_sources.find": _people,
@@ -107,12 +88,12 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "volume_sources._table": volume_sources._table,
     "nifti.read_header": nifti.read_header,
     "nifti.read_image": nifti.read_image,
-    "tokens.read_merges": tokens.read_merges,
-    "hashed.mapped": hashed.mapped,
-    "duplicates._kept": lambda path: duplicates._kept(path, np.arange(1)),
-    "config.load": config.load,
+    "tokens.read_merges": tokenizer.read_merges,
+    "hashed.mapped": hashed_folder.mapped,
+    "duplicates._kept": lambda path: leakage._kept(path, np.arange(1)),
+    "config.load": loader.load,
     "journal.read": journal.read,
-    "launcher._processes_in": launcher._processes_in,
+    "launcher._processes_in": process._processes_in,
     "store.Store.prepare": _store,
     "projector._read": lambda path: projector._read(path, str(path)),
 }
@@ -216,23 +197,23 @@ def _faces(root: Path) -> Path:
 
 
 def _packed(root: Path) -> Path:
-    importing.import_faces(_faces(root / "from"), root / "set", image_size=16)
+    import_images.import_faces(_faces(root / "from"), root / "set", image_size=16)
     return root / "set"
 
 
 def _packed_evaluation(root: Path) -> Path:
-    importing.import_evaluation(_faces(root / "from") / "pairs.csv", root / "set", image_size=16)
+    import_images.import_evaluation(_faces(root / "from") / "pairs.csv", root / "set", image_size=16)
     return root / "set"
 
 
 def _masks(root: Path) -> Path:
     import scenes
 
-    from trainkit.data import scene_labels
+    from trainkit.data.scenes import label_maps
 
-    labels = scene_labels.numbered(scenes.NAMES[: scenes.CLASSES], colours=scenes.COLOURS[: scenes.CLASSES])
+    labels = label_maps.numbered(scenes.NAMES[: scenes.CLASSES], colours=scenes.COLOURS[: scenes.CLASSES])
     found = scene_sources.open_scenes(f"{scenes.camvid(root / 'from', (2, 1))}#train")
-    return packed_masks.pack_masks_once(found, labels).path
+    return mask_store.pack_masks_once(found, labels).path
 
 
 def _volumes(root: Path) -> Path:
@@ -242,7 +223,7 @@ def _volumes(root: Path) -> Path:
 
 
 def _checkpoint(root: Path) -> Path:
-    return checkpoint.write(root, 3, {"model": {"w": torch.ones(2)}}, {"journal": 0, "best": []}, "a: 1\n")
+    return storage.write(root, 3, {"model": {"w": torch.ones(2)}}, {"journal": 0, "best": []}, "a: 1\n")
 
 
 def _saved(root: Path) -> Path:
@@ -310,8 +291,8 @@ def _run(root: Path) -> Path:
 
 def _open_run(path: Path) -> None:
     folder = store.RunFolder(path)
-    asked = [folder.info, lambda: predicting.read_meta(folder), lambda: family.summary(folder)]
-    asked += [lambda: journal.read(folder.journal), lambda: config.load(folder.recipe)]
+    asked = [folder.info, lambda: predict.read_meta(folder), lambda: group.summary(folder)]
+    asked += [lambda: journal.read(folder.journal), lambda: loader.load(folder.recipe)]
     asked += [lambda: store.Store(path.parent, "sqlite:////nowhere.db")._known()]
     said = {knock(lambda _, ask=ask: ask(), path) for ask in asked}
     if "refused" in said:
@@ -320,11 +301,11 @@ def _open_run(path: Path) -> None:
 
 def _exported(root: Path) -> Path:
     root.mkdir()
-    weights.write_tensors(root / "model.safetensors", {"w": torch.ones(1)})
+    safe_load.write_tensors(root / "model.safetensors", {"w": torch.ones(1)})
     told = {
         "recipe": "name: x\n",
         "meta": {},
-        "sha256": {"model.safetensors": hashed.sha256(root / "model.safetensors")},
+        "sha256": {"model.safetensors": hashed_folder.sha256(root / "model.safetensors")},
     }
     (root / "model.json").write_text(json.dumps(told))
     return root
@@ -336,23 +317,23 @@ def _first_volume(path: Path) -> None:
 
 def _scenes(path: Path) -> None:
     for scene in scene_sources.open_scenes(f"{path}#train").scenes:
-        scene_files.header(scene)
-        scene_files.read_mask(scene)
+        files.header(scene)
+        files.read_mask(scene)
 
 
 def _read_checkpoint(path: Path) -> None:
-    found, problems = checkpoint.newest_valid(path.parent)
-    checkpoint.describe(path)
+    found, problems = storage.newest_valid(path.parent)
+    storage.describe(path)
     if found is None and problems:
         raise UserError(str(path), problems[0])
-    checkpoint.read(path)
+    storage.read(path)
 
 
 SETS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
-    "faces, packed": (_packed, lambda path: (_records(sources.open_source(path)), packed.Packed(path).class_names)),
+    "faces, packed": (_packed, lambda path: (_records(sources.open_source(path)), image_store.Packed(path).class_names)),
     "evaluation, packed": (_packed_evaluation, _evaluation),
-    "masks, packed": (_masks, lambda path: packed_masks.PackedMasks(path).mask(0)),
-    "volumes, packed": (_volumes, lambda path: packed_volumes.PackedVolumes(path).changed()),
+    "masks, packed": (_masks, lambda path: mask_store.PackedMasks(path).mask(0)),
+    "volumes, packed": (_volumes, lambda path: volume_store.PackedVolumes(path).changed()),
     "checkpoint": (_checkpoint, _read_checkpoint),
     "saved by datasets": (_saved, lambda path: _records(sources.open_source(path))),
     "volumes of the Decathlon": (_decathlon, _first_volume),
@@ -368,21 +349,24 @@ SETS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
 def _mend_manifest(path: Path, name: str) -> None:
     """Let a manifest say of a file what is true of it now, as whoever changed the file could."""
     file = path / "manifest.json"
-    if (path / checkpoint.MANIFEST).is_file() and name != checkpoint.MANIFEST:
-        files = {n: checkpoint._fingerprint(path / n) for n in sorted(os.listdir(path)) if n != checkpoint.MANIFEST}
-        (path / checkpoint.MANIFEST).write_bytes(checkpoint._manifest(files))
+    if (path / storage.MANIFEST).is_file() and name != storage.MANIFEST:
+        files = {n: storage._fingerprint(path / n) for n in sorted(os.listdir(path)) if n != storage.MANIFEST}
+        (path / storage.MANIFEST).write_bytes(storage._manifest(files))
     elif name == "model.safetensors" and (path / "model.json").is_file():
         told = json.loads((path / "model.json").read_text())
-        told["sha256"]["model.safetensors"] = hashed.sha256(path / name)
+        told["sha256"]["model.safetensors"] = hashed_folder.sha256(path / name)
         (path / "model.json").write_text(json.dumps(told))
     elif file.is_file() and name != "manifest.json":
         manifest = json.loads(file.read_text())
         if name in manifest["files"]:
-            manifest["files"][name] = {"bytes": (path / name).stat().st_size, "sha256": hashed.sha256(path / name)}
-            if manifest["format"] == packed.FORMAT:
-                manifest["digest"] = packed.digest_of(manifest["files"], packed._shape(manifest))
+            manifest["files"][name] = {
+                "bytes": (path / name).stat().st_size,
+                "sha256": hashed_folder.sha256(path / name),
+            }
+            if manifest["format"] == image_store.FORMAT:
+                manifest["digest"] = image_store.digest_of(manifest["files"], image_store._shape(manifest))
             else:
-                of = packed_volumes if manifest["format"] == packed_volumes.FORMAT else packed_masks
+                of = volume_store if manifest["format"] == volume_store.FORMAT else mask_store
                 manifest["digest"] = of.digest_of(manifest)
             file.write_text(json.dumps(manifest))
 
@@ -394,7 +378,7 @@ def test_no_payload_runs_in_place_of_a_file_of_a_set(hostile_files, kind, tmp_pa
     whole = make(tmp_path / "whole")
     knock(door, whole)
     files = [file for file in sorted(whole.rglob("*")) if file.is_file()]
-    names = {(file.parent if file.suffix in pictures.SUFFIXES else file): file for file in files}  # one of its like
+    names = {(file.parent if file.suffix in image_decode.SUFFIXES else file): file for file in files}  # one of its like
     names = [file.relative_to(whole).as_posix() for file in names.values()]
     assert names
     chosen = [payload.data for payload in payloads if payload.name in _ONE_OF_EACH]
@@ -426,16 +410,16 @@ _ONE_OF_EACH = {
 def test_without_the_walls_of_the_reader_of_weights_its_payloads_run(hostile_files, tmp_path, monkeypatch):
     folder, payloads = hostile_files
     real = torch.load
-    monkeypatch.setattr(weights, "_scan", lambda pickle, where: pickle.read())
+    monkeypatch.setattr(safe_load, "_scan", lambda pickle, where: pickle.read())
     chosen = [(n, p) for n, p in enumerate(payloads) if p.name.startswith("torch zip, os.system")]
     assert len(chosen) > 3
     for number, payload in chosen:
         path = tmp_path / "x.pth"
         path.write_bytes(payload.data)
-        knock(weights.read_tensors, path)  # the second wall stands
+        knock(safe_load.read_tensors, path)  # the second wall stands
         assert ran(folder) == []
         monkeypatch.setattr(torch, "load", lambda file, **words: real(file, weights_only=False))
-        knock(weights.read_tensors, path)
+        knock(safe_load.read_tensors, path)
         assert ran(folder) == [f"{number}.ran"]
         hostile.sentinel(folder, number).unlink()
         monkeypatch.setattr(torch, "load", real)
@@ -451,7 +435,7 @@ def test_with_a_common_reader_in_place_of_ours_the_payloads_run(hostile_files, t
         "npz object, eval": lambda path: monkeypatch.setattr(
             np, "load", lambda file, allow_pickle=False, real=np.load: real(file, allow_pickle=True)
         ),
-        "PostScript": lambda path: monkeypatch.setattr(pictures, "FORMATS", None),
+        "PostScript": lambda path: monkeypatch.setattr(image_decode, "FORMATS", None),
     }
     doors = {"InsightFace bin, eval": "insightface_bin.read_bin", "npz object, eval": "templates.load_npz"}
     for number, payload in enumerate(payloads):
@@ -490,7 +474,7 @@ def test_no_payload_runs_in_the_words_of_a_command(hostile_files, tmp_path, monk
             ["run", "adadistill", "data.train=x.bin"], ["data", "check", "adadistill", f"data.train={path}"],
             ["run", "adadistill", "--score", path, f"data.train={path}", "data.evaluate={a: x.bin}"],
         ):  # fmt: skip
-            done = CliRunner().invoke(cli.main, [str(word) for word in words])
+            done = CliRunner().invoke(main.main, [str(word) for word in words])
             assert done.exit_code == 2, (words, done.output, done.exception)
             assert not Path("out").exists()
     assert ran(folder) == []
@@ -515,8 +499,8 @@ def test_the_courier_imports_nothing_from_the_folder_of_the_start(tmp_path, stor
     lay_modules(tmp_path / "start", tmp_path)
     code = """
 import subprocess, sys
-from trainkit import courier
-from trainkit.store import Store
+from trainkit.tracking import upload_process as courier
+from trainkit.tracking.store import Store
 if sys.argv[1] == "False":  # as `python -m` does it by itself
     begin = subprocess.Popen
     courier.subprocess.Popen = lambda words, **settings: begin([word for word in words if word != "-P"], **settings)
@@ -550,79 +534,79 @@ ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_strea
 
 DOORS: dict[str, set[str]] = {
     # Other people's weights and networks
-    "weights.read_tensors": {"weights.py torch.load", "weights.py safetensors.torch.load_file",
-                             "weights.py zipfile.ZipFile", "weights.py pickletools.genops"},
+    "weights.read_tensors": {"checkpoint/safe_load.py torch.load", "checkpoint/safe_load.py safetensors.torch.load_file",
+                             "checkpoint/safe_load.py zipfile.ZipFile", "checkpoint/safe_load.py pickletools.genops"},
     # Other people's pictures, volumes, tables and lists
-    "pictures.decode": {"data/pictures.py PIL.Image.open", "data/pictures.py simplejpeg.decode_jpeg",
-                        "data/pictures.py decode_jpeg"},
-    "scenes with names": {"data/scene_files.py PIL.Image.open"},
-    "scene_sources._named": {"data/scene_sources.py json.loads"},
-    "scene_sources.open_scenes": {"data/scene_sources.py csv.reader"},
-    "insightface_bin.read_bin": {"data/insightface_bin.py pickletools.genops"},
-    "nifti.read_image": {"data/nifti.py gzip.GzipFile", "data/nifti.py numpy.frombuffer"},
-    "volumes of the Decathlon": {"data/volume_sources.py json.loads"},
-    "volume_sources._table": {"data/volume_sources.py csv.reader"},
-    "MXNet records": {"data/recordio.py mmap.mmap", "data/recordio.py numpy.frombuffer"},
-    "tables.parquet": {"data/tables.py pyarrow.parquet.ParquetFile", "data/footers.py pyarrow.parquet.ParquetFile"},
-    "saved by datasets": {"data/tables.py pyarrow.memory_map", "data/tables.py pyarrow.ipc.open_stream",
-                          "data/tables.py pyarrow.ipc.MessageReader.open_stream", "data/tables.py json.loads"},
-    "people_sources.find": {"data/people_sources.py csv.reader", "data/people_sources.py pyarrow.parquet.ParquetFile"},
-    "people by JSON": {"data/people_layouts.py json.loads"},
-    "templates": {"data/templates.py pyarrow.csv.read_csv"},
-    "templates.load_npz": {"data/templates.py zipfile.ZipFile", "data/templates.py numpy.load"},
-    "pairs.read_csv": {"data/pairs.py csv.reader"},
-    "align.read_landmarks": {"data/align.py json.loads"},
+    "pictures.decode": {"data/formats/image_decode.py PIL.Image.open", "data/formats/image_decode.py simplejpeg.decode_jpeg",
+                        "data/formats/image_decode.py decode_jpeg"},
+    "scenes with names": {"data/scenes/files.py PIL.Image.open"},
+    "scene_sources._named": {"data/scenes/sources.py json.loads"},
+    "scene_sources.open_scenes": {"data/scenes/sources.py csv.reader"},
+    "insightface_bin.read_bin": {"data/formats/insightface_bin.py pickletools.genops"},
+    "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile", "data/formats/nifti.py numpy.frombuffer"},
+    "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
+    "volume_sources._table": {"data/volumes/sources.py csv.reader"},
+    "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
+    "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile", "data/formats/parquet_footers.py pyarrow.parquet.ParquetFile"},
+    "saved by datasets": {"data/formats/arrow_tables.py pyarrow.memory_map", "data/formats/arrow_tables.py pyarrow.ipc.open_stream",
+                          "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream", "data/formats/arrow_tables.py json.loads"},
+    "people_sources.find": {"data/people/sources.py csv.reader", "data/people/sources.py pyarrow.parquet.ParquetFile"},
+    "people by JSON": {"data/people/layouts.py json.loads"},
+    "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
+    "templates.load_npz": {"data/formats/ijb.py zipfile.ZipFile", "data/formats/ijb.py numpy.load"},
+    "pairs.read_csv": {"data/formats/pairs_csv.py csv.reader"},
+    "align.read_landmarks": {"data/faces/align.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
-    "hashed.mapped": {"data/hashed.py numpy.lib.format.open_memmap"},
-    "faces, packed": {"data/hashed.py json.loads", "data/packed.py numpy.memmap"},
-    "masks, packed": {"data/compressed_maps.py zlib.decompressobj", "data/compressed_maps.py numpy.frombuffer",
-                      "data/compressed_maps.py numpy.memmap"},
-    "volumes, packed": {"data/packed_volumes.py json.loads", "data/packed_volumes.py numpy.memmap"},
-    "duplicates._kept": {"data/duplicates.py numpy.load"},
-    "checkpoint": {"checkpoint.py safetensors.torch.load", "checkpoint.py json.loads"},
-    "an export": {"export.py json.loads"},
-    "a run": {"store.py json.loads", "family.py json.loads", "predicting.py json.loads", "journal.py json.loads"},
-    "store.Store.prepare": {"store.py sqlite3.connect"},
-    "projector._read": {"report/projector.py pyarrow.parquet.read_table", "report/projector.py numpy.frombuffer"},
+    "hashed.mapped": {"data/storage/hashed_folder.py numpy.lib.format.open_memmap"},
+    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/image_store.py numpy.memmap"},
+    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer",
+                      "data/storage/map_store.py numpy.memmap"},
+    "volumes, packed": {"data/storage/volume_store.py json.loads", "data/storage/volume_store.py numpy.memmap"},
+    "duplicates._kept": {"data/leakage.py numpy.load"},
+    "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/storage.py json.loads"},
+    "an export": {"export/export.py json.loads"},
+    "a run": {"tracking/store.py json.loads", "experiments/group.py json.loads", "inference/predict.py json.loads", "tracking/journal.py json.loads"},
+    "store.Store.prepare": {"tracking/store.py sqlite3.connect"},
+    "projector._read": {"analysis/projector.py pyarrow.parquet.read_table", "analysis/projector.py numpy.frombuffer"},
     # Recipes, and configs of launchers
-    "config.load": {"yamltext.py yaml.parse"},
+    "config.load": {"config/yaml_reader.py yaml.parse"},
 }  # fmt: skip
 """By which door payloads come to a call: `file call`."""
 REASONS = {
-    "JSON of a set's index, in the cache": {"data/people_index.py json.loads"},
+    "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
     "memory of this program's own processes, and what they tell each other": {
-        "data/workers.py json.loads", "data/workers.py mmap.mmap", "data/workers.py torch.frombuffer",
-        "data/volume_cache.py mmap.mmap", "data/volume_cache.py numpy.frombuffer", "speed/clock.py numpy.frombuffer",
-        "speed/claim_measurements.py mmap.mmap", "tracking.py PIL.Image.open",
+        "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap", "data/loader/worker_pool.py torch.frombuffer",
+        "data/volumes/residency.py mmap.mmap", "data/volumes/residency.py numpy.frombuffer", "speed/clock.py numpy.frombuffer",
+        "speed/claim_measurements.py mmap.mmap", "tracking/tracker.py PIL.Image.open",
     },
     "a file that this command wrote a moment before": {
-        "export_rows.py timm.create_model", "export_rows.py onnxruntime.InferenceSession",
-        "latency.py onnxruntime.InferenceSession", "speed/paced.py numpy.load", "rewriting.py yaml.compose",
-        "predicting_tables.py pyarrow.parquet.read_table", "predicting_tables.py pyarrow.parquet.read_metadata",
+        "export/images.py timm.create_model", "export/images.py onnxruntime.InferenceSession",
+        "export/latency.py onnxruntime.InferenceSession", "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
+        "inference/table_writer.py pyarrow.parquet.read_table", "inference/table_writer.py pyarrow.parquet.read_metadata",
     },
-    "opened once its header and its hashes are those that this program would write": {"tabulated.py numpy.load"},
-    "a database that the check of `store.Store.prepare` let pass": {"relocating.py sqlite3.connect"},
+    "opened once its header and its hashes are those that this program would write": {"training/teacher_cache.py numpy.load"},
+    "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
     "a name of the library's own list, with random weights": {
-        "models/bisenet.py timm.create_model", "models/classifier.py timm.create_model",
+        "models/bisenet.py timm.create_model", "models/timm_classifier.py timm.create_model",
         "models/emcad.py timm.create_model",
     },
-    "tensors that `weights` has read": {"models/slices.py timm.create_model"},
+    "tensors that `weights` has read": {"models/segmentation_2_5d.py timm.create_model"},
     "parquet files alone, read by `tables.parquet`": {"data/hub.py huggingface_hub.snapshot_download"},
-    "model.safetensors alone, read by `weights.read_tensors`": {"pretrained.py huggingface_hub.hf_hub_download"},
+    "model.safetensors alone, read by `weights.read_tensors`": {"checkpoint/timm_weights.py huggingface_hub.hf_hub_download"},
     "a file of the store, read by the next call": {
-        "kept_rows.py client.download_artifacts", "report/projector.py client.download_artifacts",
-        "store.py mlflow.artifacts.download_artifacts",
+        "analysis/saved_rows.py client.download_artifacts", "analysis/projector.py client.download_artifacts",
+        "tracking/store.py mlflow.artifacts.download_artifacts",
     },
     "parquet of a run, read as `projector._read` does": {
-        "kept_rows.py pyarrow.parquet.read_schema", "kept_rows.py pyarrow.parquet.read_table",
+        "analysis/saved_rows.py pyarrow.parquet.read_schema", "analysis/saved_rows.py pyarrow.parquet.read_table",
     },
     "a module of trainkit by a name in its source": {
         *(f"{file} importlib.import_module" for file in (
-            "blocks.py", "data/images.py", "data/people_sources.py", "data/scene_sources.py", "data/volumes.py",
-            "fitting.py", "metrics/resampling.py",
+            "config/validation.py", "data/images/dataset.py", "data/people/sources.py", "data/scenes/sources.py", "data/volumes/dataset.py",
+            "autoconfig/fit.py", "metrics/bootstrap.py",
         )),
     },
-    "a package that the command line names: it is trusted": {"config.py importlib.import_module"},
+    "a package that the command line names: it is trusted": {"config/loader.py importlib.import_module"},
 }  # fmt: skip
 """Why no payload is laid before a call."""
 OTHER_DOORS = {

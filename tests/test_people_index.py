@@ -14,10 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import modalities, packing, people_index, people_sources
-from trainkit.data.modalities import MODALITIES, RGB, TEXT
-from trainkit.data.people_index import PeopleIndex, indexed
-from trainkit.data.people_records import Rows
+from trainkit.data.people import index as people_index
+from trainkit.data.people import modalities, sources
+from trainkit.data.people.index import PeopleIndex, indexed
+from trainkit.data.people.modalities import MODALITIES, RGB, TEXT
+from trainkit.data.people.records import Rows
+from trainkit.data.storage import cache
 from trainkit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -45,7 +47,7 @@ def records(index: PeopleIndex) -> list[tuple]:
 
 def rows_of(text) -> list[tuple]:
     """The same from the reader, in the order of modalities."""
-    layout = people_sources.find(str(text), "train")
+    layout = sources.find(str(text), "train")
     rows = Rows(layout.root)
     layout.read(rows)
     found = [
@@ -119,15 +121,15 @@ def test_lists_point_at_the_records_they_name(tmp_path):
 def test_pictures_are_packed_in_the_order_of_the_index(tmp_path):
     people.market(tmp_path / "set")
     index = indexed(f"{tmp_path / 'set'}#test")
-    packed = packing.pack_once(index.pictures(), (16, 8))
+    packed = cache.pack_once(index.pictures(), (16, 8))
     assert packed.ids() == index.ids()
     names = packed.class_names
     assert [names[label] for label in packed.labels] == [(*index.persons, "-1")[p] for p in index.person]
-    from trainkit.data import pictures
+    from trainkit.data.formats import image_decode
 
     for row in (0, 7, len(index) - 1):
         data = (tmp_path / "set" / index.ids()[row]).read_bytes()
-        assert np.array_equal(packed.picture(row), pictures.decode(data, ""))
+        assert np.array_equal(packed.picture(row), image_decode.decode(data, ""))
 
 
 def test_captions_are_no_pictures(tmp_path):
@@ -139,7 +141,7 @@ def test_captions_are_no_pictures(tmp_path):
     damaged = tmp_path / "set" / "sk" / "p01" / "0.png"
     damaged.write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"sk/p01/0\.png"):
-        packing.pack_once(source, (16, 8))
+        cache.pack_once(source, (16, 8))
 
 
 def test_a_set_is_scanned_once(tmp_path, scans, caplog):
@@ -290,13 +292,13 @@ def test_changed_bytes_of_an_index_are_refused(tmp_path, name):
     ],
 )
 def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path, name, array):
-    from trainkit.data import hashed
+    from trainkit.data.storage import hashed_folder
 
     index = indexed(str(people.index(tmp_path / "set")))
     file = index.path / f"{name}.npy"
     np.save(file, array)
     manifest = json.loads((index.path / "manifest.json").read_text())
-    manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": hashed.sha256(file)}
+    manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": hashed_folder.sha256(file)}
     manifest["digest"] = people_index.digest_of(manifest["files"])
     (index.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="arrays that do not fit"):

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import people_records, people_sources
-from trainkit.data.modalities import CP, NIR, RGB, SK, TEXT
-from trainkit.data.people_records import EITHER, GALLERY, QUERY, Rows
+from trainkit.data.people import records, sources
+from trainkit.data.people.modalities import CP, NIR, RGB, SK, TEXT
+from trainkit.data.people.records import EITHER, GALLERY, QUERY, Rows
 from trainkit.errors import UserError
 
 
 def read(text, part: str = "train") -> Rows:
-    layout = people_sources.find(str(text), part)
+    layout = sources.find(str(text), part)
     rows = Rows(layout.root)
     layout.read(rows)
     return rows
@@ -237,7 +237,7 @@ def test_persons_that_differ_in_the_case_of_letters_alone(tmp_path):
     index(tmp_path, ("a.png", "P1", "", "rgb", ""), ("b.png", "p1", "", "rgb", ""))
     rows = read(tmp_path)
     with pytest.raises(UserError, match="line 3: the person 'p1' beside 'P1'"):
-        people_records.check_persons(rows)
+        records.check_persons(rows)
 
 
 def test_captions_with_half_characters_are_refused(tmp_path):
@@ -269,9 +269,9 @@ def test_other_things_are_refused(tmp_path, name):
 def test_samples_and_derived_sets_are_folders_with_an_index(tmp_path, monkeypatch):
     people.index(tmp_path / "drawn" / "train", ["a", "b"])
     people.index(tmp_path / "drawn" / "val", ["c"])
-    sample = types.ModuleType("trainkit.data.sample_people")
+    sample = types.ModuleType("trainkit.data.synthetic.people")
     sample.folder = lambda: tmp_path / "drawn"
-    derived = types.ModuleType("trainkit.data.derived")
+    derived = types.ModuleType("trainkit.data.synthetic.derived_modalities")
     derived.folder = lambda path: tmp_path / "drawn" / path.name
     monkeypatch.setitem(sys.modules, sample.__name__, sample)
     monkeypatch.setitem(sys.modules, derived.__name__, derived)
@@ -280,10 +280,10 @@ def test_samples_and_derived_sets_are_folders_with_an_index(tmp_path, monkeypatc
     assert set(read("sample:people", "val").person) == {"c"}
     assert set(read("derived:faces/val").person) == {"c"}
     assert "no built-in set" in str(refused("sample:eyes"))
-    assert people_sources.missing("sample:people") is None
-    assert "faces" in people_sources.missing("derived:faces")
-    assert people_sources.missing("drawn/train") is None
-    assert people_sources.missing("drawn/train#x") is None
+    assert sources.missing("sample:people") is None
+    assert "faces" in sources.missing("derived:faces")
+    assert sources.missing("drawn/train") is None
+    assert sources.missing("drawn/train#x") is None
 
 
 # Published layouts.

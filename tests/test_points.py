@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from trainkit.blocks import validate
-from trainkit.models.points import (
+from trainkit.config.validation import validate
+from trainkit.models.pointrend import (
     PointHead,
     PointSpec,
     draw,

@@ -13,14 +13,14 @@ from power import DATA, NAMES, Recording
 from runs import PLUGIN, TOY
 from test_checkpoint import scratch  # noqa: F401 - a fixture
 
-from trainkit import checkpoint
-from trainkit.journal import Journal
-from trainkit.live import Copies
-from trainkit.order import Order, load
-from trainkit.outbox import Outbox
-from trainkit.store import RunFolder, Store
-from trainkit.tracking import Silent
-from trainkit.witness import Witness
+from trainkit.checkpoint import storage
+from trainkit.checkpoint.state_dict import Copies
+from trainkit.config.run_request import Order, load
+from trainkit.tracking.journal import Journal
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.tracker import Silent
+from trainkit.tracking.upload_queue import Outbox
+from trainkit.training.run_logger import Witness
 
 
 class Written(Silent):
@@ -52,8 +52,8 @@ def lived(home: Path, recording: Recording, steps: int = 5) -> RunFolder:
             if step == 4:  # as after a kill: a new process goes back to the newest checkpoint
                 tracker.journal.close()
                 tracker = Written(folder)
-                path, _ = checkpoint.newest_valid(folder.checkpoints)
-                position = checkpoint.state_of(path)["journal"]
+                path, _ = storage.newest_valid(folder.checkpoints)
+                position = storage.state_of(path)["journal"]
                 tracker.outbox.acknowledge(min(position, tracker.outbox.acknowledged))
                 kept = {key: value[0] for key, value in tracker.journal.cut_back(position).values.items()}
                 recording.mark("times", kept)
@@ -102,15 +102,15 @@ def what_is_wrong(home: Path, recording: Recording, n: int) -> str:
         return "" if all(run.info().name for run in runs) else "a run without a name"
     if [run.name for run in runs] != names:
         return "the run is not found"
-    path, _ = checkpoint.newest_valid(folder.checkpoints)
+    path, _ = storage.newest_valid(folder.checkpoints)
     if path is None:
         return "no checkpoint is whole"
-    if (step := checkpoint.state_of(path)["step"]) < max(committed):
+    if (step := storage.state_of(path)["step"]) < max(committed):
         return f"the newest checkpoint is of step {step}, and {max(committed)} was committed"
-    if not (checkpoint.read(path).tensors["model"]["w"] == step).all():
+    if not (storage.read(path).tensors["model"]["w"] == step).all():
         return "other tensors"
     kept = Journal(folder.journal)
-    position = checkpoint.state_of(path)["journal"]
+    position = storage.state_of(path)["journal"]
     if kept.position < position:
         return f"the journal ends at {kept.position}, the checkpoint is of {position}"
     (whole,) = [value for _, what, value in recording.marks if what == "journal"]

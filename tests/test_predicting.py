@@ -13,9 +13,10 @@ from pyarrow import parquet
 from runs import PLUGIN, ROOT, TOY, run
 from torch import nn
 
-from trainkit import cli, predicting
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.store import Store
+from trainkit.inference import predict
+from trainkit.tracking.store import Store
 
 TOM500 = ROOT / "recipes" / "tom500.yaml"
 WORDS = {
@@ -46,7 +47,7 @@ class Small(nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def _small_network():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainkit.models.volumetric.build", lambda spec, meta, found: (Small(meta.classes), []))
+        patch.setattr("trainkit.models.segmentation_3d.build", lambda spec, meta, found: (Small(meta.classes), []))
         yield
 
 
@@ -83,7 +84,7 @@ def name(_trained, monkeypatch):
 
 
 def ask(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.main, ["predict", *map(str, words)], catch_exceptions=False)
+    result = CliRunner().invoke(main.main, ["predict", *map(str, words)], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -165,21 +166,21 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
     out = tmp_path / "out"
     out.mkdir()
     (out / image.name).write_text("kept")
-    monkeypatch.setattr("trainkit.data.nifti.read_image", None)
+    monkeypatch.setattr("trainkit.data.formats.nifti.read_image", None)
     with pytest.raises(UserError, match=rf"{image.name}: is there already; name another folder"):
-        predicting.predict(name, sets / "val", out)
+        predict.predict(name, sets / "val", out)
     with pytest.raises(UserError, match="is there already and 1 more"):
-        predicting.predict(name, sets / "val" / "image", sets / "val" / "image")
+        predict.predict(name, sets / "val" / "image", sets / "val" / "image")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):
-        predicting.predict(name, sets / "val", tmp_path / "file")
+        predict.predict(name, sets / "val", tmp_path / "file")
     assert (out / image.name).read_text() == "kept" and len(list(out.iterdir())) == 1
 
 
 def test_what_was_interrupted_goes_on(name, sets, tmp_path, monkeypatch):
-    from trainkit.data import nifti
+    from trainkit.data.formats import nifti
 
-    whole = predicting.predict(name, sets / "val", tmp_path / "whole").written
+    whole = predict.predict(name, sets / "val", tmp_path / "whole").written
     real, seen = nifti.read_image, []
 
     def stops(path):
@@ -190,20 +191,20 @@ def test_what_was_interrupted_goes_on(name, sets, tmp_path, monkeypatch):
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.data.nifti.read_image", stops)
+        patch.setattr("trainkit.data.formats.nifti.read_image", stops)
         with pytest.raises(KeyboardInterrupt):
-            predicting.predict(name, sets / "val", out)
+            predict.predict(name, sets / "val", out)
     assert len(list(out.glob("*.nii.gz"))) == 1
-    monkeypatch.setattr("trainkit.data.nifti.read_image", lambda path: (seen.append(path), real(path))[1])
-    done = predicting.predict(name, sets / "val", out)
+    monkeypatch.setattr("trainkit.data.formats.nifti.read_image", lambda path: (seen.append(path), real(path))[1])
+    done = predict.predict(name, sets / "val", out)
     assert len(seen) == 3 and [file.read_bytes() for file in done.written] == [file.read_bytes() for file in whole]
     assert {file.name for file in out.iterdir()} == {file.name for file in whole}
 
 
 def test_mirrors_are_averaged(name, sets, tmp_path):
     one = sorted((sets / "val" / "image").iterdir())[0]
-    plain = predicting.predict(name, one, tmp_path / "plain").written
-    mirrored = predicting.predict(name, one, tmp_path / "mirrored", mirror=True).written
+    plain = predict.predict(name, one, tmp_path / "plain").written
+    mirrored = predict.predict(name, one, tmp_path / "mirrored", mirror=True).written
     a, b = (np.asarray(nibabel.load(written[0]).dataobj) for written in (plain, mirrored))
     assert 0.5 < (a == b).mean() < 1
 
@@ -212,9 +213,9 @@ def test_volumes_of_another_spacing_than_the_training_are_said(name, sets, tmp_p
     image = nibabel.load(sorted((sets / "val" / "image").iterdir())[0])
     affine = image.affine @ np.diag([1, 1, 0.4, 1])
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), affine), tmp_path / "thin.nii.gz")
-    done = predicting.predict(name, tmp_path / "thin.nii.gz", tmp_path / "out")
+    done = predict.predict(name, tmp_path / "thin.nii.gz", tmp_path / "out")
     assert done.notes == ("thin has voxels of 1.2 x 1 x 1 mm; the network was trained on 3 x 1 x 1 mm",)
-    assert predicting.predict(name, sets / "val", tmp_path / "same").notes == ()
+    assert predict.predict(name, sets / "val", tmp_path / "same").notes == ()
 
 
 def test_runs_that_write_no_label_maps_are_refused(sets, tmp_path, monkeypatch):
@@ -223,13 +224,13 @@ def test_runs_that_write_no_label_maps_are_refused(sets, tmp_path, monkeypatch):
     shutil.copy(TOY, other.recipe)
     (other.path / "meta.json").write_text('{"classes": 4, "shape": [3, 8, 8], "digest": "train-64-1.0"}')
     with pytest.raises(UserError, match=f"run {other.name}: writes no label maps of volumes"):
-        predicting.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
+        predict.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
     (other.path / "meta.json").unlink()
     with pytest.raises(UserError, match=r"meta\.json: is missing"):
-        predicting.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
+        predict.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
     (other.path / "meta.json").write_text("[1]")
     with pytest.raises(UserError, match=r"meta\.json: cannot be read"):
-        predicting.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
+        predict.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
     assert not (tmp_path / "out").exists()
 
 
@@ -239,7 +240,7 @@ def test_volumes_are_resampled_as_those_of_the_training_were(sets, database, tmp
     """Also where the training set was imported with a spacing that its recipe does not repeat."""
     place, spacing = sets, "[2.5, 1.5, 1.5]"
     if imported:
-        from trainkit.data.volume_import import import_volumes
+        from trainkit.data.volumes.importer import import_volumes
 
         place = tmp_path_factory.mktemp("imported")
         for part in ("train", "val"):
@@ -248,7 +249,7 @@ def test_volumes_are_resampled_as_those_of_the_training_were(sets, database, tmp
     home = trained(place, database, tmp_path_factory, **{"data.spacing": spacing})
     monkeypatch.setenv("TRAINKIT_STORE", str(home))
     out = tmp_path_factory.mktemp("out")
-    meta = predicting.read_meta(Store.locate().runs()[0])
+    meta = predict.read_meta(Store.locate().runs()[0])
     assert meta.resampled == (2.5, 1.5, 1.5) and meta.spacing != meta.resampled
     ask(Store.locate().runs()[0].name, sets / "val", out)
     agrees(out, sets, home)

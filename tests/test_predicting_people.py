@@ -11,9 +11,10 @@ from pyarrow import parquet
 from runs import ROOT, environment
 from taken import made
 
-from trainkit import cli, predicting
-from trainkit.data.modalities import MODALITIES
+from trainkit.cli import main
+from trainkit.data.people.modalities import MODALITIES
 from trainkit.errors import UserError
+from trainkit.inference import predict
 
 REID = ROOT / "recipes" / "reid.yaml"
 TINY = (
@@ -66,10 +67,10 @@ def _alone(feature: torch.Tensor, modality: int) -> tuple[torch.Tensor, torch.Te
 
 
 def test_records_are_embedded_as_in_a_search(sets, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainkit.predicting_tables.BATCH", 7)
+    monkeypatch.setattr("trainkit.inference.table_writer.BATCH", 7)
     run = reid(sets)
     result = CliRunner().invoke(
-        cli.main, ["predict", run.name, f"{sets}/val", f"{tmp_path}/out.parquet"], catch_exceptions=False
+        main.main, ["predict", run.name, f"{sets}/val", f"{tmp_path}/out.parquet"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     assert "27 rows of id, person, camera, modality, embedding, by " in result.output
@@ -84,7 +85,7 @@ def test_records_are_embedded_as_in_a_search(sets, tmp_path, monkeypatch):
 
 def test_records_of_unknown_modalities_are_left_out_and_counted(sets, tmp_path):
     run = reid(sets, data__modalities="[rgb, nir]", data__sampler="{name: pk, people: 2, each: 5}")
-    done = predicting.predict(run.name, sets / "val", tmp_path / "out.parquet")
+    done = predict.predict(run.name, sets / "val", tmp_path / "out.parquet")
     assert done.rows == 15 and done.notes == (
         "3 records of cp left out: the run knows rgb, nir",
         "3 records of sk left out: the run knows rgb, nir",
@@ -94,7 +95,7 @@ def test_records_of_unknown_modalities_are_left_out_and_counted(sets, tmp_path):
 
 def test_plain_pictures_are_taken_for_rgb(sets, tmp_path):
     run = reid(sets)
-    done = predicting.predict(run.name, sets / "val" / "rgb", tmp_path / "out.parquet")
+    done = predict.predict(run.name, sets / "val" / "rgb", tmp_path / "out.parquet")
     assert done.columns == ("id", "modality", "embedding") and done.rows == 9
     own = by_run(run)
     for row in parquet.read_table(tmp_path / "out.parquet").to_pylist():
@@ -105,11 +106,11 @@ def test_plain_pictures_are_taken_for_rgb(sets, tmp_path):
 def test_what_cannot_be_is_refused(sets, tmp_path):
     run = reid(sets)
     with pytest.raises(UserError, match="--mirror: a run that looks for people"):
-        predicting.predict(run.name, sets / "val", tmp_path / "out.parquet", mirror=True)
+        predict.predict(run.name, sets / "val", tmp_path / "out.parquet", mirror=True)
     with pytest.raises(UserError, match="has no room for embeddings"):
-        predicting.predict(run.name, sets / "val", tmp_path / "out.csv")
+        predict.predict(run.name, sets / "val", tmp_path / "out.csv")
     with pytest.raises(UserError, match="does not exist"):
-        predicting.predict(run.name, tmp_path / "nowhere", tmp_path / "out.parquet")
+        predict.predict(run.name, tmp_path / "nowhere", tmp_path / "out.parquet")
     (tmp_path / "val").mkdir()
     with pytest.raises(UserError, match="no pictures"):
-        predicting.predict(run.name, tmp_path / "val", tmp_path / "out.parquet")
+        predict.predict(run.name, tmp_path / "val", tmp_path / "out.parquet")

@@ -16,9 +16,10 @@ from pyarrow import parquet
 from runs import ROOT, stripes
 from taken import made
 
-from trainkit import cli, predicting, predicting_pictures, predicting_scenes, predicting_tables
-from trainkit.data import importing
+from trainkit.cli import main
+from trainkit.data.storage import import_images
 from trainkit.errors import UserError
+from trainkit.inference import images, predict, scenes, table_writer
 
 pytestmark = pytest.mark.usefixtures("cache")
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
@@ -77,7 +78,7 @@ def faces(people, **changes: str):
 
 
 def ask(*words, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.main, ["predict", *map(str, words)], catch_exceptions=False)
+    result = CliRunner().invoke(main.main, ["predict", *map(str, words)], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -127,7 +128,7 @@ def test_a_csv_has_a_column_for_each_class(pictures, tmp_path):
     run = classes(pictures)
     said = ask(run.name, pictures / "val" / "down", tmp_path / "out.csv")
     assert "7 rows of id, class, probability, p.across, p.down, p.slanted" in said
-    predicting.predict(run.name, pictures / "val" / "down", tmp_path / "out.parquet")
+    predict.predict(run.name, pictures / "val" / "down", tmp_path / "out.parquet")
     with open(tmp_path / "out.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     for line, row in zip(lines, parquet.read_table(tmp_path / "out.parquet").to_pylist(), strict=True):
@@ -147,7 +148,7 @@ def test_pictures_are_brought_to_the_size_of_the_run(pictures, tmp_path):
     for fit, like in (("crop", "one.png"), ("stretch", "squeezed.png")):
         run = classes(pictures, data__fit=fit)
         for name in ("wide.png", like):
-            predicting.predict(run.name, tmp_path / name, tmp_path / fit / f"{name}.parquet")
+            predict.predict(run.name, tmp_path / name, tmp_path / fit / f"{name}.parquet")
         a, b = (parquet.read_table(tmp_path / fit / f"{name}.parquet").to_pylist()[0] for name in ("wide.png", like))
         np.testing.assert_allclose(a["embedding"], b["embedding"], rtol=1e-5, atol=1e-6)
 
@@ -163,7 +164,7 @@ def test_pictures_that_keep_their_sizes_are_cut_as_the_run_cuts_them(pictures, t
         data__fit="keep",
         data__augment="{name: timm, crop_pct: 0.8}",
     )
-    predicting.predict(run.name, tmp_path / "val", tmp_path / "out.parquet")
+    predict.predict(run.name, tmp_path / "val", tmp_path / "out.parquet")
     found, own = rows(tmp_path / "out.parquet"), by_run(run, "val")
     assert found.keys() == own.keys() and len(found) == 21
     for id, row in found.items():
@@ -183,11 +184,11 @@ def test_embeddings_of_faces_are_those_that_the_run_compares(people, tmp_path):
 
 def test_sets_with_labels_keep_them(pictures, people, tmp_path):
     run = classes(pictures)
-    importing.import_pictures(pictures / "val", tmp_path / "packed", size=(32, 32), fit="crop")
-    predicting.predict(run.name, tmp_path / "packed", tmp_path / "packed.parquet")
+    import_images.import_pictures(pictures / "val", tmp_path / "packed", size=(32, 32), fit="crop")
+    predict.predict(run.name, tmp_path / "packed", tmp_path / "packed.parquet")
     table = parquet.read_table(tmp_path / "packed.parquet").to_pylist()
     assert all(row["label"] == row["id"].partition("/")[0] for row in table) and len(table) == 21
-    plain = predicting.predict(run.name, pictures / "val", tmp_path / "plain.parquet")
+    plain = predict.predict(run.name, pictures / "val", tmp_path / "plain.parquet")
     assert "label" not in plain.columns
     own = rows(tmp_path / "plain.parquet")
     assert all(row["class"] == own[row["id"]]["class"] for row in table)
@@ -198,8 +199,7 @@ def test_mirror_images_are_averaged(pictures, people, tmp_path):
     file = pictures / "val" / "slanted" / "000.png"
     Image.open(file).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "mirrored.png")
     both = [
-        predicting.predict(run.name, f, tmp_path / f"{n}.parquet")
-        for n, f in enumerate((file, tmp_path / "mirrored.png"))
+        predict.predict(run.name, f, tmp_path / f"{n}.parquet") for n, f in enumerate((file, tmp_path / "mirrored.png"))
     ]
     a, b = (parquet.read_table(done.written[0]).to_pylist()[0]["probabilities"] for done in both)
     ask(run.name, file, tmp_path / "mean.parquet", "--mirror")
@@ -207,7 +207,7 @@ def test_mirror_images_are_averaged(pictures, people, tmp_path):
     np.testing.assert_allclose(mean, (np.array(a) + np.array(b)) / 2, atol=1e-6)
     assert np.abs(np.array(a) - np.array(b)).max() > 1e-6
     with pytest.raises(UserError, match="--mirror: a run that gives embeddings alone"):
-        predicting.predict(faces(people).name, people, tmp_path / "faces.parquet", mirror=True)
+        predict.predict(faces(people).name, people, tmp_path / "faces.parquet", mirror=True)
 
 
 def test_damaged_pictures_are_named_and_have_no_row(pictures, people, tmp_path):
@@ -228,8 +228,8 @@ def test_damaged_pictures_are_named_and_have_no_row(pictures, people, tmp_path):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(predicting_tables, "BATCH", 2)
-    monkeypatch.setattr(predicting_tables, "ROWS", 4)
+    monkeypatch.setattr(table_writer, "BATCH", 2)
+    monkeypatch.setattr(table_writer, "ROWS", 4)
 
 
 def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp_path, monkeypatch, small_parts):
@@ -238,10 +238,10 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp
     for file in (pictures / "val").glob("*/*.png"):
         shutil.copy(file, tmp_path / "in" / f"{file.parent.name}_{file.name}")
     (tmp_path / "in" / "across_001.png").write_bytes(b"damaged")
-    whole = predicting.predict(run.name, tmp_path / "in", tmp_path / "whole.parquet")
+    whole = predict.predict(run.name, tmp_path / "in", tmp_path / "whole.parquet")
     assert len(whole.damaged) == 1 and whole.rows == 20
 
-    honest, calls, reads = predicting_pictures._Network.columns, [], []
+    honest, calls, reads = images._Network.columns, [], []
 
     def counted(self, read):
         calls.append([record.id for record, _ in read])
@@ -251,22 +251,22 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp
 
     out = tmp_path / "out.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(predicting_pictures._Network, "columns", counted)
+        patch.setattr(images._Network, "columns", counted)
         with pytest.raises(KeyboardInterrupt):
-            predicting.predict(run.name, tmp_path / "in", out)
+            predict.predict(run.name, tmp_path / "in", out)
     assert not out.exists()
     parts = sorted(path.name for path in (tmp_path / "out.parquet.parts").glob("*.parquet"))
     assert parts == ["part-000000.parquet", "part-000001.parquet"]
 
     # Another prediction does not go on with these.
     with pytest.raises(UserError, match="parts of another prediction"):
-        predicting.predict(classes(pictures).name, tmp_path / "in", out)
+        predict.predict(classes(pictures).name, tmp_path / "in", out)
     with pytest.raises(UserError, match="parts of another prediction"):
-        predicting.predict(run.name, tmp_path / "in", out, mirror=True)
+        predict.predict(run.name, tmp_path / "in", out, mirror=True)
 
-    real = predicting_pictures.pixels_of
-    monkeypatch.setattr(predicting_pictures, "pixels_of", lambda record: (reads.append(record.id), real(record))[1])
-    done = predicting.predict(run.name, tmp_path / "in", out)
+    real = images.pixels_of
+    monkeypatch.setattr(images, "pixels_of", lambda record: (reads.append(record.id), real(record))[1])
+    done = predict.predict(run.name, tmp_path / "in", out)
     assert len(reads) == 21 - 8 and done.rows == 20 and done.damaged == whole.damaged
     assert parquet.read_table(out).equals(parquet.read_table(tmp_path / "whole.parquet"))
     assert not (tmp_path / "out.parquet.parts").exists()
@@ -275,28 +275,28 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp
 def test_all_parts_may_be_there_and_the_table_not(pictures, tmp_path, monkeypatch, small_parts):
     run, out = classes(pictures), tmp_path / "out.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(predicting_tables, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(table_writer, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            predicting.predict(run.name, pictures / "val", out)
-    monkeypatch.setattr("trainkit.data.pictures.decode", None)
-    assert predicting.predict(run.name, pictures / "val", out).rows == 21
+            predict.predict(run.name, pictures / "val", out)
+    monkeypatch.setattr("trainkit.data.formats.image_decode.decode", None)
+    assert predict.predict(run.name, pictures / "val", out).rows == 21
 
 
 def test_a_set_that_has_changed_meanwhile_is_begun_anew(pictures, tmp_path, monkeypatch, small_parts):
     run, out = classes(pictures), tmp_path / "out.parquet"
     shutil.copytree(pictures / "val" / "down", tmp_path / "in")
     with monkeypatch.context() as patch:
-        patch.setattr(predicting_tables, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(table_writer, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            predicting.predict(run.name, tmp_path / "in", out)
+            predict.predict(run.name, tmp_path / "in", out)
     shutil.copy(pictures / "val" / "across" / "000.png", tmp_path / "in" / "new.png")
     with pytest.raises(UserError, match="other weights, pictures or settings"):
-        predicting.predict(run.name, tmp_path / "in", out)
+        predict.predict(run.name, tmp_path / "in", out)
 
 
 def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypatch):
     run, other = classes(pictures), faces(people)
-    monkeypatch.setattr("trainkit.data.pictures.decode", None)
+    monkeypatch.setattr("trainkit.data.formats.image_decode.decode", None)
     (tmp_path / "there.parquet").write_text("kept")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("#")
@@ -309,13 +309,13 @@ def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypat
         (f"{pictures}#none", tmp_path / "a.parquet", "#none: no pictures"),
     ):
         with pytest.raises(UserError, match=said):
-            predicting.predict(run.name, source, out)
+            predict.predict(run.name, source, out)
     with pytest.raises(UserError, match=r"has no room for embeddings.*a file \.parquet"):
-        predicting.predict(other.name, people, tmp_path / "faces.csv")
+        predict.predict(other.name, people, tmp_path / "faces.csv")
     (tmp_path / "other.parquet.parts").mkdir()
     (tmp_path / "other.parquet.parts" / "mine.txt").write_text("kept")
     with pytest.raises(UserError, match="holds something else"):
-        predicting.predict(run.name, pictures / "val", tmp_path / "other.parquet")
+        predict.predict(run.name, pictures / "val", tmp_path / "other.parquet")
     assert (tmp_path / "there.parquet").read_text() == "kept"
     assert (tmp_path / "other.parquet.parts" / "mine.txt").read_text() == "kept"
 
@@ -325,12 +325,12 @@ def test_of_a_folder_no_name_is_taken_that_a_table_could_not_hold_and_no_entry_v
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name)
     (tmp_path / "gone.png").symlink_to("nowhere")
-    records = list(predicting_pictures.open_pictures(str(tmp_path)).records())
+    records = list(images.open_pictures(str(tmp_path)).records())
     assert [record.id for record in records] == ["a.png", "below/b.png", "gone.png"]
     with pytest.raises(UserError, match=r"gone\.png: a link that leads nowhere"):
-        predicting_pictures.pixels_of(records[2])
+        images.pixels_of(records[2])
     (tmp_path / os.fsdecode(b"caf\xe9.png")).symlink_to("a.png")
     (tmp_path / "below" / "two\nlines.png").symlink_to("b.png")
-    for read in (predicting_pictures.open_pictures, predicting_scenes._pictures):
+    for read in (images.open_pictures, scenes._pictures):
         with pytest.raises(UserError, match=r"not in UTF-8, or with control characters:\n  caf\\xe9\.png\n"):
             read(str(tmp_path))

@@ -15,11 +15,14 @@ from PIL import Image
 from pyarrow import parquet
 from runs import run
 
-from trainkit import cli, config, predicting, weights
-from trainkit.data import pictures
+from trainkit.checkpoint import safe_load
+from trainkit.cli import main
+from trainkit.config import loader
+from trainkit.data.formats import image_decode
 from trainkit.errors import UserError
-from trainkit.report.scenes import palette
-from trainkit.store import Store
+from trainkit.inference import predict
+from trainkit.plots.scenes import palette
+from trainkit.tracking.store import Store
 
 RECIPE = """
 name: blocks
@@ -55,17 +58,17 @@ def made(root: Path, monkeypatch, change=lambda text: text, colours=()) -> str:
     folder.recipe.write_text(change(RECIPE.replace("ROOT", str(root))))
     meta = {"classes": 4, "shape": [3, 32, 64], "digest": "cd", "class_names": scenes.NAMES[:4]}
     (folder.path / "meta.json").write_text(json.dumps(meta | {"class_colours": colours}))
-    recipe = config.load(folder.recipe, (), ())
+    recipe = loader.load(folder.recipe, (), ())
     torch.manual_seed(0)
-    net = recipe.task.build(predicting.read_meta(folder), {}, 0).learns
+    net = recipe.task.build(predict.read_meta(folder), {}, 0).learns
     head = net.body.head.out
     with torch.no_grad():
         torch.nn.init.normal_(head.weight)
         scores = net.eval()(torch.randn(4, 3, 64, 64))["logits"][0]
         head.bias -= scores.mean((0, 2, 3))  # or one class would be everywhere
     file = folder.path / "model.safetensors"
-    weights.write_tensors(file, net.state_dict())
-    monkeypatch.setattr("trainkit.predicting.best_weights", lambda path: path / "model.safetensors")
+    safe_load.write_tensors(file, net.state_dict())
+    monkeypatch.setattr("trainkit.inference.predict.best_weights", lambda path: path / "model.safetensors")
     return folder.name
 
 
@@ -75,7 +78,7 @@ def name(sets, monkeypatch):
 
 
 def ask(*words, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.main, ["predict", *map(str, words)], catch_exceptions=False)
+    result = CliRunner().invoke(main.main, ["predict", *map(str, words)], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -90,10 +93,10 @@ def read(file: Path) -> np.ndarray:
 def by_run(name: str, split: str = "val") -> dict[str, dict[str, list[float]]]:
     """What the run's own evaluation counts in each picture of a split."""
     folder = Store.locate().find(name)
-    recipe = config.load(folder.recipe, (), ())
+    recipe = loader.load(folder.recipe, (), ())
     opened = recipe.data.open(0)
     net = recipe.task.build(opened.meta, {}, 0).learns.eval()
-    weights.load_into(net, weights.read_tensors(folder.path / "model.safetensors"), name)
+    safe_load.load_into(net, safe_load.read_tensors(folder.path / "model.safetensors"), name)
     scored, rows = opened.evaluations[split], {}
     for row, id in enumerate(scored.protocol.ids):
         found = recipe.task.predict(net, scored.on_device(scored.fetch(np.array([row]), 0)))
@@ -129,10 +132,10 @@ def test_what_is_written_is_what_the_run_scores(name, sets, tmp_path, mirror):
 def test_pictures_are_seen_as_those_of_the_run_and_label_maps_have_their_own_size(sets, tmp_path, monkeypatch, line):
     name = made(sets, monkeypatch, lambda text: text.replace("  crop: [32, 64]", f"  crop: [32, 32]\n  {line}"))
     file = sorted((sets / "val").iterdir())[0]
-    predicting.predict(name, file, tmp_path / "out")
+    predict.predict(name, file, tmp_path / "out")
     folder = Store.locate().find(name)
-    recipe = config.load(folder.recipe, (), ())
-    with predicting.rebuilt(folder, recipe, predicting.read_meta(folder)) as run, torch.no_grad():
+    recipe = loader.load(folder.recipe, (), ())
+    with predict.rebuilt(folder, recipe, predict.read_meta(folder)) as run, torch.no_grad():
         opened = recipe.data.open(0).evaluations["val"]
         batch = opened.on_device(opened.fetch(np.array([0]), 0))
         seen = recipe.task.probabilities(run.net, batch["image"], batch["scales"][0].tolist())
@@ -144,7 +147,7 @@ def test_stretched_pictures_are_said(sets, tmp_path, monkeypatch):
     name = made(sets, monkeypatch, lambda text: text.replace("  crop: [32, 64]", "  crop: [32, 32]\n  size: [40, 72]"))
     for file, size in (("wide.png", (40, 140)), ("as_it_was.jpg", (80, 144))):
         scenes.put(tmp_path / "in" / file, scenes.scene(3, size)[0])
-    done = predicting.predict(name, tmp_path / "in", tmp_path / "out")
+    done = predict.predict(name, tmp_path / "in", tmp_path / "out")
     assert done.notes == ("1 of another shape than 40 x 72 pixels, stretched to them: wide",)
     assert [read(file).shape for file in done.written] == [(80, 144), (40, 140)]
 
@@ -152,7 +155,7 @@ def test_stretched_pictures_are_said(sets, tmp_path, monkeypatch):
 @pytest.mark.parametrize("colours", [[], scenes.COLOURS[:4]])
 def test_label_maps_show_the_classes_in_their_colours(sets, tmp_path, monkeypatch, colours):
     name = made(sets, monkeypatch, colours=colours)
-    done = predicting.predict(name, sets / "val", tmp_path / "out")
+    done = predict.predict(name, sets / "val", tmp_path / "out")
     said = json.loads((tmp_path / "out" / "classes.json").read_text())
     wanted = [tuple(colour) for colour in (colours or palette(4))]
     assert said["classes"] == [
@@ -162,7 +165,7 @@ def test_label_maps_show_the_classes_in_their_colours(sets, tmp_path, monkeypatc
     for file in done.written:
         labels, shown = read(file), np.asarray(Image.open(file).convert("RGB"))
         np.testing.assert_array_equal(shown, np.array(wanted, np.uint8)[labels])
-    again = predicting.predict(name, sets / "val", tmp_path / "again").written
+    again = predict.predict(name, sets / "val", tmp_path / "again").written
     assert [file.read_bytes() for file in again] == [file.read_bytes() for file in done.written]
 
 
@@ -188,37 +191,37 @@ def test_damaged_pictures_are_named_and_the_others_written(name, sets, tmp_path)
 def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, tmp_path, monkeypatch):
     file = sorted((sets / "val").iterdir())[1]
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.data.pictures.decode", None)
+        patch.setattr("trainkit.data.formats.image_decode.decode", None)
         for there in (file.name, "classes.json"):
             out = tmp_path / there
             out.mkdir()
             (out / there).write_text("kept")
             with pytest.raises(UserError, match=rf"{there}/{there}: is there already; name another folder"):
-                predicting.predict(name, sets / "val", out)
+                predict.predict(name, sets / "val", out)
             assert (out / there).read_text() == "kept" and len(list(out.iterdir())) == 1
         with pytest.raises(UserError, match="is there already and 2 more"):
-            predicting.predict(name, sets / "val", sets / "val")
+            predict.predict(name, sets / "val", sets / "val")
     # And one that comes into being while others are predicted.
-    real = pictures.decode
+    real = image_decode.decode
 
     def slow(data, where):
         (tmp_path / "late").mkdir(exist_ok=True)
         (tmp_path / "late" / file.name).write_text("kept")
         return real(data, where)
 
-    monkeypatch.setattr("trainkit.data.pictures.decode", slow)
+    monkeypatch.setattr("trainkit.data.formats.image_decode.decode", slow)
     with pytest.raises(UserError, match="is there, and was not when the work began"):
-        predicting.predict(name, sets / "val", tmp_path / "late")
+        predict.predict(name, sets / "val", tmp_path / "late")
     assert (tmp_path / "late" / file.name).read_text() == "kept"
 
 
 def test_a_split_of_a_set_and_a_list_are_predicted_under_their_names(name, tmp_path):
     root = scenes.cityscapes(tmp_path / "city", 1, (32, 64))
-    done = predicting.predict(name, f"{root}#val", tmp_path / "out")
+    done = predict.predict(name, f"{root}#val", tmp_path / "out")
     assert len(done.written) == 2
     assert all(f.is_relative_to(tmp_path / "out") and f.name.endswith("_leftImg8bit.png") for f in done.written)
     file = scenes.listed(tmp_path / "listed", (2, 2), (32, 64)).with_name("val.txt")
-    done = predicting.predict(name, file, tmp_path / "other")
+    done = predict.predict(name, file, tmp_path / "other")
     assert len(done.written) == 2 and not any(".jpg" in f.name for f in done.written)
 
 
@@ -235,7 +238,7 @@ def test_what_has_no_pictures_is_refused(name, sets, tmp_path):
         (f"{sets}#none", "none"),
     ):
         with pytest.raises(UserError, match=said):
-            predicting.predict(name, source, tmp_path / "out")
+            predict.predict(name, source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -257,13 +260,13 @@ def test_label_maps_of_a_run_score_as_it_did(store, tmp_path, monkeypatch):
     hit, predicted, actual = (np.sum([row[key] for row in found.values()], 0) for key in found[id])
     assert ran.series("val/miou")[-1] == pytest.approx((hit / (predicted + actual - hit)).mean(), abs=1e-6)
     assert ran.series("val/miou")[-1] > 0.3, "nothing was learned"
-    meta = predicting.read_meta(ran.folder)
+    meta = predict.read_meta(ran.folder)
     assert meta.class_names == scenes.NAMES[:4]
 
 
 def test_what_was_interrupted_goes_on_and_ends_with_the_same_files(name, sets, tmp_path, monkeypatch):
-    whole = predicting.predict(name, sets / "val", tmp_path / "whole").written
-    real, seen = pictures.decode, []
+    whole = predict.predict(name, sets / "val", tmp_path / "whole").written
+    real, seen = image_decode.decode, []
 
     def stops(data, where):
         seen.append(where)
@@ -273,28 +276,30 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_files(name, sets, t
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.data.pictures.decode", stops)
+        patch.setattr("trainkit.data.formats.image_decode.decode", stops)
         with pytest.raises(KeyboardInterrupt):
-            predicting.predict(name, sets / "val", out)
+            predict.predict(name, sets / "val", out)
     assert [file.name for file in sorted(out.glob("*.png"))] == [whole[0].name]
     # Another prediction does not go on with it, and one whose note was cut short does.
     with pytest.raises(UserError, match="holds a part of another prediction"):
-        predicting.predict(name, sets / "val", out, mirror=True)
-    with (out / predicting.BEGUN).open("a") as file:
+        predict.predict(name, sets / "val", out, mirror=True)
+    with (out / predict.BEGUN).open("a") as file:
         file.write('"half')
-    monkeypatch.setattr("trainkit.data.pictures.decode", lambda data, where: (seen.append(where), real(data, where))[1])
-    done = predicting.predict(name, sets / "val", out)
+    monkeypatch.setattr(
+        "trainkit.data.formats.image_decode.decode", lambda data, where: (seen.append(where), real(data, where))[1]
+    )
+    done = predict.predict(name, sets / "val", out)
     assert len(seen) == 2 + 2, "the first was decoded again"
     assert [file.name for file in done.written] == [file.name for file in whole]
     assert [file.read_bytes() for file in done.written] == [file.read_bytes() for file in whole]
     assert {file.name for file in out.iterdir()} == {file.name for file in whole} | {"classes.json"}
     with pytest.raises(UserError, match="is there already and 3 more"):
-        predicting.predict(name, sets / "val", out)
+        predict.predict(name, sets / "val", out)
 
 
 def test_files_of_others_in_an_unfinished_folder_are_not_taken_for_its_own(name, sets, tmp_path, monkeypatch):
     file = sorted((sets / "val").iterdir())[1]
-    real = pictures.decode
+    real = image_decode.decode
 
     def slow(data, where):
         if where.endswith(file.name):
@@ -302,9 +307,9 @@ def test_files_of_others_in_an_unfinished_folder_are_not_taken_for_its_own(name,
         return real(data, where)
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.data.pictures.decode", slow)
+        patch.setattr("trainkit.data.formats.image_decode.decode", slow)
         with pytest.raises(UserError, match="is there, and was not when the work began"):
-            predicting.predict(name, sets / "val", tmp_path / "out")
+            predict.predict(name, sets / "val", tmp_path / "out")
     with pytest.raises(UserError, match=rf"{file.name}: is there already"):
-        predicting.predict(name, sets / "val", tmp_path / "out")
+        predict.predict(name, sets / "val", tmp_path / "out")
     assert (tmp_path / "out" / file.name).read_text() == "kept"

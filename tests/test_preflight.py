@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from runs import PLUGIN, TOY, run
 
-from trainkit import checkpoint, plan
+from trainkit.checkpoint import storage
+from trainkit.checkpoint.state_dict import Copies
+from trainkit.config.run_request import Order, load
+from trainkit.diagnostics import preflight
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.live import Copies
-from trainkit.machine import Machine
-from trainkit.order import Order, load
-from trainkit.speed import preflight
 from trainkit.speed.clock import BETWEEN, STEP, Steps
-from trainkit.speed.forecast import checkpoint_cost
-from trainkit.store import Store
-from trainkit.tabulated import Building
+from trainkit.speed.eta import checkpoint_cost
+from trainkit.tracking.store import Store
+from trainkit.training import plan
+from trainkit.training.teacher_cache import Building
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -89,11 +90,11 @@ def long(monkeypatch):
 
 
 def test_what_is_written_beside_the_training_does_not_hold_it_up(tmp_path, long, monkeypatch):
-    def write(*what, plain=checkpoint.write):
+    def write(*what, plain=storage.write):
         time.sleep(0.3)
         return plain(*what)
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(storage, "write", write)
     for seconds in (0.6, 2.0, 6.0):  # of a busy machine a longer look is needed: others hold updates up as well
         monkeypatch.setattr(preflight, "SECONDS", seconds)
         home = tmp_path / str(seconds)

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from runs import PLUGIN, ROOT, TOY, run
 
-from trainkit import config, places, relocating, store, ui
+from trainkit import paths
+from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.store import Store
+from trainkit.tracking import relocate, store, ui
+from trainkit.tracking.store import Store
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_a_new_store_is_its_owners_alone(database):
 def test_a_run_leaves_nothing_that_others_could_read(for_all, tmp_path, monkeypatch, database):
     home = tmp_path / "new" / "mlruns"
     monkeypatch.setenv("TRAINKIT_STORE", str(home))
-    places.make_private(home)
+    paths.make_private(home)
     shutil.copy(database, home / "mlflow.db")
     ran = run("task.teacher=oracle", "train.length=1 epoch", "task.stored=true", "integrity.policy=warn")
     assert ran.code == 0 and mode(home) == 0o700
@@ -84,7 +86,7 @@ def test_without_closing_the_folders_others_could_read_the_run(for_all, tmp_path
 def test_the_copy_of_a_database_is_as_private_as_it(for_all, store):
     database = store / "mlflow.db"
     database.chmod(0o600)
-    assert mode(relocating._copied(database)) == 0o600
+    assert mode(relocate._copied(database)) == 0o600
 
 
 def test_the_log_of_the_page_is_private_and_written_through_no_link(for_all, tmp_path):
@@ -103,10 +105,10 @@ def test_the_log_of_the_page_is_private_and_written_through_no_link(for_all, tmp
 def test_what_is_compiled_lies_where_nobody_else_can_lay_code_to_be_run(for_all, tmp_path, monkeypatch):
     from torch._inductor.runtime import cache_dir_utils
 
-    from trainkit.machine import Machine
+    from trainkit.distributed.runtime import Machine
 
     monkeypatch.syspath_prepend(str(PLUGIN))
-    recipe = config.load(TOY, ["train.compile=default"], ["toy"])
+    recipe = loader.load(TOY, ["train.compile=default"], ["toy"])
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # given back at the end
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     assert Path(cache_dir_utils.default_cache_dir()).parent == Path(tempfile.gettempdir())  # by itself
@@ -118,12 +120,12 @@ def test_what_is_compiled_lies_where_nobody_else_can_lay_code_to_be_run(for_all,
     (tmp_path / "file").touch()
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    places.keep_compiled_private()
+    paths.keep_compiled_private()
     kept = Path(cache_dir_utils.cache_dir())
     assert mode(kept) == 0o700 and kept != Path(cache_dir_utils.default_cache_dir())
     kept.rmdir()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
-    places.keep_compiled_private()
+    paths.keep_compiled_private()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
 
 

@@ -13,7 +13,7 @@ import yaml
 from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, run, spawn
 from test_loop import all_same, same
 
-from trainkit.seeding import permutation
+from trainkit.rng import permutation
 
 pytestmark = pytest.mark.usefixtures("store")
 TRAIN = [str(TOY), "--plugin", "toy"]
@@ -35,7 +35,7 @@ def train(processes: int, *words: str, code: int = 0, **environment: str) -> Ran
 
 def test_a_process_leaves_when_its_threads_and_handlers_are_done_and_is_not_taken_down_object_by_object():
     code = (
-        "import atexit, os, threading, time; from trainkit import launcher\n"
+        "import atexit, os, threading, time; from trainkit.environment import process as launcher\n"
         "class Held:\n    def __del__(self): os.write(1, b'taken down\\n')\n"
         "held = Held()\n"
         "atexit.register(print, 'handler', end='')\n"

@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from trainkit import cli
+from trainkit.analysis import projector
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.report import projector
-from trainkit.store import Store
-from trainkit.tracking import Tracker
+from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Tracker
 
 
 def columns(size=5, dimensions=3, side=4, absent=()):
@@ -116,7 +116,7 @@ def test_the_verb_takes_the_rows_of_the_end_and_leaves_other_rows_alone(store, t
         }
     )
     out = tmp_path / "out"
-    done = CliRunner().invoke(cli.main, ["projector", run, str(out)])
+    done = CliRunner().invoke(main.main, ["projector", run, str(out)])
     assert done.exit_code == 0, done.output
     assert f"{out}/val.inspection: 5 embeddings of 3 dimensions" in done.output
     assert f"tensorboard --logdir {out}" in done.output

@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 from runs import ROOT
 
-from trainkit import config, errors, launch, rollback, spikes, yamltext
-from trainkit.data import hashed, workers
-from trainkit.recipe import Spikes
-from trainkit.schedule import Safeguard
+from trainkit import errors
+from trainkit.config import loader, yaml_reader
+from trainkit.config.schema import Spikes
+from trainkit.config.units import Safeguard
+from trainkit.data.loader import worker_pool
+from trainkit.data.storage import hashed_folder
+from trainkit.experiments import launch
+from trainkit.training import loss_spikes, rollback
 
 NAMES = ("reliability", "running", "distributed", "troubleshooting", "gates", "recipes", "data", "integrity")
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
@@ -31,7 +35,7 @@ each_page = pytest.mark.parametrize("page", PAGES)
 @pytest.fixture(scope="module")
 def defaults() -> dict[str, Any]:
     """Every key of a shipped recipe; those of blocks that it leaves out by themselves."""
-    found = config.flat(config.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}"]))
+    found = loader.flat(loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}"]))
     return found | {"train.spikes": None, "train.replay": None, "train.schedule": None}
 
 
@@ -50,7 +54,7 @@ def test_every_key_that_is_named_is_one_and_takes_what_it_is_shown_with(page, de
     assert not [key for key, _ in named if key not in defaults and key not in files]
     for key, value in named:
         if value:
-            config.load(RECIPE, [f"{key}={value}"])
+            loader.load(RECIPE, [f"{key}={value}"])
 
 
 @each_page
@@ -88,12 +92,12 @@ def test_what_a_resumed_run_may_have_otherwise_is_what_makes_no_other_experiment
 
     (said,) = re.findall(r"^- What may differ: (.*?)\.$", PAGES["running"], re.MULTILINE)
     listed = re.findall(r"`([^`]+)`", said)
-    assert len(listed) == len(set(listed)) and set(listed) == free(config.load(RECIPE))
+    assert len(listed) == len(set(listed)) and set(listed) == free(loader.load(RECIPE))
 
 
 @each_page
 def test_every_tag_and_event_that_is_named_is_set_somewhere(page, source):
-    named = set(re.findall(r"`(trainkit\.[a-z_]+)`|\bevent `([a-z_]+)`", PAGES[page])) - {("trainkit.seeding", "")}
+    named = set(re.findall(r"`(trainkit\.[a-z_]+)`|\bevent `([a-z_]+)`", PAGES[page])) - {("trainkit.rng", "")}
     assert not {name for pair in named for name in pair if name} - source
 
 
@@ -107,10 +111,10 @@ def test_every_tag_and_event_that_is_named_is_set_somewhere(page, source):
         ("running", r"the median of the (\d+) updates before", lambda _: Spikes().window),
         ("running", r"leaves out the (\d+) updates around it", lambda _: Spikes().leave_out),
         ("running", r"more than (\d+) robust deviations", lambda _: Spikes().deviations),
-        ("data", r"up to (\d+) MiB", lambda _: hashed.HASHED_AT_OPEN >> 20),
-        ("SECURITY", r"At most (\d+) MB,", lambda _: config.MAX_BYTES / 1e6),
-        ("SECURITY", r"MB, (\d+) deep", lambda _: yamltext.MAX_DEPTH),
-        ("SECURITY", r"deep, ([\d,]+) values", lambda _: yamltext.MAX_VALUES),
+        ("data", r"up to (\d+) MiB", lambda _: hashed_folder.HASHED_AT_OPEN >> 20),
+        ("SECURITY", r"At most (\d+) MB,", lambda _: loader.MAX_BYTES / 1e6),
+        ("SECURITY", r"MB, (\d+) deep", lambda _: yaml_reader.MAX_DEPTH),
+        ("SECURITY", r"deep, ([\d,]+) values", lambda _: yaml_reader.MAX_VALUES),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -126,9 +130,9 @@ def _judged() -> int:
 
 
 def test_numbers_in_words_are_those_of_the_code():
-    assert workers.RESTARTS == 3 and "is replaced, three times" in PAGES["reliability"]
+    assert worker_pool.RESTARTS == 3 and "is replaced, three times" in PAGES["reliability"]
     assert rollback.MOST_ROLLBACKS == 5 and "After five rollbacks the run ends" in PAGES["running"]
-    assert f"{spikes._LEAST} at least" in PAGES["running"]
+    assert f"{loss_spikes._LEAST} at least" in PAGES["running"]
     assert f"from {Safeguard.SOONEST:g} s on" in PAGES["gates"]
     assert f"at least {Safeguard.DEAREST:g} times that" in PAGES["gates"]
 

@@ -12,11 +12,11 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from trainkit.data.protocols import Search
-from trainkit.metrics import search
-from trainkit.metrics.search import score_search
-from trainkit.report import drawing
-from trainkit.report.ranked import RIGHT, WRONG, ranked
+from trainkit.evaluation_protocols import Search
+from trainkit.metrics import reid
+from trainkit.metrics.reid import score_search
+from trainkit.plots import run_figures
+from trainkit.plots.ranked_lists import RIGHT, WRONG, ranked
 
 PERSONS, EACH = 8, 3
 CAPTION, COLOUR = 4, 0
@@ -67,7 +67,7 @@ def test_pictures_are_those_of_the_queries_and_of_what_came_first():
     scores, protocol, split = drawn()
     arrays = scores.pictures["ranked"]
     shown = len(arrays["list"])
-    assert shown == search.WORST + search.EVEN and arrays["worst"] == search.WORST
+    assert shown == reid.WORST + reid.EVEN and arrays["worst"] == reid.WORST
     assert arrays["total"] == 3 * PERSONS * EACH
     assert arrays["queries"].shape == (shown, 5, 40, 20, 3) and arrays["found"].shape == (shown, 10, 40, 20, 3)
     assert arrays["queries"].dtype == np.uint8
@@ -93,9 +93,9 @@ def test_the_worst_are_of_different_persons_and_the_others_the_same_at_every_ste
     first, protocol, _ = drawn(0)
     other, _, _ = drawn(1)
     ours, theirs = (scores.pictures["ranked"] for scores in (first, other))
-    assert len(set(ours["person"][: search.WORST])) == search.WORST
+    assert len(set(ours["person"][: reid.WORST])) == reid.WORST
     assert ours["ap"][0] == min(ours["ap"]) == first.tables["failures"]["ap"][0]
-    some = slice(search.WORST, None)
+    some = slice(reid.WORST, None)
     assert ours["list"][some] == theirs["list"][some] and ours["person"][some] == theirs["person"][some]
     assert (ours["queries"][some] == theirs["queries"][some]).all()
     assert ours["ap"][some] != theirs["ap"][some]
@@ -120,7 +120,7 @@ def test_scores_alone_read_no_picture():
 
 def test_frames_say_what_is_right_and_words_what_was_asked():
     arrays = drawn()[0].pictures["ranked"]
-    figure = drawing.picture("ranked", arrays, "val.ranked, step 100")
+    figure = run_figures.picture("ranked", arrays, "val.ranked, step 100")
     (sheet,) = figure.axes
     frames = [to_hex(p.get_edgecolor()) for p in sheet.patches if isinstance(p, Rectangle)]
     right = sum(int(hits.sum()) for hits in arrays["right"])
@@ -139,7 +139,7 @@ def test_frames_say_what_is_right_and_words_what_was_asked():
 def test_nothing_overlaps_or_leaves_the_figure():
     arrays = drawn()[0].pictures["ranked"]
     arrays["text"] = [("a woman in a long red coat with a small bag " * k).strip() for k in range(len(arrays["list"]))]
-    figure = drawing.picture("ranked", arrays, "val.ranked, step 100")
+    figure = run_figures.picture("ranked", arrays, "val.ranked, step 100")
     figure.draw_without_rendering()
     (sheet,) = figure.axes
     words = [text.get_window_extent() for text in sheet.texts]

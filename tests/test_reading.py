@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from trainkit.speed import reading
+from trainkit.speed import fetch_profile
 
 
 def function(file: str, body: str, **names):
@@ -33,8 +33,8 @@ def test_a_slow_part_is_found(kind):
             part()
         return torch.stack([torch.zeros(4)] * 2)
 
-    shares = reading.shares([fetch] * 5, 10.0)
-    assert set(shares) == set(reading.KINDS)
+    shares = fetch_profile.shares([fetch] * 5, 10.0)
+    assert set(shares) == set(fetch_profile.KINDS)
     assert sum(shares.values()) == pytest.approx(1)
     assert max(shares, key=shares.get) == kind
     assert shares[kind] > 0.5
@@ -50,7 +50,7 @@ def test_what_has_no_kind_counts_for_those_that_called_it():
         augment()
         read()
 
-    shares = reading.shares([fetch] * 4, 10.0)
+    shares = fetch_profile.shares([fetch] * 4, 10.0)
     # Sleeps last longer where others work; half each is what a library without a caller would be given.
     assert shares["augment"] == pytest.approx(0.75, abs=0.2)
     assert shares["read"] == pytest.approx(0.25, abs=0.2)
@@ -65,14 +65,14 @@ def test_pictures_that_are_decoded_are_found_with_the_real_library():
         pictures = [np.asarray(Image.open(io.BytesIO(file.getvalue())).convert("RGB")) for _ in range(4)]
         return torch.stack([torch.from_numpy(picture.copy()) for picture in pictures])
 
-    shares = reading.shares([fetch] * 3, 10.0)
+    shares = fetch_profile.shares([fetch] * 3, 10.0)
     assert shares["decode"] > 0.5
     assert shares["read"] < 0.05  # a file in memory is none
 
 
 def test_putting_together_is_found():
     rows = [torch.zeros(300_000) for _ in range(4)]
-    assert reading.shares([lambda: torch.stack(rows)] * 3, 10.0)["collate"] > 0.8
+    assert fetch_profile.shares([lambda: torch.stack(rows)] * 3, 10.0)["collate"] > 0.8
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_putting_together_is_found():
     ],
 )
 def test_functions_in_c_are_known_by_name(name, kind):
-    assert reading.kind_of(name) == kind
+    assert fetch_profile.kind_of(name) == kind
 
 
 def entry(code, inline, calls=1, called=()):
@@ -102,24 +102,24 @@ def entry(code, inline, calls=1, called=()):
 def test_the_time_of_the_profiler_is_taken_off():
     read, decode = "<built-in method io.open>", "<built-in method zlib.decompress>"
     stats = [entry(read, 1.0, calls=1000), entry(decode, 1.0, calls=10)]
-    spent = reading._by_kind(stats, cost=0.0005)
+    spent = fetch_profile._by_kind(stats, cost=0.0005)
     assert spent["read"] == pytest.approx(0.5)
     assert spent["decode"] == pytest.approx(0.995)
-    assert reading._by_kind(stats, cost=0.01)["read"] == 0  # never less than nothing
+    assert fetch_profile._by_kind(stats, cost=0.01)["read"] == 0  # never less than nothing
 
 
 def test_functions_that_call_themselves_and_each_other_come_to_an_end():
     a = entry("<built-in method a>", 1.0, called=[SimpleNamespace(code="<built-in method b>", inlinetime=2.0)])
     b = entry("<built-in method b>", 2.0, called=[SimpleNamespace(code="<built-in method a>", inlinetime=1.0)])
-    spent = reading._by_kind([a, b], 0.0)
+    spent = fetch_profile._by_kind([a, b], 0.0)
     assert spent["other"] == pytest.approx(3.0)
 
 
 def test_what_costs_nothing_has_no_shares():
-    assert reading.shares([], 1.0) == {}
+    assert fetch_profile.shares([], 1.0) == {}
 
 
 def test_reading_ends_with_the_time_it_has():
     made = []
-    reading.shares((lambda: made.append(time.sleep(0.01)) for _ in range(1000)), 0.03)
+    fetch_profile.shares((lambda: made.append(time.sleep(0.01)) for _ in range(1000)), 0.03)
     assert 1 <= len(made) <= 4

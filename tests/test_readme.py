@@ -9,9 +9,9 @@ import click
 import pytest
 import yaml
 
-from trainkit import cli, config
-from trainkit.command import recipe_file
-from trainkit.verbs import training
+from trainkit.cli import main, train
+from trainkit.cli.options import recipe_file
+from trainkit.config import loader
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -139,13 +139,13 @@ def test_every_command_that_is_shown_is_understood():
     for page in PAGES:
         for words in commands(page):
             if words[0] == "trainkit":
-                command: click.Command = cli.main
+                command: click.Command = main.main
                 rest = words[1:]
                 while isinstance(command, click.Group):
                     assert rest[0] in command.commands, words
                     command, rest = command.commands[rest[0]], rest[1:]
             elif "trainkit/run.py" in words:
-                command, at = training.run, words.index("trainkit/run.py")
+                command, at = train.run, words.index("trainkit/run.py")
                 rest = words[at + 1 :]
                 if "--config_file" in words:
                     assert (ROOT / words[words.index("--config_file") + 1]).is_file(), words
@@ -155,7 +155,7 @@ def test_every_command_that_is_shown_is_understood():
             assert {word.split("=")[0] for word in rest if word.startswith("--")} <= known_options(command), words
             recipe = recipe_file(rest[0]) if rest else Path()
             if command.name in ("run", "check") and (ROOT / recipe).is_file() and "--plugin" not in rest:
-                config.load(ROOT / recipe, [word for word in rest[1:] if re.match(r"[\w.]+=", word)])
+                loader.load(ROOT / recipe, [word for word in rest[1:] if re.match(r"[\w.]+=", word)])
             takes_a_recipe = any(parameter.name == "recipe" for parameter in command.params)
             if takes_a_recipe and re.fullmatch(r"(recipes/)?[a-z]\w*(\.yaml)?", rest[0]) and recipe.stem not in OWN:
                 assert (ROOT / recipe).is_file(), words
@@ -165,8 +165,8 @@ def test_every_command_that_is_shown_is_understood():
 def test_every_verb_is_explained():
     text = "".join(" ".join(words) + "\n" for page in PAGES for words in commands(page))
     text += "".join(re.findall(r"`(trainkit [^`]*)`", "".join(page.read_text() for page in PAGES)))
-    verbs = [verb for verb in cli.main.commands if verb not in ("run", "data")]
-    verbs += [f"data {verb}" for verb in cli.main.commands["data"].commands]
+    verbs = [verb for verb in main.main.commands if verb not in ("run", "data")]
+    verbs += [f"data {verb}" for verb in main.main.commands["data"].commands]
     assert not [verb for verb in verbs if f"trainkit {verb}" not in text]
 
 
@@ -191,7 +191,7 @@ def test_every_recipe_that_is_shown_loads(page, text, tmp_path):
         kept = [part for part in re.split(r"^(?=\w)", whole, flags=re.MULTILINE) if part.split(":")[0] not in gone]
         text = "".join([*kept[1:], text])
     (tmp_path / "shown.yaml").write_text(text, encoding="utf-8")
-    assert config.load(tmp_path / "shown.yaml").name == yaml.safe_load(text)["name"]
+    assert loader.load(tmp_path / "shown.yaml").name == yaml.safe_load(text)["name"]
 
 
 def test_no_place_was_left_to_be_filled():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.config import RECIPES, brief, digest, dump, flat, load
+from trainkit.config.loader import RECIPES, brief, digest, dump, flat, load
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(RECIPES.glob("*.yaml"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainkit import copying, yamltext
-from trainkit.config import RECIPES
+from trainkit.autoconfig import new_recipe
+from trainkit.config import yaml_reader
+from trainkit.config.loader import RECIPES
 
 PAGE = RECIPES / "README.md"
 FILES = sorted(RECIPES.glob("*.yaml"))
@@ -23,7 +24,7 @@ ABOVE = (
 def said(path: Path) -> dict[str, str]:
     """The parts of a header by their word; what stands above them under `learns`."""
     parts, word = {"learns": ""}, "learns"
-    for line in copying.header(path).splitlines():
+    for line in new_recipe.header(path).splitlines():
         if found := re.fullmatch(r"# (paper|command|figure|cost|result|data|reading) +(\S.*)", line):
             word = found[1]
             parts[word] = found[2]
@@ -33,7 +34,7 @@ def said(path: Path) -> dict[str, str]:
 
 
 def row(path: Path) -> list[str]:
-    parts, tree = said(path), yamltext.read(path.read_text(encoding="utf-8")).tree
+    parts, tree = said(path), yaml_reader.read(path.read_text(encoding="utf-8")).tree
     task, data = tree["task"]["name"], f"`{tree['data']['train']}`"
     figures = (parts[word] for word in ("paper", "cost", "result", "figure"))
     return [f"[{path.stem}]({path.name})", parts["learns"], task, data, *figures]

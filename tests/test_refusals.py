@@ -8,10 +8,10 @@ import pytest
 from doorman import doorman
 from mlflow.exceptions import MlflowException
 
-from trainkit import store as store_module
 from trainkit.errors import UserError
-from trainkit.refusals import reason
-from trainkit.store import Store
+from trainkit.tracking import store as store_module
+from trainkit.tracking.mlflow_errors import reason
+from trainkit.tracking.store import Store
 
 SEARCH = "/api/2.0/mlflow/experiments/search"
 POOL = "API request to http://h:5000/api failed with exception HTTPConnectionPool(host='h', port=5000): Max retries "

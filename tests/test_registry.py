@@ -18,14 +18,18 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from runs import PLUGIN, ROOT, TOY, own_store, run
 
-from trainkit import cli, config, family, journal, registry
+from trainkit.analysis import promote
+from trainkit.analysis.promote import Check
+from trainkit.cli import main
+from trainkit.config import loader
+from trainkit.config.schema import Promote
+from trainkit.diagnostics import preflight, stepped_process
 from trainkit.errors import UserError
-from trainkit.needs import best_weights
-from trainkit.recipe import Promote
-from trainkit.registry import Check
-from trainkit.speed import paced, preflight
-from trainkit.store import RunFolder, Store
-from trainkit.ui import running
+from trainkit.experiments import group
+from trainkit.tracking import journal
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.ui import running
+from trainkit.training.dependencies import best_weights
 
 EASY = ("data.noise=0.5", "train.length=8 epochs", "log.every=50 steps", "evaluations.val.every=16 steps")
 GUESSING = 1 / 4 + 3 * math.sqrt(0.25 / 37)
@@ -74,18 +78,18 @@ def compared(monkeypatch):
             changes = ["optim.lr  0.1 -> 0.05"]
             return SimpleNamespace(changes=changes, scores=[score], same_data={"val": same}, sides=[side, side])
 
-        module = types.ModuleType("trainkit.comparing")
+        module = types.ModuleType("trainkit.analysis.compare")
         module.compare = compare
-        monkeypatch.setitem(sys.modules, "trainkit.comparing", module)
+        monkeypatch.setitem(sys.modules, "trainkit.analysis.compare", module)
         speeds = iter(rates)
-        monkeypatch.setattr(registry, "_speed", lambda history: next(speeds))
+        monkeypatch.setattr(promote, "_speed", lambda history: next(speeds))
         return asked
 
     return settle
 
 
 def ask(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.main, ["promote", *words], catch_exceptions=False)
+    result = CliRunner().invoke(main.main, ["promote", *words], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -108,7 +112,7 @@ def evidence(store: Store, folder: RunFolder, tmp_path: Path) -> dict:
 
 
 def test_the_first_of_a_name_is_registered_with_its_evidence(store, runs, tmp_path, monkeypatch):
-    decision = registry.promote(store, runs.good, Promote(name="first"))
+    decision = promote.promote(store, runs.good, Promote(name="first"))
     assert (decision.refused, decision.version, decision.held) == (False, "1", "")
     client, run_id = store.client(), runs.good.info().run_id
     version = client.get_model_version_by_alias("first", "champion")
@@ -179,7 +183,7 @@ def test_bounds_of_guessing_are_in_the_journal(runs):
 def test_where_the_score_has_no_bound_those_of_its_evaluation_count(metric, scores, bounds, passed, why):
     points = {f"lfw/{name}": [journal.Point(3, 0.0, 0), journal.Point(7, v, 0)] for name, v in scores.items()}
     history = journal.History(points, [journal.Event(0, 3, "chance", bounds)] if bounds else [])
-    check = registry._beyond_guessing(registry._Candidate(RunFolder(Path("x")), "", metric, "best", 7, "", history))
+    check = promote._beyond_guessing(promote._Candidate(RunFolder(Path("x")), "", metric, "best", 7, "", history))
     assert check.passed is passed
     assert re.search(why, check.why)
 
@@ -201,9 +205,9 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
     store, runs, compared, tmp_path, verdict, same, moves
 ):
     name = f"gate {verdict} {same}"
-    registry.promote(store, runs.other, Promote(name=name))
+    promote.promote(store, runs.other, Promote(name=name))
     asked, comparable = compared(verdict, same), same and verdict != "not comparable"
-    decision = registry.promote(store, runs.good, Promote(name=name))
+    decision = promote.promote(store, runs.good, Promote(name=name))
     assert asked == [[runs.other.name, runs.good.name]], "before and after, in this order"
     assert decision.refused is not moves and decision.held == f"version 1, of run {runs.other.name}"
     assert (holder(store, name), versions(store, name)) == (("2", ["1", "2"]) if moves else ("1", ["1"]))
@@ -226,19 +230,19 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
 
 
 def test_scores_of_other_weights_than_those_that_have_it_decide_nothing(store, runs, compared, monkeypatch):
-    registry.promote(store, runs.other, Promote(name="average"))
+    promote.promote(store, runs.other, Promote(name="average"))
     compared()
-    real = registry._recipe
+    real = promote._recipe
     for best, words in (("val/ema/accuracy", "those that val/ema/accuracy chose"), (None, "its last")):
         change = {"best": best and {"metric": best}}
-        monkeypatch.setattr(registry, "_recipe", lambda run, c=change: real(run) | (c if run == runs.other else {}))
-        decision = registry.promote(store, runs.good, Promote(name="average"))
+        monkeypatch.setattr(promote, "_recipe", lambda run, c=change: real(run) | (c if run == runs.other else {}))
+        decision = promote.promote(store, runs.good, Promote(name="average"))
         why = f"of run {runs.other.name} other weights have it, {words}"
         assert decision.refused and decision.checks == (Check("score", False, why),)
 
 
 def test_a_better_run_that_is_slower_is_refused(store, runs, compared):
-    registry.promote(store, runs.other, Promote(name="slow"))
+    promote.promote(store, runs.other, Promote(name="slow"))
     compared(rates=(100.0, 79.0))
     said = ask(runs.good.name, "--name", "slow", "--max-slower", "0.2", code=1)
     assert "! speed   100 -> 79 samples/s, 21.0 % slower; 20 % slower is allowed" in said
@@ -262,31 +266,31 @@ def test_a_better_run_that_is_slower_is_refused(store, runs, compared):
     ],
 )
 def test_speed_is_asked_on_the_same_hardware_alone(rates, hardware, max_slower, passed, why):
-    check = registry.speed(rates, hardware, max_slower)
+    check = promote.speed(rates, hardware, max_slower)
     assert check.passed is passed and why in check.why
 
 
 def test_hardware_is_that_of_the_run_unless_it_changed_on_the_way(store, runs):
     client = store.client()
-    found = [registry._hardware(client.get_run(folder.info().run_id)) for folder in (runs.good, runs.other)]
-    assert found[0] == found[1] and found[0]["device"] == "cpu" and set(found[0]) == set(registry.HARDWARE)
+    found = [promote._hardware(client.get_run(folder.info().run_id)) for folder in (runs.good, runs.other)]
+    assert found[0] == found[1] and found[0]["device"] == "cpu" and set(found[0]) == set(promote.HARDWARE)
     params = {"machine.device": "cpu"}
     for tags, expected in (({}, {"device": "cpu"}), ({"trainkit.changed_params": '{"machine.cpu": ["a", "b"]}'}, {})):
-        assert registry._hardware(SimpleNamespace(data=SimpleNamespace(params=params, tags=tags))) == expected
-    assert registry._speed(journal.read(runs.good.journal)) > 0 and registry._speed(journal.History()) is None
+        assert promote._hardware(SimpleNamespace(data=SimpleNamespace(params=params, tags=tags))) == expected
+    assert promote._speed(journal.read(runs.good.journal)) > 0 and promote._speed(journal.History()) is None
 
 
 def seeds_decide_together(store, seeds, weak, tmp_path):
     """A run above seeds hands on the best of them, and whoever follows is held against all."""
     client, above = store.client(), store.new_run("toy-seeds", 0, "abcd")
     run_id = client.create_run(client.get_experiment_by_name("toy").experiment_id, run_name=above.name).info.run_id
-    (above.path / family.MEMBERS).write_text(json.dumps({f"seed {k}": one.name for k, one in enumerate(seeds)}))
+    (above.path / group.MEMBERS).write_text(json.dumps({f"seed {k}": one.name for k, one in enumerate(seeds)}))
     above.recipe.write_text(seeds[0].recipe.read_text())
     above.journal.write_text("")
     assert "is RUNNING" in ask(above.name, "--name", "seeds", code=2)
     above.update(run_id=run_id, status="FINISHED", experiment="toy")
     above.release()
-    first = registry.promote(store, above, Promote(name="seeds"))
+    first = promote.promote(store, above, Promote(name="seeds"))
     best = {one.name: max(journal.read(one.journal).series("best/val/accuracy")[1]) for one in seeds}
     chosen = max(seeds, key=lambda one: best[one.name])
     assert not first.refused and first.weights.endswith(f" of {chosen.name}, the best of 2 seeds")
@@ -294,8 +298,8 @@ def seeds_decide_together(store, seeds, weak, tmp_path):
     version = client.get_model_version_by_alias("seeds", "champion")
     assert (version.run_id, version.tags["trainkit.above"]) == (chosen.info().run_id, above.name)
     assert evidence(store, above, tmp_path)["decision"] == "promoted"
-    assert registry.promote(store, above, Promote(name="seeds")).checks == (), "it has it already"
-    worse = registry.promote(store, weak, Promote(name="seeds", max_slower=None))
+    assert promote.promote(store, above, Promote(name="seeds")).checks == (), "it has it already"
+    worse = promote.promote(store, weak, Promote(name="seeds", max_slower=None))
     assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False, "speed": None}
     assert evidence(store, weak, tmp_path)["score"]["values"][0] == pytest.approx(sum(best.values()) / 2)
     assert evidence(store, weak, tmp_path)["holder"]["run"] == above.name
@@ -308,15 +312,15 @@ def test_the_rows_of_runs_decide(store, runs, tmp_path):
     client.create_model_version("rows", "file:///nowhere", run_id=runs.weak.info().run_id)
     client.set_registered_model_alias("rows", "champion", "1")
     wish = Promote(name="rows", max_slower=None)
-    better = registry.promote(store, runs.good, wish)
+    better = promote.promote(store, runs.good, wish)
     assert not better.refused and holder(store, "rows") == "2", better.lines()
-    worse = registry.promote(store, runs.weak, wish)
+    worse = promote.promote(store, runs.weak, wish)
     assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False, "speed": None}
     second = run(*EASY, "seed=1").folder
-    twin = registry.promote(store, second, wish)
+    twin = promote.promote(store, second, wish)
     assert "not decided" in twin.lines()[2], twin.lines()
     seeds_decide_together(store, [runs.good, second], runs.weak, tmp_path)
-    other = registry.promote(store, runs.other, wish)
+    other = promote.promote(store, runs.other, wish)
     assert [(check.name, check.passed) for check in other.checks] == [("data", False)]
     assert (holder(store, "rows"), versions(store, "rows")) == ("2", ["1", "2"])
 
@@ -325,7 +329,7 @@ def test_the_rows_of_runs_decide(store, runs, tmp_path):
 
 
 def test_who_has_it_already_changes_nothing(store, runs):
-    registry.promote(store, runs.good, Promote(name="again"))
+    promote.promote(store, runs.good, Promote(name="again"))
     client, run_id = store.client(), runs.good.info().run_id
     before = [file.path for file in client.list_artifacts(run_id, "promotion")]
     assert "again@champion is version 1, of this run, already" in ask(runs.good.name, "--name", "again")
@@ -335,7 +339,7 @@ def test_who_has_it_already_changes_nothing(store, runs):
 
 def test_another_alias_of_the_same_model_takes_the_version_that_is_there(store, runs):
     for alias in ("champion", "challenger"):
-        registry.promote(store, runs.good, Promote(name="two", alias=alias))
+        promote.promote(store, runs.good, Promote(name="two", alias=alias))
     assert versions(store, "two") == ["1"]
     assert {key: str(v) for key, v in store.client().get_registered_model("two").aliases.items()} == {
         "champion": "1", "challenger": "1",
@@ -350,23 +354,23 @@ def test_a_promotion_that_was_cut_short_is_finished_by_the_next(store, runs, mon
         patch.setattr(MlflowClient, "set_registered_model_alias", fail)
         assert "refuses: the wire was cut" in ask(runs.good.name, "--name", "cut", code=2)
     assert not store.client().get_registered_model("cut").aliases
-    assert not registry.promote(store, runs.good, Promote(name="cut")).refused
+    assert not promote.promote(store, runs.good, Promote(name="cut")).refused
     assert (holder(store, "cut"), versions(store, "cut")) == ("1", ["1"])
 
 
 def test_an_alias_that_moved_meanwhile_is_left_there(store, runs, compared, monkeypatch):
-    registry.promote(store, runs.other, Promote(name="race"))
+    promote.promote(store, runs.other, Promote(name="race"))
     compared()
-    real = registry._write_down
+    real = promote._write_down
 
     def meanwhile(client, *given):
         client.create_model_version("race", "file:///nowhere")
         client.set_registered_model_alias("race", "champion", "3")
         return real(client, *given)
 
-    monkeypatch.setattr(registry, "_write_down", meanwhile)
+    monkeypatch.setattr(promote, "_write_down", meanwhile)
     with pytest.raises(UserError, match="race@champion: moved while it was decided; promote again"):
-        registry.promote(store, runs.good, Promote(name="race"))
+        promote.promote(store, runs.good, Promote(name="race"))
     assert holder(store, "race") == "3"
 
 
@@ -391,7 +395,7 @@ def test_a_run_that_cannot_be_promoted_says_why(store):
     folder.journal.write_text('{"t":1,"step":5,"m":{"val/accuracy":0.9,"val/top":1.0}}\n')
     assert "has no model; of a run above folds or settings, promote one beneath it" in ask(folder.name, code=2)
     (folder.path / "models.json").write_text('{"last@3": "m-1", "best@3": "m-2", "best@4": "m-3", "last@9": "m-4"}')
-    assert registry._model(folder) == ("best", 4, "m-3")
+    assert promote._model(folder) == ("best", 4, "m-3")
     assert "val/accuracy was not measured at step 4" in ask(folder.name, code=2)
     folder.recipe.write_text("best: {metric: val/ema/accuracy}\nevaluations: {val: {}}\n")
     said = ask(folder.name, "--metric", "val/accuracy", code=2)
@@ -416,11 +420,11 @@ def test_an_alias_of_a_model_that_is_of_no_run_here_is_not_fought_over(store, ru
 def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path):
     folder = RunFolder(tmp_path)
     folder.recipe.write_text("promote: {name: faces, alias: edge, metric: null, max_slower: 0.3, later_key: 1}\n")
-    assert registry.asked(folder, {}) == Promote(name="faces", alias="edge", max_slower=0.3)
+    assert promote.asked(folder, {}) == Promote(name="faces", alias="edge", max_slower=0.3)
     words = {"name": None, "alias": "cloud", "metric": "val/auc", "max_slower": None}
-    assert registry.asked(folder, words) == Promote(name="faces", alias="cloud", metric="val/auc", max_slower=0.3)
+    assert promote.asked(folder, words) == Promote(name="faces", alias="cloud", metric="val/auc", max_slower=0.3)
     folder.recipe.write_text("promote: null\n")
-    assert registry.asked(folder, {}) == Promote()
+    assert promote.asked(folder, {}) == Promote()
 
 
 @pytest.mark.parametrize(
@@ -439,15 +443,15 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
 def test_mistakes_in_a_recipe_are_found_before_anything_begins(monkeypatch, words, message):
     monkeypatch.syspath_prepend(PLUGIN)
     with pytest.raises(UserError, match=message):
-        config.load(TOY, words, ("toy",))
+        loader.load(TOY, words, ("toy",))
 
 
 def test_promotion_is_no_part_of_the_experiment_and_never_the_default(monkeypatch):
     monkeypatch.syspath_prepend(PLUGIN)
-    plain, asking = (config.load(TOY, words, ("toy",)) for words in ([], ["promote={}"]))
+    plain, asking = (loader.load(TOY, words, ("toy",)) for words in ([], ["promote={}"]))
     assert plain.promote is None and asking.promote == Promote()
-    assert config.digest(plain) == config.digest(asking)
-    trials = [preflight._shortened(asking, None), paced.paced(asking, ())]
+    assert loader.digest(plain) == loader.digest(asking)
+    trials = [preflight._shortened(asking, None), stepped_process.paced(asking, ())]
     assert all(trial.promote is None for trial in trials), "they have no score to decide by"
     recipes = list((ROOT / "tests" / "golden").glob("*.yaml"))
     assert recipes and all("\npromote: null\n" in recipe.read_text() for recipe in recipes)
@@ -472,8 +476,8 @@ def test_a_promotion_that_fails_at_the_end_of_a_run_is_said_and_not_raised(monke
     def fail(*given):
         raise error
 
-    monkeypatch.setattr(registry, "promote", fail)
-    said = registry.at_end(None, None, Promote())
+    monkeypatch.setattr(promote, "promote", fail)
+    said = promote.at_end(None, None, Promote())
     assert said.startswith("not promoted: ") and said.endswith("is away")
 
 
@@ -491,11 +495,11 @@ def test_a_server_takes_it_as_the_database_does(store, runs, monkeypatch):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", at)
         served = Store.locate()
         for _ in range(2):
-            decision = registry.promote(served, runs.good, Promote(name="served"))
+            decision = promote.promote(served, runs.good, Promote(name="served"))
             assert (decision.refused, decision.version) == (False, "1")
         weights = best_weights(runs.good.path).read_bytes()
         assert served.model_file("models:/served@champion").read_bytes() == weights
-        model = served.client().get_logged_model(registry._model(runs.good)[2])
+        model = served.client().get_logged_model(promote._model(runs.good)[2])
         named = [entry["name"] for entry in json.loads(model.tags["mlflow.modelVersions"])]
         assert named.count("served") == 1
 

@@ -10,9 +10,9 @@ import people
 import pytest
 from runs import ROOT, Ran, all_same, environment, newest, overrides, own_store, run, spawn, stop_after
 
-from trainkit import config
+from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.plan import Plan
+from trainkit.training.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("store")
 REID = ROOT / "recipes" / "reid.yaml"
@@ -181,12 +181,12 @@ def test_mistakes_end_a_run_before_its_first_update(changes, message, sets):
 
 
 def test_an_update_that_processes_cannot_share_in_whole_blocks_is_refused_with_what_to_write():
-    recipe = config.load(REID)
+    recipe = loader.load(REID)
     data = SimpleNamespace(block=80, train=SimpleNamespace(size=4960))
     assert Plan.make(recipe, data, 1, 0).accumulation == 1
     with pytest.raises(UserError, match=r"micro_batch 80, of 40 samples of each process; .*train\.batch_size=160"):
         Plan.make(recipe, data, 2, 1)
-    halved = config.load(REID, ["data.sampler.people=8", "train.micro_batch=40"])
+    halved = loader.load(REID, ["data.sampler.people=8", "train.micro_batch=40"])
     data.block = 40
     plan = Plan.make(halved, data, 2, 1)
     assert (plan.micro_batch, plan.accumulation, plan.batch_size) == (40, 1, 80)

@@ -21,17 +21,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from trainkit import optim
-from trainkit.data.modalities import MODALITIES, subsets
-from trainkit.data.protocols import Classes, Search
+from trainkit.config.schema import Optim
+from trainkit.config.units import Span
+from trainkit.data.people.modalities import MODALITIES, subsets
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Classes, Search
+from trainkit.interfaces import At, Loss, Meta
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.models.reid import ReidSpec
-from trainkit.recipe import Optim
-from trainkit.schedule import Span
-from trainkit.tally import Tally
-from trainkit.task import At, Loss, Meta
 from trainkit.tasks.reid import Pixels, Reid
+from trainkit.training import optimizer
+from trainkit.training.loss_meter import Tally
 
 PEOPLE, VOCABULARY, LENGTH = 6, 20, 5
 META = Meta(PEOPLE, (3, 32, 16), "toy", modalities=MODALITIES, vocabulary=VOCABULARY, text_length=LENGTH)
@@ -170,7 +170,7 @@ def test_one_loss_alone_is_enough_for_what_it_trains(name):
     task, parts = made(identity=None, **{name: ALL[name]})
     loss = task.loss(parts.learns, parts, usual(), at())
     loss.sum.backward()
-    optim.refuse_idle({n: p for n, p in parts.learns.named_parameters() if p.requires_grad})
+    optimizer.refuse_idle({n: p for n, p in parts.learns.named_parameters() if p.requires_grad})
     assert set(loss.logs) == {name}
     idle = {"triplet": ["classifier", "fusion", "neck"], "sdm": ["classifier"]}.get(name, ["classifier", "fusion"])
     (told,) = [note for note in parts.notes if "no loss depends on them" in note]
@@ -194,7 +194,7 @@ def test_whatever_a_batch_lacks_all_that_is_trained_gets_a_finite_gradient(recor
     loss = task.loss(parts.learns, parts, batch(*records), at())
     loss.sum.backward()
     trained = {n: p for n, p in parts.learns.named_parameters() if p.requires_grad}
-    optim.refuse_idle(trained)
+    optimizer.refuse_idle(trained)
     assert all(torch.isfinite(p.grad).all() for p in trained.values())
     assert all(math.isfinite(v) for v in loss.logs.values())
 
@@ -205,13 +205,13 @@ def test_rgb_alone_trains_without_queries():
     shown["queries"] = torch.zeros(0, 5, dtype=torch.int64)
     loss = task.loss(parts.learns, parts, shown, at())
     loss.sum.backward()
-    optim.refuse_idle({n: p for n, p in parts.learns.named_parameters() if p.requires_grad})
+    optimizer.refuse_idle({n: p for n, p in parts.learns.named_parameters() if p.requires_grad})
     assert {"feature_norm", "bn_norm"} == {name for name in loss.logs if "norm" in name}
 
 
 def test_a_batch_is_learnt_by_heart_and_its_people_are_found():
     task, parts = made(identity=Identity(), sdm=Matching(temperature=0.1))
-    moved = optim.build(parts.learns, Optim(name="adamw", lr=3e-3))
+    moved = optimizer.build(parts.learns, Optim(name="adamw", lr=3e-3))
     shown, seen = usual(), []
     for _ in range(25):
         loss = task.loss(parts.learns, parts, shown, at())
@@ -334,7 +334,7 @@ import test_reid_task as toy
 import torch
 from torch import distributed, nn
 
-from trainkit.machine import Machine
+from trainkit.distributed.runtime import Machine
 
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()

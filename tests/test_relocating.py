@@ -12,11 +12,12 @@ from click.testing import CliRunner
 from mlflow.tracking._tracking_service import utils as service
 from safetensors.numpy import save_file
 
-from trainkit import cli, relocating
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.relocating import folder_of, relocate, strayed
-from trainkit.store import RunFolder, Store
-from trainkit.tracking import Tracker
+from trainkit.tracking import relocate as relocating
+from trainkit.tracking.relocate import folder_of, relocate, strayed
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.tracker import Tracker
 
 
 def begin(store: Store, experiment: str = "faces") -> Tracker:
@@ -132,7 +133,7 @@ def test_nothing_changes_while_a_run_goes_on(moved):
 
 
 def test_a_run_that_another_machine_left_is_named(moved, monkeypatch):
-    monkeypatch.setattr("trainkit.store._disk", lambda folder: "nfs4")
+    monkeypatch.setattr("trainkit.tracking.store._disk", lambda folder: "nfs4")
     store, _ = moved
     folder = store.new_run("faces", 1, "bb")
     folder.update(host="elsewhere")
@@ -221,7 +222,7 @@ def test_the_command_says_where_the_store_was(moved):
     _, old = moved
 
     def ask() -> str:
-        done = CliRunner().invoke(cli.main, ["relocate"], catch_exceptions=False)
+        done = CliRunner().invoke(main.main, ["relocate"], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.output
 

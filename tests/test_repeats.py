@@ -12,11 +12,12 @@ from pyarrow import csv
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 from scipy import stats
 
-from trainkit import family, journal, lineage, repeats
+from trainkit.config.run_request import Order, check, repeated
 from trainkit.errors import UserError
-from trainkit.launch import launch
-from trainkit.order import Order, check, repeated
-from trainkit.store import RunFolder, Store
+from trainkit.experiments import group, seeds
+from trainkit.experiments.launch import launch
+from trainkit.tracking import journal, lineage
+from trainkit.tracking.store import RunFolder, Store
 
 WORDS = ("data.samples=66", "data.noise=2.5", "train.length=2 epochs")
 
@@ -59,8 +60,8 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     assert [folder.info().seed for folder in children] == [3, 4, 5] and children[1] == alone.folder
     assert f"seed 4: reusing run {alone.folder.name}" in printed and parent.info().status == "FINISHED"
     assert {shown(r).data.tags["mlflow.parentRunId"] for r in children} == {parent.info().run_id}
-    assert family.members(parent) == {f"seed {r.info().seed}": r.name for r in children}
-    assert family.members(children[0]) == {}
+    assert group.members(parent) == {f"seed {r.info().seed}": r.name for r in children}
+    assert group.members(children[0]) == {}
     above = shown(parent)
     assert above.info.experiment_id == shown(children[0]).info.experiment_id and above.info.status == "FINISHED"
     assert [above.data.tags[f"trainkit.seed.{k}"] for k in (3, 4, 5)] == [r.name for r in children]
@@ -159,7 +160,7 @@ def test_on_two_processes_too(store):
     done = spawn(2, str(TOY), "--plugin", "toy", *WORDS, "--seeds", "2")
     assert done.returncode == 0, done.stderr
     (parent,), children = runs_of("toy-seeds"), runs_of("toy")
-    assert parent.info().status == "FINISHED" and sorted(family.members(parent).values()) == sorted(
+    assert parent.info().status == "FINISHED" and sorted(group.members(parent).values()) == sorted(
         folder.name for folder in children
     )
     scores = [final(folder)["final/val/accuracy"] for folder in children]
@@ -174,18 +175,18 @@ def test_the_interval_is_students_and_holds_the_mean_as_often_as_it_says():
     draw = np.random.default_rng(3)
     values = draw.normal(0.8, 0.02, 5).tolist()
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert repeats.interval(values) == pytest.approx((expected.low, expected.high))
+    assert seeds.interval(values) == pytest.approx((expected.low, expected.high))
     # By hand for two: t of one degree of freedom is tan(0.475 pi) = 12.706.
-    low, high = repeats.interval([1.0, 3.0])
+    low, high = seeds.interval([1.0, 3.0])
     assert (low, high) == pytest.approx((2 - math.tan(0.475 * math.pi), 2 + math.tan(0.475 * math.pi)))
-    held = [low <= 0.8 <= high for low, high in map(repeats.interval, draw.normal(0.8, 0.02, (2000, 5)).tolist())]
+    held = [low <= 0.8 <= high for low, high in map(seeds.interval, draw.normal(0.8, 0.02, (2000, 5)).tolist())]
     assert np.mean(held) == pytest.approx(0.95, abs=0.015)
-    assert repeats.interval(values, 0.5)[0] > repeats.interval(values)[0]
+    assert seeds.interval(values, 0.5)[0] > seeds.interval(values)[0]
 
 
 def test_a_score_that_a_seed_has_not_got_is_left_out():
-    assert repeats.interval([0.5, math.nan, 0.7]) == pytest.approx(repeats.interval([0.5, 0.7]))
-    assert all(math.isnan(end) for end in repeats.interval([0.5, math.nan]))
-    assert repeats.interval([0.5, 0.5, 0.5]) == pytest.approx((0.5, 0.5))
-    assert family.mean([0.5, math.nan, 0.7]) == pytest.approx(0.6) and math.isnan(family.std([0.5]))
-    assert math.isnan(family.mean([])) and family.std([0.5, 0.7, math.inf]) == pytest.approx(0.02**0.5)
+    assert seeds.interval([0.5, math.nan, 0.7]) == pytest.approx(seeds.interval([0.5, 0.7]))
+    assert all(math.isnan(end) for end in seeds.interval([0.5, math.nan]))
+    assert seeds.interval([0.5, 0.5, 0.5]) == pytest.approx((0.5, 0.5))
+    assert group.mean([0.5, math.nan, 0.7]) == pytest.approx(0.6) and math.isnan(group.std([0.5]))
+    assert math.isnan(group.mean([])) and group.std([0.5, 0.7, math.inf]) == pytest.approx(0.02**0.5)

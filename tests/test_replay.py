@@ -7,8 +7,8 @@ import torch
 from runs import TOY, run, stop_after
 from test_nonfinite import ONE_RANK, bits, held, on_two, poisoned, same
 
-from trainkit import replay
 from trainkit.errors import UserError
+from trainkit.training import determinism
 
 LAST = "checkpoints={every: null, at_end: true}"
 TWICE = "train.replay={every: 3 steps}"
@@ -19,11 +19,11 @@ def test_a_sound_machine_computes_the_same_and_ends_with_the_same_bits(tmp_path,
     """Batch norm, dropout, an average, a memory and mirrored pictures: every update twice."""
     compared = []
 
-    def prints(tensors, plain=replay.prints):
+    def prints(tensors, plain=determinism.prints):
         compared.append(plain(tensors))
         return compared[-1]
 
-    monkeypatch.setattr(replay, "prints", prints)
+    monkeypatch.setattr(determinism, "prints", prints)
     run = poisoned(tmp_path / "twice", LAST, "train.replay={every: 1 steps}")
     assert len(compared) == 12 * 4 and len(compared[1]) > 10 and not run.tracker.events
     poisoned(tmp_path / "once", LAST)
@@ -52,13 +52,13 @@ def test_a_flipped_bit_is_found(promise, tmp_path):
 
 
 def test_a_flipped_bit_of_what_no_forward_changes_is_found(tmp_path, monkeypatch):
-    def check(self, state, params, *rest, plain=replay.Replay.check):
+    def check(self, state, params, *rest, plain=determinism.Replay.check):
         if state.step == 5:
             (momentum,) = state.optimizer.state[params["head.weight"]].values()
             momentum.view(torch.int32).view(-1)[3] ^= 1
         plain(self, state, params, *rest)
 
-    monkeypatch.setattr(replay.Replay, "check", check)
+    monkeypatch.setattr(determinism.Replay, "check", check)
     with pytest.raises(UserError, match=r"step 5: .*differently: momentum_buffer of head\.weight"):
         poisoned(tmp_path, LAST, TWICE)
 
@@ -79,14 +79,14 @@ def test_it_is_said_by_policy_and_else_nobody_notices(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_one_flipped_bit_always_changes_the_print_of_a_tensor(dtype):
     t = torch.arange(24).reshape(2, 3, 4).to(dtype).permute(2, 0, 1)
-    before = replay.prints({"t": t})
+    before = determinism.prints({"t": t})
     word = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
     for place in range(24):
         for bit in range(1 if dtype == torch.bool else 8 * t.element_size()):
             changed = t.clone()
             mask = (1 << bit) if bit < 8 * t.element_size() - 1 else -(1 << bit)
             changed.view(word).as_strided((24,), (1,))[place] ^= mask
-            assert replay.prints({"t": changed}) != before
+            assert determinism.prints({"t": changed}) != before
             if bit > 2 and place > 3:
                 break
 

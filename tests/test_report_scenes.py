@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.report import drawing, figures
-from trainkit.report.scenes import WRONG, _oklab, palette, panels, scenes
-from trainkit.task import IGNORED
+from trainkit.interfaces import IGNORED
+from trainkit.plots import curves, run_figures
+from trainkit.plots.scenes import WRONG, _oklab, palette, panels, scenes
 
 GREY, PALE = (128, 128, 128), 255 - round(0.45 * (255 - 128))
 
@@ -97,7 +97,7 @@ def arrays(count: int, names=("road", "sky", "car"), colours=COLOURS) -> dict:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_picture_is_drawn_of_any_number_of_scenes(count):
-    figure = drawing.picture("scenes", arrays(count), "val, step 100")
+    figure = run_figures.picture("scenes", arrays(count), "val, step 100")
     out = io.BytesIO()
     figure.savefig(out, format="png")
     wide, tall = Image.open(out).size
@@ -116,7 +116,7 @@ def test_a_picture_is_drawn_of_any_number_of_scenes(count):
 
 
 def test_classes_that_are_nowhere_are_not_in_the_legend_and_own_colours_do():
-    figure = drawing.picture("scenes", arrays(1, ("road", "sky", "car", "dog"), ()), "val")
+    figure = run_figures.picture("scenes", arrays(1, ("road", "sky", "car", "dog"), ()), "val")
     assert "dog" not in [text.get_text() for text in figure.texts]
     assert (figure.axes[2].images[0].get_array()[0, 0] == palette(4)[2]).all()
 
@@ -124,7 +124,7 @@ def test_classes_that_are_nowhere_are_not_in_the_legend_and_own_colours_do():
 def test_a_scene_without_labels_says_so():
     given = arrays(1)
     given["miou"][:], given["truth"] = np.nan, [np.full((20, 30), IGNORED, dtype=np.uint8)]
-    figure = drawing.picture("scenes", given, "val")
+    figure = run_figures.picture("scenes", given, "val")
     assert "a/long/folder/scene0.png: nothing labelled" in [text.get_text() for text in figure.texts]
     assert (figure.axes[3].images[0].get_array() == PALE).all()
 
@@ -149,7 +149,7 @@ def test_tall_and_wide_pictures_stand_below_each_other():
     given = arrays(2)
     given["images"][1] = np.zeros((90, 10, 3), dtype=np.uint8)
     given["truth"][1] = given["predicted"][1] = np.zeros((90, 10), dtype=np.uint8)
-    figure = drawing.picture("scenes", given, "val")
+    figure = run_figures.picture("scenes", given, "val")
     figure.draw_without_rendering()
     first, second = figure.axes[0].get_window_extent(), figure.axes[4].get_window_extent()
     assert first.y0 > second.y1 and second.y0 >= 0
@@ -158,13 +158,13 @@ def test_tall_and_wide_pictures_stand_below_each_other():
 def test_confusion_of_millions_of_pixels_is_readable():
     counts = np.diag([1_234_567, 999_600_000, 999_000])
     counts[0, 1] = 70
-    texts = {text.get_text() for text in figures.confusion(counts, ["a", "b", "c"]).axes[0].texts}
+    texts = {text.get_text() for text in curves.confusion(counts, ["a", "b", "c"]).axes[0].texts}
     assert {"1.23M\n100.0 %", "1G\n100.0 %", "999,000\n100.0 %", "70\n0.0 %"} == texts
     many = np.full((15, 15), 10_000)
     many[0] = [960_000, 30_000, 10_000, 100, *[0] * 11]
-    figure = figures.confusion(many, [f"class {k}" for k in range(15)])
+    figure = curves.confusion(many, [f"class {k}" for k in range(15)])
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts[:4] == ["96", "3", "1", ""] and set(texts[4:]) == {"7"}
     assert figure.axes[1].get_ylabel().endswith("numbers: %")
-    few = figures.confusion(many // 100, [f"class {k}" for k in range(15)])
+    few = curves.confusion(many // 100, [f"class {k}" for k in range(15)])
     assert few.axes[0].texts[0].get_text() == "9,600" and not few.axes[1].get_ylabel().endswith("%")

@@ -19,12 +19,13 @@ import sabotage
 from runs import ROOT, TOY, Ran, all_same, left_alone, newest, run, spawn, start, stop_after
 from small_disk import mounted
 
-from trainkit import checkpoint, opening, sender
-from trainkit import store as store_module
+from trainkit.checkpoint import storage
+from trainkit.config.run_request import Order
 from trainkit.errors import UserError
-from trainkit.launch import launch
-from trainkit.order import Order
-from trainkit.store import RunFolder, Store
+from trainkit.experiments.launch import launch
+from trainkit.tracking import run_lifecycle, uploader
+from trainkit.tracking import store as store_module
+from trainkit.tracking.store import RunFolder, Store
 
 WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, figures: 4 steps, system_every: null}")
 
@@ -56,10 +57,10 @@ def after(steps: int, act):
 # ------------------------------------------------------------------------------------------------ disks (K2, D1)
 
 FAULTS = {
-    "figures, tables and tags": ("trainkit.outbox.Outbox._lay", "OSError 28", 4, 30, None),
-    "a checkpoint": ("trainkit.checkpoint._write_file", "OSError 28", 7, 7, "checkpoint_failed"),
-    "a checkpoint over the quota": ("trainkit.checkpoint._write_file", "OSError 122", 8, 8, "checkpoint_failed"),
-    "a checkpoint, by PyTorch": ("trainkit.checkpoint._serialised", "RuntimeError memory", 5, 5, "checkpoint_failed"),
+    "figures, tables and tags": ("trainkit.tracking.upload_queue.Outbox._lay", "OSError 28", 4, 30, None),
+    "a checkpoint": ("trainkit.checkpoint.storage._write_file", "OSError 28", 7, 7, "checkpoint_failed"),
+    "a checkpoint over the quota": ("trainkit.checkpoint.storage._write_file", "OSError 122", 8, 8, "checkpoint_failed"),
+    "a checkpoint, by PyTorch": ("trainkit.checkpoint.storage._serialised", "RuntimeError memory", 5, 5, "checkpoint_failed"),
 }  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def test_a_store_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, ca
 
 def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole):
     command = (str(TOY), "--plugin", "toy", *WORDS)
-    slow = [{"at": "trainkit.witness.Witness.progress", "call": 4, "do": "sleep 60"}]
+    slow = [{"at": "trainkit.training.run_logger.Witness.progress", "call": 4, "do": "sleep 60"}]
     with start(1, *command, plan=slow) as first:
         end = time.monotonic() + 120
         while not [*Store.locate().home.glob("runs/*/checkpoints/step-000000003")]:
@@ -180,7 +181,7 @@ def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole
         assert second.returncode == 2 and f"in use by process {first.pids[0]}" in second.stderr
         first.kill()  # its lock goes with it
         first.wait()
-    before = {path.name: checkpoint.verify(path) for path in folder.checkpoints.iterdir()}
+    before = {path.name: storage.verify(path) for path in folder.checkpoints.iterdir()}
     assert before == {"step-000000003": []}, "what the first had written is as it was"
     ran = run(*WORDS, resume=folder.name)
     assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
@@ -200,7 +201,7 @@ class Sending:
 
     def complete(self) -> threading.Thread:
         job = SimpleNamespace(_store=None, _client=None)
-        thread = threading.Thread(target=sender.Sender._complete, args=(job, self.folder))
+        thread = threading.Thread(target=uploader.Sender._complete, args=(job, self.folder))
         thread.start()
         return thread
 
@@ -215,7 +216,7 @@ def interrupted() -> RunFolder:
 def test_a_run_is_continued_while_another_job_sends_what_it_had_left(store, whole):
     folder = interrupted()
     code = (
-        "import sys; from types import SimpleNamespace; from trainkit import sender; from trainkit.store import Store\n"
+        "import sys; from types import SimpleNamespace; from trainkit.tracking import uploader as sender; from trainkit.tracking.store import Store\n"
         "sender.send_left = lambda *_: print('sending', flush=True) or sys.stdin.readline()\n"
         "job = SimpleNamespace(_store=None, _client=None)\n"
         f"sender.Sender._complete(job, Store.locate().find({folder.name!r}))\n"
@@ -231,7 +232,7 @@ def test_a_run_is_continued_while_another_job_sends_what_it_had_left(store, whol
 def test_a_thread_that_sends_what_a_run_had_left_takes_no_claim_from_it_and_gives_none_away(store, whole, monkeypatch):
     folder = interrupted()
     sending = Sending(folder)
-    monkeypatch.setattr(sender, "send_left", sending)
+    monkeypatch.setattr(uploader, "send_left", sending)
     thread = sending.complete()
     assert sending.began.wait(60)
     threading.Timer(1.0, sending.goes_on.set).start()
@@ -248,8 +249,8 @@ def test_a_thread_that_sends_what_a_run_had_left_takes_no_claim_from_it_and_give
 def test_a_run_that_another_process_goes_on_sending_is_refused_in_the_end(store, monkeypatch):
     folder = interrupted()
     sending = Sending(folder)
-    monkeypatch.setattr(sender, "send_left", sending)
-    monkeypatch.setattr(opening, "PATIENCE", 0.5)
+    monkeypatch.setattr(uploader, "send_left", sending)
+    monkeypatch.setattr(run_lifecycle, "PATIENCE", 0.5)
     thread = sending.complete()
     assert sending.began.wait(60)
     with pytest.raises(UserError, match="in use by a process that ends, or sends what it had left"):
@@ -259,7 +260,7 @@ def test_a_run_that_another_process_goes_on_sending_is_refused_in_the_end(store,
 
 
 def test_a_run_that_is_being_promoted_is_not_continued_by_another_job(store, monkeypatch):
-    code = "from trainkit.store import Store; print(Store.locate().newest_unfinished('toy'))"
+    code = "from trainkit.tracking.store import Store; print(Store.locate().newest_unfinished('toy'))"
     found = []
 
     def at_end(*_: object) -> str:
@@ -268,7 +269,7 @@ def test_a_run_that_is_being_promoted_is_not_continued_by_another_job(store, mon
         found.append(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout)
         return "promoted"
 
-    monkeypatch.setattr("trainkit.registry.at_end", at_end)
+    monkeypatch.setattr("trainkit.analysis.promote.at_end", at_end)
     ran = run(*WORDS, "promote={}")
     assert found == ["None\n"] and not ran.folder.leaving.exists() and not ran.folder.claimed
 

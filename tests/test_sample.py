@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import sample
+from trainkit.data.synthetic import faces as sample
 from trainkit.errors import UserError
 
 

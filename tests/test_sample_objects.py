@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import sample_objects as objects
+from trainkit.data.synthetic import objects
 
 DIGEST = (1, "24896d7caf51df2621b40d023b9b3a5a720db3a0b7c4ba845f045a0570767c2e")
 """Of a few pictures of each class. If it changes on purpose, raise `VERSION` with it."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_sample import together
 
-from trainkit.data import sample_orbits as orbits
+from trainkit.data.synthetic import orbits
 
 DIGEST = (2, "9ce166965b456190f4b08e3b7599555931b1f4009d31b6cd2fde06b38b3a1bf6")
 """Of two patients. If it changes on purpose, raise `VERSION` with it."""

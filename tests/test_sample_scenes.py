@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from test_sample import together
 
-from trainkit.data import sample_scenes as scenes
+from trainkit.data.synthetic import scenes
 
 DIGEST = (4, "34d67546b2683eaa431ab75175f6d72885fc935aacb21760a4d35d4198cab1ed")
 """Of a few pictures and masks. If it changes on purpose, raise `VERSION` with it."""

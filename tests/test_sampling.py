@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from trainkit.data.modalities import RGB
-from trainkit.data.sampling import CHUNK, PK, Cells, Draw, ModalPK, Pairs, Sampler
+from trainkit.data.people.modalities import RGB
+from trainkit.data.people.pk_sampler import CHUNK, PK, Cells, Draw, ModalPK, Pairs, Sampler
 from trainkit.errors import UserError
-from trainkit.plan import Plan
+from trainkit.training.plan import Plan
 
 SPECS = [
     PK(people=2, each=3),

@@ -10,8 +10,8 @@ import torch
 from accelerate.state import AcceleratorState
 from test_nonfinite import bits, held, poisoned, same
 
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.machine import Machine
 
 LONG = ["train.length=24 steps", "checkpoints={every: 1 steps, keep_last: 50}"]
 OVERFLOW = "task={name: poisoned, jump: 1e36, steps: [5, 6, 13]}"

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trainkit.blocks import validate
-from trainkit.data import scene_augment
-from trainkit.data.augment import Distort
-from trainkit.data.scene_augment import Cuts, SceneAugment, cut_map, cut_picture, nearest, place
+from trainkit.config.validation import validate
+from trainkit.data.images.augment import Distort
+from trainkit.data.scenes import augment
+from trainkit.data.scenes.augment import Cuts, SceneAugment, cut_map, cut_picture, nearest, place
 
 FILL = torch.tensor([1, 2, 3], dtype=torch.uint8)
 
@@ -187,4 +187,4 @@ def test_mistakes_in_the_block_are_said():
         with pytest.raises(ValueError, match=words):
             validate(SceneAugment, wrong, {})
     assert SceneAugment().colours is None
-    assert SceneAugment(distort=Distort()).colours.flip == 0 and scene_augment.DRAWS[0] == "scale"
+    assert SceneAugment(distort=Distort()).colours.flip == 0 and augment.DRAWS[0] == "scale"

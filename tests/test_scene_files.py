@@ -11,9 +11,9 @@ import pytest
 import scenes
 from PIL import Image
 
-from trainkit.data import pictures
-from trainkit.data.scene_files import Scene, classes_of, picture_shape, read_mask
-from trainkit.data.scene_labels import from_palette
+from trainkit.data.formats import image_decode
+from trainkit.data.scenes.files import Scene, classes_of, picture_shape, read_mask
+from trainkit.data.scenes.label_maps import from_palette
 from trainkit.errors import UserError
 
 
@@ -134,6 +134,6 @@ def test_shapes_are_those_after_turning(tmp_path):
         exif[0x0112] = orientation
         Image.fromarray(scenes.scene()[0]).save(stream, "JPEG", exif=exif)
         scene = Scene("a", stream.getvalue(), None, "a")
-        assert picture_shape(scene) == pictures.decode(stream.getvalue(), "a").shape[:2]
+        assert picture_shape(scene) == image_decode.decode(stream.getvalue(), "a").shape[:2]
         (tmp_path / "a.jpg").write_bytes(stream.getvalue())
         assert picture_shape(Scene("a", tmp_path / "a.jpg", None, "a")) == picture_shape(scene)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from trainkit.data import scene_labels
-from trainkit.data.scene_labels import Labels, from_palette, numbered
+from trainkit.data.scenes import label_maps
+from trainkit.data.scenes.label_maps import Labels, from_palette, numbered
 from trainkit.errors import UserError
-from trainkit.task import IGNORED
+from trainkit.interfaces import IGNORED
 
 NAMES = ("sky", "road", "tree", "car")
 COLOURS = {"sky": (0, 0, 0), "road": (128, 64, 128), "tree": (0, 128, 0), "car": (255, 255, 255)}
@@ -22,11 +22,11 @@ COLOURS = {"sky": (0, 0, 0), "road": (128, 64, 128), "tree": (0, 128, 0), "car":
 
 def test_published_sets_are_as_published():
     every = {
-        scene_labels.cityscapes(): 19,
-        scene_labels.camvid11(): 11,
-        scene_labels.ade20k(): 150,
-        scene_labels.voc(): 21,
-        scene_labels.coco_stuff(): 171,
+        label_maps.cityscapes(): 19,
+        label_maps.camvid11(): 11,
+        label_maps.ade20k(): 150,
+        label_maps.voc(): 21,
+        label_maps.coco_stuff(): 171,
     }
     for labels, count in every.items():
         assert len(labels.names) == len(labels.colours) == count
@@ -62,20 +62,20 @@ def test_published_sets_are_as_published():
         "coco_stuff": (11, 25, 28, 29, 44, 65, 67, 68, 70, 82, 90),
     }
     for name, values in known.items():
-        labels = getattr(scene_labels, name)()
+        labels = getattr(label_maps, name)()
         table = dict(labels.values)
         assert {value: labels.names[table[value]] for value in values} == values
         assert {value for value, number in table.items() if number == IGNORED} >= {*nothing[name], 255}
         kept = [value for value, number in labels.values if number != IGNORED]
         assert kept == sorted(kept) and len(kept) == len(labels.names)
-    assert len(scene_labels.cityscapes().values) == 35
-    dropped = [value for value, number in scene_labels.coco_stuff().values if number == IGNORED]
+    assert len(label_maps.cityscapes().values) == 35
+    dropped = [value for value, number in label_maps.coco_stuff().values if number == IGNORED]
     assert sorted(dropped) == [*nothing["coco_stuff"], 255]
 
 
 def test_camvids_own_colours_are_its_eleven_classes():
-    labels = scene_labels.camvid_colours()
-    assert labels.names == scene_labels.camvid11().names and len(labels.palette) == 32
+    labels = label_maps.camvid_colours()
+    assert labels.names == label_maps.camvid11().names and len(labels.palette) == 32
     known = {(128, 0, 192): "road", (64, 192, 0): "building", (192, 128, 64): "pedestrian", (128, 128, 192): "pavement"}
     known |= {(0, 64, 64): "sign", (192, 192, 0): "tree", (128, 64, 64): "car", (192, 0, 192): "bicyclist"}
     found = labels.classes(np.array([[*known, (0, 0, 0)]], np.uint8), "m")[0].tolist()
@@ -88,23 +88,23 @@ def test_camvids_own_colours_are_its_eleven_classes():
 
 
 def test_train_ids_are_the_classes_themselves():
-    for labels in (scene_labels.cityscapes(True), scene_labels.coco_stuff_train_ids()):
+    for labels in (label_maps.cityscapes(True), label_maps.coco_stuff_train_ids()):
         mask = np.arange(len(labels.names), dtype=np.uint8)[None]
         assert (labels.classes(mask, "m") == mask).all()
-    assert scene_labels.cityscapes(True).names == scene_labels.cityscapes().names
-    assert scene_labels.cityscapes(True).key != scene_labels.cityscapes().key
+    assert label_maps.cityscapes(True).names == label_maps.cityscapes().names
+    assert label_maps.cityscapes(True).key != label_maps.cityscapes().key
 
 
 def test_cityscapes_numbers_become_train_ids():
     every = np.arange(34, dtype=np.uint8)[None]
-    found = scene_labels.cityscapes().classes(every, "m")[0].tolist()
+    found = label_maps.cityscapes().classes(every, "m")[0].tolist()
     # The table of its scripts, written down by number.
     expected = [255] * 7 + [0, 1, 255, 255, 2, 3, 4, 255, 255, 255, 5, 255, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
     assert found == [*expected, 255, 255, 16, 17, 18]
 
 
 def test_colours_of_voc_differ_and_are_its_own():
-    colours = scene_labels.bit_colours(256)
+    colours = label_maps.bit_colours(256)
     assert len(set(colours)) == 256
     known = {0: (0, 0, 0), 1: (128, 0, 0), 2: (0, 128, 0), 4: (0, 0, 128), 8: (64, 0, 0), 15: (192, 128, 128)}
     assert {n: colours[n] for n in known} == known
@@ -198,7 +198,7 @@ def test_what_is_outside_the_classes_is_named_with_the_most_frequent_first():
     mask = np.zeros((100, 100), np.uint8)
     mask[5, 7:10], mask[9, 9] = 200, 12
     with pytest.raises(UserError) as raised:
-        scene_labels.camvid11().classes(mask, "a.png")
+        label_maps.camvid11().classes(mask, "a.png")
     found = "2 values outside the classes (4 of 10000 pixels): 200 (3 px, first at x 7, y 5), "
     assert raised.value.found == found + "12 (1 px, first at x 9, y 9)"
     assert raised.value.expected == "0 to 10, or where a pixel has no class 11, 255"

@@ -12,10 +12,12 @@ import pytest
 import scenes
 from PIL import Image
 
-from trainkit.data import packed_masks, packing, pictures, scene_labels, scene_sources
-from trainkit.data.scene_files import classes_of, picture_shape
-from trainkit.data.scene_labels import from_palette, numbered
-from trainkit.data.scene_sources import open_scenes
+from trainkit.data.formats import image_decode
+from trainkit.data.scenes import label_maps, sources
+from trainkit.data.scenes.files import classes_of, picture_shape
+from trainkit.data.scenes.label_maps import from_palette, numbered
+from trainkit.data.scenes.sources import open_scenes
+from trainkit.data.storage import cache, mask_store
 from trainkit.errors import UserError
 
 LABELS = numbered(scenes.NAMES[: scenes.CLASSES])
@@ -37,9 +39,9 @@ def drawn(part: int, n: int, classes: int = scenes.CLASSES) -> np.ndarray:
             "p{n:03d}.jpg",
             None,
         ),
-        (scenes.ade20k, "ADE20K", "ADE_{part}_{n:08d}.jpg", scene_labels.ade20k()),
-        (scenes.voc, "Pascal VOC", "2007_{p}{n:05d}", scene_labels.voc()),
-        (scenes.coco_stuff, "COCO-Stuff", "{p}{n:011d}.jpg", scene_labels.coco_stuff()),
+        (scenes.ade20k, "ADE20K", "ADE_{part}_{n:08d}.jpg", label_maps.ade20k()),
+        (scenes.voc, "Pascal VOC", "2007_{p}{n:05d}", label_maps.voc()),
+        (scenes.coco_stuff, "COCO-Stuff", "{p}{n:011d}.jpg", label_maps.coco_stuff()),
         (scenes.listed, "image list", "data/{part}/p{n:03d}.jpg", None),
         (scenes.parquet, "parquet", "row {n}", None),
     ],
@@ -66,7 +68,7 @@ def test_every_layout_gives_its_pictures_in_order_each_with_its_own_mask(tmp_pat
 @pytest.mark.parametrize("kind", ["Ids", "TrainIds"])
 def test_cityscapes(tmp_path, kind):
     source = open_scenes(f"{scenes.cityscapes(tmp_path, kind=kind)}#val")
-    assert source.kind == "Cityscapes" and source.labels == scene_labels.cityscapes(kind == "TrainIds")
+    assert source.kind == "Cityscapes" and source.labels == label_maps.cityscapes(kind == "TrainIds")
     assert source.ids()[0] == "valburg/valburg_000000_000019_leftImg8bit.png" and len(source) == 4
     assert source.left_out == ()
     for n, scene in enumerate(source.scenes):
@@ -76,7 +78,7 @@ def test_cityscapes(tmp_path, kind):
 def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
     place = scenes.camvid(tmp_path, ignored=11, names="0006R0_f{:05d}")
     source = open_scenes(f"{place}#val")
-    assert (source.kind, source.labels) == ("CamVid", scene_labels.camvid11())
+    assert (source.kind, source.labels) == ("CamVid", label_maps.camvid11())
     assert (classes_of(source.scenes[2], source.labels) == drawn(1, 2)).all()
     # One that is called otherwise, and it may be anything.
     scenes.put(place / "val" / "mine.png", scenes.scene(5)[0])
@@ -85,13 +87,13 @@ def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
 
 
 def test_camvid_with_its_own_colours(tmp_path):
-    colours = np.array(scene_labels.camvid_colours().colours, np.uint8)
+    colours = np.array(label_maps.camvid_colours().colours, np.uint8)
     for n in range(2):
         picture, mask = scenes.scene(n, ignored=False)
         scenes.put(tmp_path / "train" / f"0001TP_{n:06d}.png", picture)
         scenes.put(tmp_path / "train_labels" / f"0001TP_{n:06d}_L.png", colours[mask])
     source = open_scenes(f"{tmp_path}#train")
-    assert (source.kind, source.labels) == ("CamVid", scene_labels.camvid_colours())
+    assert (source.kind, source.labels) == ("CamVid", label_maps.camvid_colours())
     assert (classes_of(source.scenes[1], source.labels) == scenes.scene(1, ignored=False)[1]).all()
 
 
@@ -102,7 +104,7 @@ def test_a_list_of_a_published_set_has_its_classes(tmp_path):
         name = f"train/trainburg/trainburg_{n:06d}_000019"
         rows.append((f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png"))
     source = open_scenes(str(scenes.write_list(tmp_path / "train.txt", rows)))
-    assert (source.kind, source.labels) == ("image list", scene_labels.cityscapes())
+    assert (source.kind, source.labels) == ("image list", label_maps.cityscapes())
 
 
 def test_masks_of_one_folder_without_splits(tmp_path):
@@ -188,7 +190,7 @@ def test_a_picture_and_a_mask_that_are_no_files_are_refused_by_name(tmp_path, ki
     assert len(source) == 4 and not source.left_out
     said = {"nowhere": "a link that leads nowhere", "folder": "a folder", "pipe": "a named pipe"}[kind]
     with pytest.raises(UserError) as error:
-        packed_masks.pack_masks_once(source, LABELS, None)
+        mask_store.pack_masks_once(source, LABELS, None)
     for name in ("images/p001.jpg", "masks/p002.png"):
         assert f"{tmp_path}/{name}: {said}; expected a picture file" in str(error.value)
 
@@ -228,14 +230,14 @@ def test_coco_stuff_in_other_places(tmp_path):
     (root / "images").rmdir()
     (root / "annotations").mkdir()
     (root / "annotations" / "instances_train2017.json").write_text("{}")
-    assert open_scenes(f"{root}#train").labels == scene_labels.coco_stuff()
+    assert open_scenes(f"{root}#train").labels == label_maps.coco_stuff()
     # As mmsegmentation converts it: numbers without gaps.
     for n in range(2):
         picture, mask = scenes.scene(n)
         scenes.put(tmp_path / "b" / "images" / "train2017" / f"{n:012d}.jpg", picture)
         scenes.put(tmp_path / "b" / "annotations" / "train2017" / f"{n:012d}_labelTrainIds.png", mask)
     source = open_scenes(f"{tmp_path / 'b'}#train")
-    assert source.labels == scene_labels.coco_stuff_train_ids() and len(source) == 2
+    assert source.labels == label_maps.coco_stuff_train_ids() and len(source) == 2
 
 
 def test_voc_lists(tmp_path):
@@ -308,12 +310,12 @@ def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
     # Both are below the data root.
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
     assert len(open_scenes("lists/train.txt", root="set")) == 6
-    assert scene_sources.missing("lists/train.txt", "set") is None
-    assert scene_sources.missing("lists/val.txt", "set") == f"{lists / 'val.txt'} does not exist"
-    assert scene_sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is no folder"
+    assert sources.missing("lists/train.txt", "set") is None
+    assert sources.missing("lists/val.txt", "set") == f"{lists / 'val.txt'} does not exist"
+    assert sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is no folder"
     with pytest.raises(UserError, match=r"no folder.*data.root"):
         open_scenes("lists/train.txt", root="sets")
-    assert scene_sources.missing("sample:scenes", "sets") is None
+    assert sources.missing("sample:scenes", "sets") is None
 
 
 def test_all_mistakes_of_a_list_are_counted(tmp_path):
@@ -373,7 +375,7 @@ def test_lists_that_are_none(tmp_path, data, said):
 
 
 def test_large_lists_are_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr(scene_sources, "LIST_LIMIT", 10)
+    monkeypatch.setattr(sources, "LIST_LIMIT", 10)
     (tmp_path / "a.txt").write_text("a.png,b.png\n")
     with pytest.raises(UserError, match="12 bytes; expected at most 10"):
         open_scenes(str(tmp_path / "a.txt"))
@@ -414,7 +416,7 @@ def test_the_drawn_set(tmp_path, monkeypatch):
     drawn = types.SimpleNamespace(
         folder=lambda: scenes.camvid(tmp_path), NAMES=scenes.NAMES[:4], COLOURS=scenes.COLOURS[:4]
     )
-    monkeypatch.setitem(sys.modules, "trainkit.data.sample_scenes", drawn)
+    monkeypatch.setitem(sys.modules, "trainkit.data.synthetic.scenes", drawn)
     source = open_scenes("sample:scenes", "val")
     assert source.where == f"{tmp_path}#val" and len(source) == 3
     assert source.labels == numbered(scenes.NAMES[:4], colours=scenes.COLOURS[:4])
@@ -430,11 +432,11 @@ def test_pictures_are_packed_in_the_order_of_the_scenes(tmp_path, monkeypatch, w
     place = write(tmp_path / "set")
     for part, count in (("train", 6), ("val", 3)):
         source = open_scenes(str(place), part)
-        packed = packing.pack_once(source.pictures(), None)
+        packed = cache.pack_once(source.pictures(), None)
         assert len(packed) == count and packed.ids() == source.ids()
         for n, scene in enumerate(source.scenes):
             data = scene.image if isinstance(scene.image, bytes) else scene.image.read_bytes()
-            assert (packed.picture(n) == pictures.decode(data, "")).all()
+            assert (packed.picture(n) == image_decode.decode(data, "")).all()
 
 
 def test_a_mask_that_changes_does_not_pack_the_pictures_again(tmp_path, monkeypatch):
@@ -442,7 +444,7 @@ def test_a_mask_that_changes_does_not_pack_the_pictures_again(tmp_path, monkeypa
     place = scenes.camvid(tmp_path / "set")
 
     def packed() -> Path:
-        return packing.pack_once(open_scenes(f"{place}#train").pictures(), (12, 16), "stretch").path
+        return cache.pack_once(open_scenes(f"{place}#train").pictures(), (12, 16), "stretch").path
 
     before, files = packed(), open_scenes(f"{place}#train").files
     scenes.put(place / "trainannot" / "p000.png", scenes.scene(99)[1])
@@ -457,7 +459,7 @@ def test_camvid_itself(shared):
     for part, count in (("train", 110), ("val", 30)):
         source = open_scenes(f"{shared / 'seg_camvid'}#{part}")
         assert (source.kind, len(source), source.left_out) == ("CamVid", count, ())
-        assert source.labels == scene_labels.camvid11()
+        assert source.labels == label_maps.camvid11()
         for scene in source.scenes[::10]:
             found = classes_of(scene, source.labels)
             assert found.shape == picture_shape(scene) == (360, 480)

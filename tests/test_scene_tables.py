@@ -8,10 +8,12 @@ import pytest
 import scenes
 from PIL import Image
 
-from trainkit.data import hub, packed_masks, scene_tables
-from trainkit.data.scene_files import classes_of
-from trainkit.data.scene_labels import numbered
-from trainkit.data.scene_sources import open_scenes
+from trainkit.data import hub
+from trainkit.data.scenes import arrow_tables
+from trainkit.data.scenes.files import classes_of
+from trainkit.data.scenes.label_maps import numbered
+from trainkit.data.scenes.sources import open_scenes
+from trainkit.data.storage import mask_store
 from trainkit.errors import UserError
 
 LABELS = numbered(scenes.NAMES[: scenes.CLASSES])
@@ -61,7 +63,7 @@ def test_empty_cells_are_mistakes_of_their_rows(tmp_path):
     rows[1]["mask"], rows[2]["image"] = None, None
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     source = open_scenes(f"{tmp_path}/a.parquet")
-    _, said = packed_masks.compared(source.scenes)
+    _, said = mask_store.compared(source.scenes)
     assert len(said) == 2 and "row 1, its mask: no mask" in said[0] and "row 2: cannot be decoded" in said[1]
     paths = [{"image": {"bytes": rows[0]["image"], "path": "x"}, "mask": {"bytes": None, "path": "x"}}] * 2
     paths.append({"image": paths[0]["image"], "mask": {"bytes": rows[0]["mask"], "path": "x"}})
@@ -85,7 +87,7 @@ def test_columns_of_tables(tmp_path):
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
         with pytest.raises(UserError, match=said):
             open_scenes(f"{tmp_path}/{name}.parquet")
-    for column in scene_tables.MASK_COLUMNS:
+    for column in arrow_tables.MASK_COLUMNS:
         source = open_scenes(f"{scenes.parquet(tmp_path / column, (1, 1), column=column)}#val")
         assert (classes_of(source.scenes[0], LABELS) == scenes.scene(1000)[1]).all()
     # A table of training alone is not taken for one to score.

@@ -8,10 +8,10 @@ import scenes
 from click.testing import CliRunner
 from PIL import Image
 
-from trainkit import cli
-from trainkit.data import scene_import
-from trainkit.data.scene_augment import SceneAugment
-from trainkit.data.scenes import Scenes
+from trainkit.cli import main
+from trainkit.data.scenes import verify
+from trainkit.data.scenes.augment import SceneAugment
+from trainkit.data.scenes.dataset import Scenes
 from trainkit.errors import UserError
 
 NAMES = list(scenes.NAMES[: scenes.CLASSES])
@@ -61,15 +61,15 @@ def put_mask(root, name, classes, split="train"):
 
 
 def ask(*words, code=0):
-    done = CliRunner().invoke(cli.main, [str(word) for word in words])
+    done = CliRunner().invoke(main.main, [str(word) for word in words])
     assert done.exit_code == code, done.output
     return done.output
 
 
 def test_nothing_is_said_of_sets_that_are_well(root, cache):
-    assert scene_import.verify(root, names=NAMES) == []
-    assert scene_import.verify(f"{root}#val", names=NAMES) == []
-    assert scene_import.verify(recipe(root)) == []
+    assert verify.verify(root, names=NAMES) == []
+    assert verify.verify(f"{root}#val", names=NAMES) == []
+    assert verify.verify(recipe(root)) == []
     assert not cache.exists(), "nothing is written"
     opened(root)
 
@@ -130,7 +130,7 @@ def no_label(root):
 )  # fmt: skip
 def test_what_is_damaged_is_named_with_its_count_and_a_training_refuses_it(root, spoil):
     said = spoil(root)
-    for found in (scene_import.verify(root, names=NAMES), scene_import.verify(recipe(root))):
+    for found in (verify.verify(root, names=NAMES), verify.verify(recipe(root))):
         problems = [line for line in found if not line.startswith("warning: ")]
         assert len(problems) == 1 and re.search(said, problems[0]), problems
     with pytest.raises(UserError):
@@ -139,7 +139,7 @@ def test_what_is_damaged_is_named_with_its_count_and_a_training_refuses_it(root,
 
 def test_mistakes_of_several_kinds_are_all_said(root):
     said = [another_size(root), damaged_picture(root), no_label(root)]
-    found = scene_import.verify(recipe(root))
+    found = verify.verify(recipe(root))
     assert sum(not line.startswith("warning: ") for line in found) == 3
     for expected in said:
         assert any(re.search(expected.split(":")[0], line) for line in found)
@@ -156,12 +156,12 @@ def test_colours_that_are_not_in_the_table(tmp_path):
         more=f", palette: {palette}, ignore: [[0, 0, 0]]",
     )  # fmt: skip
     (tmp_path / "tiny.yaml").write_text(text)
-    found = scene_import.verify(tmp_path / "tiny.yaml")
+    found = verify.verify(tmp_path / "tiny.yaml")
     assert len(found) == 1
     said = r"data\.train .*: 1 of 4 masks hold colours outside the classes, \[1, 2, 3\] \(20 pixels of 1\):\n"
     assert re.match(said, found[0]) and "p001.png" in found[0]
     # Without a table whatever colours there are count as classes, and that is said.
-    (line,) = scene_import.verify(file)
+    (line,) = verify.verify(file)
     assert line.startswith("warning: ") and "its 6 colours" in line and "[1, 2, 3]" in line
 
 
@@ -169,19 +169,19 @@ def test_a_list_with_missing_files_names_its_lines(tmp_path):
     file = scenes.listed(tmp_path / "set", (4, 2))
     (tmp_path / "set/data/train/p001.png").unlink()
     (tmp_path / "set/data/train/p003.jpg").unlink()
-    (said,) = scene_import.verify(file)
+    (said,) = verify.verify(file)
     assert "line 2 (data/train/p001.png)" in said and "line 4 (data/train/p003.jpg)" in said
     text = RECIPE.format(
         train=file, val=file.with_name("val.txt"), crop=[16, 16], scales=[1, 1], evals=[1], more=f", names: {NAMES}"
     )
     (tmp_path / "tiny.yaml").write_text(text)
-    (said,) = scene_import.verify(tmp_path / "tiny.yaml")
+    (said,) = verify.verify(tmp_path / "tiny.yaml")
     assert said.startswith("data.train: ") and "line 4" in said
 
 
 def test_sets_that_are_not_there_are_all_named(tmp_path):
     file = recipe(tmp_path / "nothing")
-    found = scene_import.verify(file)
+    found = verify.verify(file)
     assert len(found) == 2 and all("does not exist" in line for line in found)
     assert "data.train" in found[0] and "data.evaluate.val" in found[1]
     assert "does not exist" in ask("data", "verify", tmp_path / "nosuch.txt", code=2)
@@ -196,7 +196,7 @@ def test_sets_that_are_not_there_are_all_named(tmp_path):
     ],
 )
 def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
-    (found,) = scene_import.verify(recipe(root, **setting))
+    (found,) = verify.verify(recipe(root, **setting))
     assert re.match(said, found)
     with pytest.raises(UserError) as error:
         opened(root, **setting)
@@ -204,14 +204,14 @@ def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
 
 
 def test_scales_at_which_nothing_is_left_to_score_are_told(root):
-    (found,) = scene_import.verify(recipe(root, evals=(0.5, 1.0)))
+    (found,) = verify.verify(recipe(root, evals=(0.5, 1.0)))
     assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 pictures less than 16 pixels", found)
-    assert scene_import.verify(recipe(root, evals=(0.5,), more=", short_side: 48")) == []
+    assert verify.verify(recipe(root, evals=(0.5,), more=", short_side: 48")) == []
 
 
 def test_sizes_are_those_to_which_pictures_are_packed(root):
-    assert scene_import.verify(recipe(root, crop=(40, 60), more=", size: [48, 64]")) == []
-    (found,) = scene_import.verify(recipe(root, crop=(40, 60), more=", size: [48, 50]"))
+    assert verify.verify(recipe(root, crop=(40, 60), more=", size: [48, 64]")) == []
+    (found,) = verify.verify(recipe(root, crop=(40, 60), more=", size: [48, 50]"))
     assert found.startswith("data.crop: 60 pixels wide")
 
 
@@ -219,7 +219,7 @@ def test_a_picture_of_one_size_is_enough_for_a_crop(root):
     picture, classes = scenes.scene(77, (64, 64))
     scenes.put(root / "train/p003.png", picture)
     put_mask(root, "p003", classes)
-    assert scene_import.verify(recipe(root, crop=(48, 48))) == []
+    assert verify.verify(recipe(root, crop=(48, 48))) == []
 
 
 def copy(root, split, one, to_split, other, masks=True):
@@ -230,15 +230,15 @@ def copy(root, split, one, to_split, other, masks=True):
 
 def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root):
     copy(root, "train", "p004", "val", "p001", masks=False)
-    (found,) = scene_import.verify(recipe(root))
+    (found,) = verify.verify(recipe(root))
     assert re.match(r"data\.evaluate\.val .*: 1 of its 3 pictures are in data\.train .*: p001.* = p004", found)
     with pytest.raises(UserError, match="was trained on"):
         opened(root)
-    (found,) = scene_import.verify(recipe(root, more=", leakage: allow"))
+    (found,) = verify.verify(recipe(root, more=", leakage: allow"))
     assert found.startswith("warning: data.evaluate.val")
-    (found,) = scene_import.verify(root, names=NAMES)
+    (found,) = verify.verify(root, names=NAMES)
     assert re.match(r"warning: .*#val: 1 of its 3 pictures are in .*#train: p001.* = p004", found)
-    (found,) = scene_import.verify(f"{root}#val", names=NAMES, against=[f"{root}#train"])
+    (found,) = verify.verify(f"{root}#val", names=NAMES, against=[f"{root}#train"])
     assert re.match(r"warning: .*#val: 1 of its 3 pictures are in .*#train", found)
 
 
@@ -247,22 +247,22 @@ def test_what_is_odd_is_told_and_no_problem(root):
     copy(root, "train", "p002", "train", "p003", masks=False)  # the same picture, another mask
     put_mask(root, "p005", np.where(mask(root, "p005") == 3, 0, mask(root, "p005")))
     put_mask(root, "p004", np.full(scenes.SIZE, 1))
-    found = scene_import.verify(f"{root}#train", names=NAMES)
+    found = verify.verify(f"{root}#train", names=NAMES)
     assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
     assert "1 of 6 pictures are of one class all over: p004.png (road)" in found[0]
     twice = "2 of 6 pictures are there before, 1 of them with another mask: p001.png = p000.png, p003.png = p002.png"
     assert twice in found[1]
     # The same of the packed form, which a training has at hand.
     whole = opened(root).evaluations["train"].scenes
-    seen = scene_import.of_packed("train", whole.masks, whole.pictures)
-    assert [f"warning: {root}#train: {text}" for text in scene_import.oddities(seen)] == found
+    seen = verify.of_packed("train", whole.masks, whole.pictures)
+    assert [f"warning: {root}#train: {text}" for text in verify.oddities(seen)] == found
 
 
 def test_masks_of_other_pictures_are_told(root):
     put_mask(root, "p003", mask(root, "p001"))
     for name in ("p000", "p005"):  # two masks of one class are alike without having been copied
         put_mask(root, name, np.full(scenes.SIZE, 2))
-    found = scene_import.verify(f"{root}#train", names=NAMES)
+    found = verify.verify(f"{root}#train", names=NAMES)
     assert "1 of 6 masks are those of other pictures: p003.png = p001.png" in found[-1]
 
 
@@ -272,7 +272,7 @@ def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
         classes[(classes == 3) | (np.indices(classes.shape)[0] > 8)] = 255
         put_mask(root, f"p{n:03d}", classes)
     put_mask(root, "p002", np.full(scenes.SIZE, 255))
-    found = scene_import.verify(f"{root}#train", names=[*NAMES, "wall"])
+    found = verify.verify(f"{root}#train", names=[*NAMES, "wall"])
     said = "\n".join(found)
     assert "2 of 5 classes have no pixel: car, wall" in said
     assert "1 of 6 pictures have no pixel with a class: p002.png" in said
@@ -281,7 +281,7 @@ def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
 
 def test_what_is_left_out_is_told(root):
     (root / "trainannot/p002.png").unlink()
-    (found,) = scene_import.verify(f"{root}#train", names=NAMES)
+    (found,) = verify.verify(f"{root}#train", names=NAMES)
     assert re.match(r"warning: .*#train: 1 left out: 1 picture without a mask: p002", found)
 
 
@@ -297,17 +297,17 @@ def test_pictures_that_are_turned_without_a_change_of_size_are_told(root, orient
     turned = picture.transpose(1, 0, 2) if orientation == 6 else picture
     Image.fromarray(np.ascontiguousarray(turned)).save(root / "train/p002.png", exif=exif)
     put_mask(root, "p002", classes)
-    found = scene_import.verify(f"{root}#train", names=NAMES)
+    found = verify.verify(f"{root}#train", names=NAMES)
     assert len(found) == told
     for line in found:
         assert re.match(r"warning: .*#train: 1 of 6 pictures are turned or mirrored by their EXIF .*: p002\.png$", line)
 
 
 def test_values_count_as_classes_where_nothing_names_them(root):
-    found = scene_import.verify(root)
+    found = verify.verify(root)
     assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
     assert "its 4 values stand for, each counts as a class: 0, 1, 2, 3" in found[0]
-    found = scene_import.verify(recipe(root, names=None))
+    found = verify.verify(recipe(root, names=None))
     assert len(found) == 2 and all("nothing says what the values in its masks stand for" in line for line in found)
     with pytest.raises(UserError, match="nothing says what the values"):
         opened(root, names=None)
@@ -316,31 +316,31 @@ def test_values_count_as_classes_where_nothing_names_them(root):
 def test_a_set_of_one_value_is_no_set_of_classes(root):
     for n in range(3):
         put_mask(root, f"p{n:03d}", np.zeros(scenes.SIZE), "val")
-    found = scene_import.verify(f"{root}#val")
+    found = verify.verify(f"{root}#val")
     assert len(found) == 1 and "1 value in its masks; expected those of 2 to 255 classes" in found[0]
 
 
 def test_published_layouts_are_read_with_their_classes(tmp_path):
     for name in ("cityscapes", "ade20k", "voc", "coco_stuff"):
         place = getattr(scenes, name)(tmp_path / name)
-        found = scene_import.verify(place)
+        found = verify.verify(place)
         assert found and all(re.match(r"warning: .*classes have no pixel", line) for line in found), found
     # 255 is no class of Cityscapes' numbers 0 to 33 and is left out; 34 is nothing.
     file = next((tmp_path / "cityscapes/gtFine/train").rglob("*_labelIds.png"))
     scenes.put(file, np.full(scenes.SIZE, 34, np.uint8))
-    found = [line for line in scene_import.verify(tmp_path / "cityscapes") if not line.startswith("warning: ")]
+    found = [line for line in verify.verify(tmp_path / "cityscapes") if not line.startswith("warning: ")]
     assert len(found) == 1 and "34 (768 pixels of 1)" in found[0]
 
 
 def test_tables_are_read_too(tmp_path):
     place = scenes.parquet(tmp_path / "set", (5, 2))
-    assert scene_import.verify(place, names=NAMES) == []
-    lines = scene_import.described(place, names=NAMES)
+    assert verify.verify(place, names=NAMES) == []
+    lines = verify.described(place, names=NAMES)
     assert [line.split()[-1] for line in lines if line.startswith("  pictures")] == ["5", "2"]
 
 
 def test_a_set_is_described_by_its_pixels(root):
-    lines = scene_import.described(root, names=NAMES)
+    lines = verify.described(root, names=NAMES)
     text = "\n".join(lines)
     assert lines[0] == f"{root}#train" and f"\n\n{root}#val\n" in text
     drawn = np.stack([mask(root, f"p{n:03d}") for n in range(6)])
@@ -351,7 +351,7 @@ def test_a_set_is_described_by_its_pixels(root):
     assert ask("data", "info", root, "--names", ",".join(NAMES)) == text + "\n"
     assert "data.train (" in ask("data", "info", recipe(root))
     damaged_mask(root)
-    assert "warning: 1 of 6 masks cannot be read" in "\n".join(scene_import.described(root, names=NAMES))
+    assert "warning: 1 of 6 masks cannot be read" in "\n".join(verify.described(root, names=NAMES))
 
 
 def test_commands_say_how_many_and_end_with_2(root, tmp_path):
@@ -369,7 +369,7 @@ def test_commands_say_how_many_and_end_with_2(root, tmp_path):
 
 def test_progress_counts_the_pictures_of_all_sets(root):
     seen = []
-    scene_import.verify(recipe(root), on_progress=lambda *done: seen.append(done))
+    verify.verify(recipe(root), on_progress=lambda *done: seen.append(done))
     assert seen == [(n, 9) for n in range(1, 10)]
 
 
@@ -377,19 +377,19 @@ def test_what_a_command_names_begins_here(root, monkeypatch):
     """Paths of a recipe begin at the data root, those of commands where the command is given."""
     monkeypatch.setenv("TRAINKIT_DATA", str(root.parent / "elsewhere"))
     monkeypatch.chdir(root.parent)
-    assert scene_import.holds_scenes("set") and scene_import.verify("set#train", names=NAMES) == []
+    assert verify.holds_scenes("set") and verify.verify("set#train", names=NAMES) == []
 
 
 def test_only_what_has_a_layout_holds_scenes(root, tmp_path):
-    assert scene_import.holds_scenes(root) and scene_import.holds_scenes(f"{root}#val")
+    assert verify.holds_scenes(root) and verify.holds_scenes(f"{root}#val")
     (tmp_path / "folder/class").mkdir(parents=True)
     scenes.put(tmp_path / "folder/class/a.png", scenes.scene()[0])
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed/manifest.json").write_text("{}")
     for place in ("folder", "packed", "nothing"):
-        assert not scene_import.holds_scenes(tmp_path / place)
+        assert not verify.holds_scenes(tmp_path / place)
 
 
 @pytest.mark.slow
 def test_camvid_is_well(shared):
-    assert scene_import.verify(shared / "seg_camvid") == []
+    assert verify.verify(shared / "seg_camvid") == []

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit.agenda import Agenda, recorded_decisions
-from trainkit.blocks import validate
-from trainkit.journal import Event
-from trainkit.schedule import Curve, Gate, Safeguard, Span, Warmup
+from trainkit.config.units import Curve, Gate, Safeguard, Span, Warmup
+from trainkit.config.validation import validate
+from trainkit.tracking.journal import Event
+from trainkit.training.events import Agenda, recorded_decisions
 
 EPOCH, BATCH = 40, 16
 

@@ -12,10 +12,14 @@ import pytest
 from click.testing import CliRunner
 from runs import PLUGIN, ROOT, TOY, spawn
 
-from trainkit import cli, launcher, redact, tracking
+from trainkit import redact
+from trainkit.cli import main
+from trainkit.distributed import stop_signal
+from trainkit.environment import process
 from trainkit.errors import UserError
 from trainkit.redact import holds_secret, without_secrets
-from trainkit.store import Store
+from trainkit.tracking import tracker
+from trainkit.tracking.store import Store
 
 HEADER = "".join(f"# {line}\n" for text in canaries.SAID.values() for line in text.splitlines())
 
@@ -55,7 +59,7 @@ def clean(said) -> bool:
 
 
 def ask(*words: str) -> str:
-    done = CliRunner().invoke(cli.main, [str(word) for word in words])
+    done = CliRunner().invoke(main.main, [str(word) for word in words])
     assert done.exit_code in (0, 1, 2), done.output
     assert not canaries.found_in(done.output.encode()), words
     return done.output
@@ -119,8 +123,8 @@ def test_a_server_that_is_away_is_named_without_them(planted, store):
 
 def test_a_recipe_that_holds_one_is_refused_before_anything_is_made(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
-    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
+    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
     for kind in ("HF_TOKEN", "GitHub", "password of a URI", "JWT"):
         said = ask("run", "adadistill", f"log.experiment={canaries.SAID[kind]!r}")
         assert "log.experiment" in said and "holds a secret" in said, kind
@@ -211,7 +215,7 @@ def test_a_mistyped_address_of_a_store_shows_no_password(uri, tmp_path, monkeypa
         assert "hunter2" not in without_secrets(f"Invalid URL '{uri}/api': no scheme")
         assert holds_secret("log.experiment", uri) or ":hunter2" not in uri
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    said = CliRunner().invoke(cli.main, ["sync", "x"]).output + CliRunner().invoke(cli.main, ["ui"]).output
+    said = CliRunner().invoke(main.main, ["sync", "x"]).output + CliRunner().invoke(main.main, ["ui"]).output
     assert "hunter2" not in said
     if not uri.startswith("htp:"):  # SQLAlchemy's to refuse
         with pytest.raises(UserError, match=r"^MLFLOW_TRACKING_URI: .*host.* expected .*://") as caught:
@@ -226,7 +230,7 @@ def test_without_hiding_they_are_found_where_this_looks(store, monkeypatch):
     for folder in (PLUGIN, ROOT / "tests"):
         monkeypatch.syspath_prepend(str(folder))
     for name in ("without_secrets", "is_secret_name"):
-        monkeypatch.setattr(tracking, name, (lambda text: text) if name == "without_secrets" else (lambda name: False))
+        monkeypatch.setattr(tracker, name, (lambda text: text) if name == "without_secrets" else (lambda name: False))
     with pytest.raises(OSError, match="cannot open"):
         run_leaky("data.fails_at=11")
     found = left(store)
@@ -236,7 +240,7 @@ def test_without_hiding_they_are_found_where_this_looks(store, monkeypatch):
 
 
 def run_leaky(*words: str):
-    from trainkit.launch import launch
-    from trainkit.order import Order
+    from trainkit.config.run_request import Order
+    from trainkit.experiments.launch import launch
 
     return launch(Order(TOY, ("data={name: leaky}", *words), ("toy", "leaky")), lambda: False)

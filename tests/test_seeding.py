@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainkit import seeding
+from trainkit import rng as seeding
 
 ROWS = np.arange(100_000)
 PINNED_NUMBER = 5192706445441871157

@@ -9,7 +9,7 @@ import pytest
 import scenes
 from runs import ROOT, Ran, all_same, environment, newest, overrides, own_store, run, spawn, stop_after
 
-from trainkit.config import ConfigError
+from trainkit.config.loader import ConfigError
 from trainkit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("store")

@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from trainkit import blocks
-from trainkit.data.protocols import Scenes
+from trainkit.config import validation
+from trainkit.config.schema import TABLES
 from trainkit.errors import UserError
-from trainkit.losses.pixels import Near, Ohem, PixelLoss
-from trainkit.metrics import boundaries, scenes
-from trainkit.models import segmenter
-from trainkit.models.points import PointSpec
-from trainkit.models.segmenter import BiSeNetV2Spec, Norm
-from trainkit.recipe import TABLES
-from trainkit.task import IGNORED, At, Meta
+from trainkit.evaluation_protocols import Scenes
+from trainkit.interfaces import IGNORED, At, Meta
+from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss
+from trainkit.metrics import boundary_f_score
+from trainkit.metrics import segmentation_2d as scenes
+from trainkit.models import segmentation_2d as segmenter
+from trainkit.models.pointrend import PointSpec
+from trainkit.models.segmentation_2d import BiSeNetV2Spec, Norm
 from trainkit.tasks.segment2d import Segment2d, point_loss
 
 CROP, NAMES = (64, 96), ("road", "car", "pole", "sky")
@@ -192,7 +193,7 @@ def test_pixels_are_counted_of_the_most_probable_class(made, view):
     found = task.probabilities(net, given["image"], **view).argmax(1)
     within = 0.0075 * np.hypot(24, 32)
     expected = scenes.pixel_counts(found, given["mask"], 4)
-    expected |= boundaries.boundary_counts(found, given["mask"], 4, within)
+    expected |= boundary_f_score.boundary_counts(found, given["mask"], 4, within)
     assert rows.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(rows[name], value), name
@@ -356,14 +357,14 @@ def test_a_recipe_says_everything_in_words():
         "aux_weight": 1,
         "boundary": None,
     }
-    task = blocks.validate(Segment2d, tree, TABLES)
+    task = validation.validate(Segment2d, tree, TABLES)
     assert task.objective == PixelLoss(ohem=Ohem(probability=0.6), near=Near(), lovasz=0.5)
     assert task.needs()["net"].weights == "run:first" and task.batch_norm == "sync"
     assert task.boundary is None and task.points.points == 256
-    assert blocks.validate(Segment2d, blocks.to_tree(task), TABLES) == task
-    plain = blocks.validate(Segment2d, {"net": {"name": "bisenetv2"}}, TABLES)
+    assert validation.validate(Segment2d, validation.to_tree(task), TABLES) == task
+    plain = validation.validate(Segment2d, {"net": {"name": "bisenetv2"}}, TABLES)
     assert plain.needs() == {} and plain.batch_norm == "batch" and plain.points is None and plain.boundary == 0.0075
-    group = blocks.validate(Segment2d, {"net": {"name": "bisenetv2"}, "norm": {"name": "group"}}, TABLES)
+    group = validation.validate(Segment2d, {"net": {"name": "bisenetv2"}, "norm": {"name": "group"}}, TABLES)
     assert group.batch_norm is None
 
 
@@ -383,4 +384,4 @@ def test_a_recipe_says_everything_in_words():
 )
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValidationError):
-        blocks.validate(Segment2d, {"net": {"name": "bisenetv2"}, **wrong}, TABLES)
+        validation.validate(Segment2d, {"net": {"name": "bisenetv2"}, **wrong}, TABLES)

@@ -12,14 +12,14 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from trainkit import blocks
-from trainkit.data.protocols import Segmentation
+from trainkit.config import validation
+from trainkit.config.schema import TABLES
 from trainkit.errors import UserError
-from trainkit.losses.segmentation import SegmentationLoss, deep, subsets
-from trainkit.models import volumetric
-from trainkit.models.volumetric import DynUNetSpec, EmcadSpec, SegResNetSpec, UNetSpec
-from trainkit.recipe import TABLES
-from trainkit.task import At, Meta
+from trainkit.evaluation_protocols import Segmentation
+from trainkit.interfaces import At, Meta
+from trainkit.losses.segmentation_3d import SegmentationLoss, deep, subsets
+from trainkit.models import segmentation_3d
+from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SegResNetSpec, UNetSpec
 from trainkit.tasks.segment3d import Segment3d, Window
 
 NNUNET = partial(deep, coarsest=False)
@@ -54,7 +54,7 @@ def made(monkeypatch):
     """A task that has built a given network instead of MONAI's."""
 
     def make(net=None, spec=UNET, **settings):
-        monkeypatch.setattr(volumetric, "build", lambda *args: (net or Reads(), ["stub"]))
+        monkeypatch.setattr(segmentation_3d, "build", lambda *args: (net or Reads(), ["stub"]))
         task = Segment3d(net=spec, **settings)
         return task, task.build(META, {}, 0)
 
@@ -200,7 +200,7 @@ def test_scores_are_on_the_grid_of_the_file_whatever_grid_the_network_saw(made):
 
 
 def test_the_label_map_is_where_the_mean_over_windows_and_mirrors_is_largest(made):
-    from trainkit.windows import sliding
+    from trainkit.models.sliding_window import sliding
 
     torch.manual_seed(0)
     net = nn.Conv3d(1, 3, 3, padding=1).requires_grad_(False)
@@ -276,13 +276,13 @@ def test_a_recipe_says_everything_in_words():
         "window": {"overlap": 0.25, "weight": "constant", "batch_size": 2},
         "tolerance": {"ball": 2},
     }
-    task = blocks.validate(Segment3d, tree, TABLES)
+    task = validation.validate(Segment3d, tree, TABLES)
     assert task.net == DynUNetSpec(name="dynunet", filters=[8, 16, 32], weights="run:first")
     assert task.window == Window(overlap=0.25, weight="constant", batch_size=2)
     assert task.tolerance == {"ball": 2.0} and task.objective.ce == 0.5
     assert task.needs()["net"].weights == "run:first"
-    assert blocks.validate(Segment3d, blocks.to_tree(task), TABLES) == task
-    plain = blocks.validate(Segment3d, {"net": {"name": "unet", "filters": [8, 16]}, "tolerance": 2}, TABLES)
+    assert validation.validate(Segment3d, validation.to_tree(task), TABLES) == task
+    plain = validation.validate(Segment3d, {"net": {"name": "unet", "filters": [8, 16]}, "tolerance": 2}, TABLES)
     assert plain.tolerance == 2 and plain.needs() == {}
 
 
@@ -301,7 +301,7 @@ def test_a_recipe_says_everything_in_words():
 )
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValidationError):
-        blocks.validate(Segment3d, {"net": {"name": "unet", "filters": [8, 16]}, **wrong}, TABLES)
+        validation.validate(Segment3d, {"net": {"name": "unet", "filters": [8, 16]}, **wrong}, TABLES)
 
 
 # A real network

@@ -23,12 +23,14 @@ from doorman import Doorman, doorman
 from runs import ROOT, Ran, _port, run, stop_after
 from safetensors.numpy import save_file
 
-from trainkit import cli, journal, sender, tracking, ui
+from trainkit.cli import main
+from trainkit.environment.process import die_with_parent
 from trainkit.errors import UserError
-from trainkit.launcher import die_with_parent
-from trainkit.outbox import left
-from trainkit.store import Store
-from trainkit.tracking import Tracker
+from trainkit.tracking import journal, ui, uploader
+from trainkit.tracking import tracker as tracking
+from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Tracker
+from trainkit.tracking.upload_queue import left
 
 pytestmark = pytest.mark.slow  # the server answers after 5 s
 
@@ -213,7 +215,7 @@ def test_an_interrupted_run_goes_on_in_the_same_run_of_the_server(remote):
 
 def test_runs_are_sent_to_a_server_by_two_processes_at_once(remote):
     code = (
-        "from trainkit.store import Store; from trainkit.tracking import Tracker\n"
+        "from trainkit.tracking.store import Store; from trainkit.tracking.tracker import Tracker\n"
         "store = Store.locate(); folder = store.new_run('twins', 0, 'aa')\n"
         "tracker = Tracker.start(folder, store, experiment='twins', run_name=folder.name, params={'lr': 0.1},\n"
         "    system_metrics_every=0)\n"
@@ -247,7 +249,7 @@ def test_a_server_that_wants_a_password_gets_it_and_nobody_else_does(door, serve
 
 
 def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, caplog, monkeypatch, tmp_path):
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.05)
     store = Store.locate()
     tracker = begin(store, "away")
     for step in range(20):
@@ -267,11 +269,11 @@ def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, cap
     assert said[1].endswith(f"sent by: trainkit sync {tracker.folder.name}")
     assert left(tracker.folder) == (680, 4)
 
-    refused = CliRunner().invoke(cli.main, ["sync"])
+    refused = CliRunner().invoke(main.main, ["sync"])
     assert refused.exit_code == 2 and "broke the connection" in refused.output
     door.down = False
     for expected in ("680 values and 4 files, tags or models sent; FINISHED", "has all of 1 run"):
-        done = CliRunner().invoke(cli.main, ["sync"])
+        done = CliRunner().invoke(main.main, ["sync"])
         assert done.exit_code == 0 and expected in done.output
     client = store.client()
     found = client.get_run(tracker.run_id)
@@ -301,7 +303,7 @@ def test_a_training_does_not_wait_for_a_server_that_is_slow(door, caplog):
 
 def test_a_server_that_never_answers_lets_the_training_end(door, caplog, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.05)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 3.0)
     tracker = begin(Store.locate(), "slow")
     door.holds.set()
@@ -360,7 +362,7 @@ def complete(store: Store, tracker: Tracker, steps: int, firsts: list[int]) -> N
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_server_that_is_killed_or_frozen_and_comes_back(promise, how, database, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     for at in promise.trials(
@@ -397,7 +399,7 @@ def test_a_server_that_is_killed_or_frozen_and_comes_back(promise, how, database
 @pytest.mark.parametrize("wrong", ["drop", "half", "garbage", "500", "429", "401", "2 s"])
 def test_a_server_whose_answers_are_wrong(promise, wrong, door, tmp_path, monkeypatch):
     """The first answer to each kind of request is wrong, from the beginning of the run on; then every fourth."""
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
     # MLflow's client tries once more by itself: what is done twice must be there once all the same.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -433,7 +435,7 @@ def test_a_server_whose_disk_is_full_for_a_while(promise, database, tmp_path, mo
     """Its processes may write no file further than it is long."""
     import psutil
 
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
     for at in promise.trials("T3", "the disk of a real server full in a run", of=["full"]):
         with promise.trial(at):
@@ -480,8 +482,8 @@ def test_a_run_that_begins_and_ends_before_its_server_does(promise, database, tm
             tracker.finish("FINISHED")
             said = warnings(caplog)
             assert len(said) == 2 and "the run begins all the same" in said[0] and "trainkit sync" in said[1]
-            assert CliRunner().invoke(cli.main, ["sync"]).exit_code == 2
+            assert CliRunner().invoke(main.main, ["sync"]).exit_code == 2
             with served(home, f"sqlite:///{home}/mlflow.db", port):
-                done = CliRunner().invoke(cli.main, ["sync"])
+                done = CliRunner().invoke(main.main, ["sync"])
                 assert done.exit_code == 0 and "FINISHED" in done.output, done.output
                 complete(store, tracker, 1500, [0])

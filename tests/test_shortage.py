@@ -14,11 +14,11 @@ import torch
 from runs import ROOT, TOY, Ran, newest, spawn
 from test_nonfinite import bits, held, poisoned, same
 
-from trainkit import nonfinite, shortage
 from trainkit.errors import UserError
-from trainkit.journal import Event
-from trainkit.plan import Plan, halved
-from trainkit.task import Parts
+from trainkit.interfaces import Parts
+from trainkit.tracking.journal import Event
+from trainkit.training import nonfinite, out_of_memory
+from trainkit.training.plan import Plan, halved
 
 HALVE = "train={{length: 12 steps, batch_size: 16, micro_batch: {}, ema: 0.9, on_oom: halve}}"
 TASK = "task={{name: poisoned, remembers: false, {}}}"
@@ -56,12 +56,12 @@ def test_with_statistics_left_as_they_are_it_is_not(tmp_path, small, monkeypatch
 def test_with_samples_read_on_it_is_not(tmp_path, small, monkeypatch):
     """As it would be with the micro-batch that ran out of memory left out."""
     calls = itertools.count()
-    from trainkit.data import loading
+    from trainkit.data.loader import stream
 
-    def training(split, plan, step, *rest, plain=loading.training, **more):
+    def training(split, plan, step, *rest, plain=stream.training, **more):
         return plain(split, plan, step + (next(calls) > 0), *rest, **more)
 
-    monkeypatch.setattr(loading, "training", training)
+    monkeypatch.setattr(stream, "training", training)
     poisoned(tmp_path, TASK.format("room: 4"), HALVE.format(16), stop=2)
     assert not same(bits(held(tmp_path)[0]), bits(small[0]))
 
@@ -125,14 +125,14 @@ def test_where_nothing_can_be_halved_the_run_ends_in_words(tmp_path, task, train
 
 
 def test_other_errors_are_not_taken_for_it():
-    assert not shortage.is_one(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not shortage.is_one(ValueError("out of memory"))
+    assert not out_of_memory.is_one(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not out_of_memory.is_one(ValueError("out of memory"))
     with pytest.raises(RuntimeError, match="shapes"):
-        shortage.caught(torch.matmul, torch.zeros(2, 3), torch.zeros(2, 3))
-    caught = [shortage.caught(torch.empty, 1 << 55)[1], shortage.caught(lambda: bytearray(1 << 60))[1]]
+        out_of_memory.caught(torch.matmul, torch.zeros(2, 3), torch.zeros(2, 3))
+    caught = [out_of_memory.caught(torch.empty, 1 << 55)[1], out_of_memory.caught(lambda: bytearray(1 << 60))[1]]
     import numpy as np
 
-    caught.append(shortage.caught(np.empty, 1 << 58)[1])
+    caught.append(out_of_memory.caught(np.empty, 1 << 58)[1])
     assert all(caught), caught
 
 
@@ -142,7 +142,7 @@ def test_what_belongs_together_is_not_cut(block, together):
     machine, state = SimpleNamespace(world=1, sharded=False), SimpleNamespace(step=3)
     parts = Parts(torch.nn.Identity(), together=together)
     run = SimpleNamespace(replayed=[])
-    portions = shortage.Portions(recipe, SimpleNamespace(block=block), parts, machine, state, run)
+    portions = out_of_memory.Portions(recipe, SimpleNamespace(block=block), parts, machine, state, run)
     portions.tried(lambda: bytearray(1 << 60))
     with pytest.raises(UserError, match=r"step 3: memory ran out .*(4 samples belong together|over all pixels)"):
         portions.smaller(Plan(1, 1, 16, 16, 1, 1, 0))

@@ -18,10 +18,10 @@ import sabotage
 from jobs import Job, job, launched
 from runs import PLUGIN, ROOT, TOY, Ran, all_same, newest, own_store, run
 
-from trainkit.agenda import Agenda
-from trainkit.launcher import Stop
-from trainkit.optim import Average
-from trainkit.store import Store
+from trainkit.environment.process import Stop
+from trainkit.tracking.store import Store
+from trainkit.training.events import Agenda
+from trainkit.training.optimizer import Average
 
 LIMIT = 25.0
 """Seconds within which a training is gone on a machine that is as busy as it likes: `launcher.STOP_SECONDS`."""
@@ -51,22 +51,22 @@ PHASES = {
     "evaluation": Phase("toy.ToyTask.predict", 13, "sleep 3", step=6, until=10**6),
     "mid accumulation": Phase("toy.ToyTask.loss", 14, "sleep 1", step=6),
     "data opening": Phase("toy.ToyData.open"),
-    "inside a save": Phase("trainkit.checkpoint._write_file", 9, "sleep 1", step=5),
-    "report": Phase("trainkit.report.closing.write", step=12),
+    "inside a save": Phase("trainkit.checkpoint.storage._write_file", 9, "sleep 1", step=5),
+    "report": Phase("trainkit.analysis.run_summary.write", step=12),
     "first step": Phase("toy.ToyTask.loss"),
     "import": Phase("toy.ToyTask.needs"),
-    "data check": Phase("trainkit.integrity.ensure"),
-    "needs": Phase("trainkit.needs._made", words=("task.needs_recipe=FIRST",)),
+    "data check": Phase("trainkit.analysis.data_integrity.ensure"),
+    "needs": Phase("trainkit.training.dependencies._made", words=("task.needs_recipe=FIRST",)),
     "teacher": Phase("toy.ToyTask.loss", 5, "sleep 1", words=("task.needs_recipe=FIRST",)),
-    "ceilings": Phase("trainkit.speed.ceilings.measure", words=("log.ceilings=measure",)),
+    "ceilings": Phase("trainkit.diagnostics.throughput_limits.measure", words=("log.ceilings=measure",)),
     "building": Phase("toy.ToyTask.build"),
-    "trial": Phase("trainkit.loop._trial"),
-    "outputs": Phase("trainkit.tabulated.tabulate", words=ORACLE),
-    "stored outputs": Phase("trainkit.tabulated._compute", words=(*ORACLE, "task.stored=true")),
+    "trial": Phase("trainkit.training.trainer._trial"),
+    "outputs": Phase("trainkit.training.teacher_cache.tabulate", words=ORACLE),
+    "stored outputs": Phase("trainkit.training.teacher_cache._compute", words=(*ORACLE, "task.stored=true")),
     "scoring": Phase("toy.ToyTask.score", 3, step=6),
     "last evaluation": Phase("toy.ToyTask.predict", 37, "sleep 3", step=12, until=10**6),
-    "sending": Phase("trainkit.outbox.Outbox._send_job", 4, step=12),
-    "shutdown": Phase("trainkit.machine.Machine.close", 1, "sleep 1", step=12),
+    "sending": Phase("trainkit.tracking.upload_queue.Outbox._send_job", 4, step=12),
+    "shutdown": Phase("trainkit.distributed.runtime.Machine.close", 1, "sleep 1", step=12),
 }
 """The first few in the order in which default tests take them."""
 
@@ -203,7 +203,7 @@ def test_nobody_needs_to_read_what_is_said(store, whole):
 @pytest.mark.slow
 def test_a_disk_that_is_too_slow_is_left_behind_and_a_checkpoint_is_there(store, whole):
     """The second checkpoint takes a minute. 25 s after the signal the training leaves, with the first one whole."""
-    with job(store, plan=[{"at": "trainkit.checkpoint._write_file", "call": 9, "do": LONG}]) as one:
+    with job(store, plan=[{"at": "trainkit.checkpoint.storage._write_file", "call": 9, "do": LONG}]) as one:
         took = interrupted(one, Phase("", do=LONG), signal.SIGTERM, False)
         assert 20 < took < 60 and one.end() == [143] and "still here" in one.said, one.said
         cut = one.ran()
@@ -213,7 +213,7 @@ def test_a_disk_that_is_too_slow_is_left_behind_and_a_checkpoint_is_there(store,
 
 def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(store, whole):
     for pause, kept in ((0.0, True), (1.5, False)):
-        with job(store, plan=[{"at": "trainkit.checkpoint._write_file", "call": 9, "do": "sleep 5"}]) as one:
+        with job(store, plan=[{"at": "trainkit.checkpoint.storage._write_file", "call": 9, "do": "sleep 5"}]) as one:
             one.until_struck()
             one.signal(signal.SIGTERM)
             time.sleep(pause)
@@ -322,7 +322,10 @@ def test_output_that_nobody_reads_would_end_a_training(tmp_path):
     """The negative control: without `streams`, a closed pipe and a full disk are errors."""
     for where in ("| true; exit ${PIPESTATUS[0]}", "> /dev/full"):
         code = "import time\nfor _ in range(50):\n    print('x' * 9999, flush=True)\n    time.sleep(0.02)"
-        for first, codes in (("", {1, 120}), ("from trainkit import streams\nstreams.outlive_readers()\n", {0})):
+        for first, codes in (
+            ("", {1, 120}),
+            ("from trainkit.cli import console as streams\nstreams.outlive_readers()\n", {0}),
+        ):
             done = subprocess.run(
                 ["bash", "-c", f'"$@" 2>/dev/null {where}', "bash", sys.executable, "-c", first + code],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -9,9 +9,10 @@ import pytest
 from runs import ROOT
 from test_nonfinite import bits, held, poisoned, same
 
-from trainkit import checkpoint, spikes
+from trainkit.checkpoint import storage
+from trainkit.config.schema import Spikes
 from trainkit.errors import UserError
-from trainkit.recipe import Spikes
+from trainkit.training import loss_spikes
 
 LONG = ["optim.lr=0.001", "train.length=60 steps", "checkpoints={every: 10 steps, keep_last: 50}", "log.every=5 steps"]
 JUMP = "task={{name: poisoned, jump: 50.0, steps: [{}]}}"
@@ -22,7 +23,7 @@ def alarms(losses, settings=None) -> int:
     """How many of the losses are spikes; none is counted before the window is full, and of a run of them the first."""
     settings, was, found = settings or Spikes(), False, 0
     for n in range(settings.window, len(losses)):
-        now = spikes.deviations(losses[n], losses[n - settings.window : n]) > settings.deviations
+        now = loss_spikes.deviations(losses[n], losses[n - settings.window : n]) > settings.deviations
         found, was = found + (now and not was), now
     return found
 
@@ -43,7 +44,7 @@ def test_a_loss_of_ten_times_the_others_is_a_spike_and_a_slow_fall_is_none(sign)
 
 def test_what_is_not_finite_is_no_spike():
     for bad in (math.nan, math.inf):
-        assert not spikes.deviations(bad, [1.0, 1.1, 0.9] * 10) > 0
+        assert not loss_spikes.deviations(bad, [1.0, 1.1, 0.9] * 10) > 0
 
 
 SHAPES = {
@@ -112,7 +113,7 @@ def test_going_back_is_resumable_to_the_same_bits(promise, tmp_path):
         with promise.trial(at):
             folder = tmp_path / str(at)
             poisoned(folder, *words, stop=at)
-            poisoned(folder, *words, at=checkpoint.newest_valid(folder / "checkpoints")[0])
+            poisoned(folder, *words, at=storage.newest_valid(folder / "checkpoints")[0])
             cut = held(folder)[-1]
             assert same(bits(whole), bits(cut)) and whole.state["losses"] == cut.state["losses"]
             assert cut.state["rollbacks"] == 1 and cut.state["passed"] == whole.state["passed"]
@@ -124,10 +125,10 @@ def test_without_a_checkpoint_from_before_the_run_ends(tmp_path):
 
 
 def test_with_the_window_not_in_the_checkpoint_the_spike_is_missed(tmp_path, monkeypatch):
-    from trainkit.state import State
+    from trainkit.training.state import State
 
     monkeypatch.setattr(State, "_COUNTERS", tuple(name for name in State._COUNTERS if name != "losses"))
     words = [*LONG, JUMP.format(46), BACK]
     poisoned(tmp_path, *words, stop=40)
-    poisoned(tmp_path, *words, at=checkpoint.newest_valid(tmp_path / "checkpoints")[0])
+    poisoned(tmp_path, *words, at=storage.newest_valid(tmp_path / "checkpoints")[0])
     assert held(tmp_path)[-1].state["rollbacks"] == 0

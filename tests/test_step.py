@@ -15,15 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit import nonfinite, optim, seeding
-from trainkit.machine import Machine
-from trainkit.recipe import Log, Optim
+from trainkit import rng
+from trainkit.config.schema import Log, Optim
+from trainkit.distributed.runtime import Machine
+from trainkit.interfaces import Loss
 from trainkit.speed.clock import Clock
-from trainkit.store import RunFolder
-from trainkit.tally import Tally
-from trainkit.task import Loss
-from trainkit.tracking import Silent
-from trainkit.witness import Witness
+from trainkit.tracking.store import RunFolder
+from trainkit.tracking.tracker import Silent
+from trainkit.training import nonfinite, optimizer
+from trainkit.training.loss_meter import Tally
+from trainkit.training.run_logger import Witness
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,8 +72,8 @@ def test_where_losses_are_scaled_accelerate_goes_first():
 @given(st.integers(-(2**70), 2**70), st.text(max_size=8), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_one_hashed_number_is_the_first_of_many(seed, stream, parts):
-    assert seeding.number(seed, stream, *parts) == int(seeding.words(seed, stream, *parts)[0] >> np.uint64(1))
-    assert seeding.number(seed, stream, *map(np.int64, parts)) == seeding.number(seed, stream, *parts)
+    assert rng.number(seed, stream, *parts) == int(rng.words(seed, stream, *parts)[0] >> np.uint64(1))
+    assert rng.number(seed, stream, *map(np.int64, parts)) == rng.number(seed, stream, *parts)
 
 
 def losses(count, seed, tensor_weight):
@@ -133,11 +134,11 @@ def test_gradients_are_measured_and_clipped_to_the_bits_that_torch_comes_to(dtyp
             params[str(number)] = torch.nn.Parameter(torch.zeros_like(grad))
             params[str(number)].grad = grad.clone()
     wanted = torch.nn.utils.clip_grad_norm_(theirs.values(), most)
-    norm = optim.total_norm([p.grad for p in ours.values()])
+    norm = optimizer.total_norm([p.grad for p in ours.values()])
     assert torch.equal(norm, wanted) and norm.dtype == wanted.dtype and not norm.requires_grad
     squares = sum(float(p.grad.double().square().sum()) for p in ours.values())
     assert float(norm) == pytest.approx(math.sqrt(squares), rel=1e-2 if torch.bfloat16 in dtypes else 1e-6)
-    optim.clip(ours, norm, Optim(lr=1.0, clip_norm=most))
+    optimizer.clip(ours, norm, Optim(lr=1.0, clip_norm=most))
     for mine, other in zip(ours.values(), theirs.values(), strict=True):
         assert torch.equal(mine.grad, other.grad)
 
@@ -155,7 +156,7 @@ def test_the_average_follows_parameters_and_buffers_that_are_replaced():
     net = torch.nn.Sequential(inner, torch.nn.Linear(3, 2))
     net[1].weight = torch.nn.Parameter(net[1].weight.double())  # two dtypes
     net.register_buffer("aside", torch.ones(2), persistent=False)
-    average = optim.Average(net, 0.5)
+    average = optimizer.Average(net, 0.5)
     wanted = {name: t.detach().clone() for name, t in net.state_dict().items() if t.is_floating_point()}
     assert set(average.tensors) == set(wanted) and "aside" not in wanted
     generator = torch.Generator().manual_seed(2)
@@ -189,7 +190,7 @@ def test_the_progress_bar_is_told_a_few_times_between_two_drawings_and_of_the_la
 
     monkeypatch.setattr("tqdm.tqdm", Bar)
     monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("trainkit.witness.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("trainkit.training.run_logger.time", SimpleNamespace(perf_counter=lambda: now[0]))
     run = Witness(SimpleNamespace(log=Log()), "", "", RunFolder(Path()), Silent(), True, lambda: False)
     for step in range(1, 10_001):
         now[0] += 0.001 if step < 9_000 else 0.3

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from trainkit.speed.detective import Detective
 from trainkit.speed.evidence import Drop
+from trainkit.speed.slowdowns import Detective
 from trainkit.speed.stopwatch import Stopwatch
 
 

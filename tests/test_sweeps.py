@@ -12,13 +12,17 @@ from click.testing import CliRunner
 from pyarrow import csv
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
-from trainkit import advice, cli, config, family, journal, launcher, lineage, sweeps
+from trainkit.cli import main, train
+from trainkit.config import loader
+from trainkit.config.run_request import Order, Sweep, check
+from trainkit.environment import process
 from trainkit.errors import UserError
-from trainkit.launch import launch
-from trainkit.order import Order, Sweep, check
-from trainkit.store import RunFolder, Store
-from trainkit.sweeps import Axis, Trial
-from trainkit.verbs import training
+from trainkit.experiments import group, optuna_search
+from trainkit.experiments import sweep as sweeps
+from trainkit.experiments.launch import launch
+from trainkit.experiments.sweep import Axis, Trial
+from trainkit.tracking import journal, lineage
+from trainkit.tracking.store import RunFolder, Store
 
 NOTE = "mlflow.note.content"
 WORDS = ("train.length=1 epoch", "data.noise=2.5")
@@ -57,7 +61,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert sweep(*WORDS, "optim.lr=0.0001,0.05", "optim.momentum=0.9,0.0") == 0
     printed = capsys.readouterr().out
     (parent,), found = runs_of("toy-sweep"), runs_of("toy")
-    members = family.members(parent)
+    members = group.members(parent)
     assert list(members) == [f"trial {k}" for k in range(4)] and len(found) == 4
     children = [Store.locate().find(name) for name in members.values()]
     assert children[2] == alone.folder, "the third setting was there"
@@ -86,8 +90,8 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert history.series("sweep/val/accuracy") == ([0, 1, 2, 3], values)
     assert history.series("sweep/best/val/accuracy")[1] == np.maximum.accumulate(values).tolist()
 
-    again = CliRunner().invoke(cli.main, ["show", parent.name], catch_exceptions=False).output
-    assert family.summary(parent) in again and f"best   {best.name}" in again, "as it was printed"
+    again = CliRunner().invoke(main.main, ["show", parent.name], catch_exceptions=False).output
+    assert group.summary(parent) in again and f"best   {best.name}" in again, "as it was printed"
     assert "varies         optim.lr, optim.momentum\n" in again and "None" not in again
 
     path = Store.locate().client().download_artifacts(parent.info().run_id, "tables/sweep.csv", str(tmp_path))
@@ -106,7 +110,7 @@ def test_a_setting_that_fails_is_noted_and_the_others_are_tried(store, capsys):
     assert [folder.info().status for folder in runs_of("toy")] == ["FAILED", "FINISHED"]
     (parent,) = runs_of("toy-sweep")
     assert parent.info().status == "FINISHED" and "trial 0: failed: " in printed and "not finite" in printed
-    assert list(family.members(parent).values()) == [folder.name for folder in runs_of("toy")]
+    assert list(group.members(parent).values()) == [folder.name for folder in runs_of("toy")]
     assert shown(parent).tags["trainkit.best"] == runs_of("toy")[1].name
 
 
@@ -139,8 +143,8 @@ class Rule:
 
 
 def test_a_run_that_falls_behind_ends_after_its_evaluation_and_is_used_again_as_it_is(store, monkeypatch, capsys):
-    monkeypatch.setattr(advice, "require", lambda: None)
-    monkeypatch.setattr(advice, "Adviser", Rule)
+    monkeypatch.setattr(optuna_search, "require", lambda: None)
+    monkeypatch.setattr(optuna_search, "Adviser", Rule)
     Rule.made.clear()
     words = ("train.length=9 steps", "evaluations={val: {every: 3 steps, at_start: true}}", "optim.lr=0.05,0.001,0.01")
     assert sweep(*words, pruner="median") == 0
@@ -163,7 +167,7 @@ def test_a_run_that_falls_behind_ends_after_its_evaluation_and_is_used_again_as_
     assert Rule.made[1].ended == ended and f"reusing run {children[1].name} (pruned)" in capsys.readouterr().out
     parents = runs_of("toy-sweep")
     assert {shown(r).tags["mlflow.parentRunId"] for r in children} == {parents[1].info().run_id}
-    assert family.members(parents[1]) == family.members(parents[0])
+    assert group.members(parents[1]) == group.members(parents[0])
 
     # A rule that would let it go on, or none, trains that setting to its end.
     assert sweep(*words) == 0
@@ -247,7 +251,7 @@ def test_commas_part_values_outside_brackets_and_quotes(word, values):
     ],
 )  # fmt: skip
 def test_words_that_make_no_sweep_are_refused_before_anything_begins(how, words, message, monkeypatch):
-    monkeypatch.setattr(advice, "require", lambda: None)
+    monkeypatch.setattr(optuna_search, "require", lambda: None)
     for look in (sweeps.settings, check):
         with pytest.raises(UserError, match=message):
             look(order(*words, **how))
@@ -277,7 +281,7 @@ def test_what_is_drawn_depends_on_its_number_and_key_alone():
     # Each is the recipe that its words would make.
     child = sweeps.settings(order(*words, random=6))[4]
     own = [f"{key}={value}" for key, value in six[4].items()]
-    assert config.digest(child.recipe) == config.digest(config.load(TOY, [words[0], *own], ("toy",)))
+    assert loader.digest(child.recipe) == loader.digest(loader.load(TOY, [words[0], *own], ("toy",)))
     assert child.order.sweep is None and child.title == "trial 4"
 
 
@@ -326,17 +330,17 @@ def test_the_best_comes_first_then_what_was_pruned_and_what_failed():
 
 def test_the_commands_make_the_orders_they_say(monkeypatch):
     orders = []
-    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
-    monkeypatch.setattr("trainkit.launch.launch", lambda order, stopping, began: orders.append(order) or 0)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(process, "stop_flag", process.Stop)
+    monkeypatch.setattr("trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 0)
     for command, words in (
-        (cli.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
-        (cli.main, ["repeat", "x.yaml", "--resume"]),
-        (cli.main, ["sweep", "x.yaml", "a=1,2", "--random", "4", "--draws", "7"]),
-        (cli.main, ["sweep", "x.yaml", "a=1,2", "--tpe", "4", "--pruner", "median", "--resume", "name"]),
-        (training.run, ["x.yaml", "--seeds", "2"]),
-        (training.run, ["x.yaml", "a=1,2", "--sweep", "--pruner", "halving"]),
-        (training.run, ["x.yaml"]),
+        (main.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
+        (main.main, ["repeat", "x.yaml", "--resume"]),
+        (main.main, ["sweep", "x.yaml", "a=1,2", "--random", "4", "--draws", "7"]),
+        (main.main, ["sweep", "x.yaml", "a=1,2", "--tpe", "4", "--pruner", "median", "--resume", "name"]),
+        (train.run, ["x.yaml", "--seeds", "2"]),
+        (train.run, ["x.yaml", "a=1,2", "--sweep", "--pruner", "halving"]),
+        (train.run, ["x.yaml"]),
     ):
         done = CliRunner().invoke(command, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -354,29 +358,29 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [
-        (training.run, ["x.yaml", "--folds", "--seeds", "3"], "--folds and --seeds at once"),
-        (training.run, ["x.yaml", "--random", "3"], "add --sweep"),
-        (training.run, ["x.yaml", "--sweep", "--score", "r"], "--score is of one run, not with --sweep"),
-        (cli.main, ["sweep", "x.yaml", "--random", "3", "--tpe", "3"], "--random and --tpe at once"),
-        (cli.main, ["sweep", "x.yaml", "--random", "0"], "--random"),
-        (cli.main, ["sweep", "x.yaml", "--pruner", "boldly"], "'boldly' is not one of 'median', 'halving'"),
-        (cli.main, ["sweep", "nosuch.yaml", "a=1,2"], "no such file"),
-        (cli.main, ["repeat", "nosuch.yaml"], "no such file"),
+        (train.run, ["x.yaml", "--folds", "--seeds", "3"], "--folds and --seeds at once"),
+        (train.run, ["x.yaml", "--random", "3"], "add --sweep"),
+        (train.run, ["x.yaml", "--sweep", "--score", "r"], "--score is of one run, not with --sweep"),
+        (main.main, ["sweep", "x.yaml", "--random", "3", "--tpe", "3"], "--random and --tpe at once"),
+        (main.main, ["sweep", "x.yaml", "--random", "0"], "--random"),
+        (main.main, ["sweep", "x.yaml", "--pruner", "boldly"], "'boldly' is not one of 'median', 'halving'"),
+        (main.main, ["sweep", "nosuch.yaml", "a=1,2"], "no such file"),
+        (main.main, ["repeat", "nosuch.yaml"], "no such file"),
     ],
 )
 def test_words_of_the_commands_that_do_not_go_together(command, words, message, monkeypatch):
-    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(process, "stop_flag", process.Stop)
     done = CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 2 and message in done.output, done.output
 
 
 def test_check_of_a_sweep_prints_its_first_recipe_and_the_settings(monkeypatch):
-    monkeypatch.setattr(launcher, "die_with_parent", lambda: None)
-    monkeypatch.setattr(launcher, "stop_flag", launcher.Stop)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+    monkeypatch.setattr(process, "stop_flag", process.Stop)
     words = ["sweep", str(TOY), "--plugin", "toy", "optim.lr=0.25,0.5", "--check"]
-    done = CliRunner().invoke(cli.main, words, catch_exceptions=False)
-    first = config.dump(config.load(TOY, ["optim.lr=0.25"], ("toy",)))
+    done = CliRunner().invoke(main.main, words, catch_exceptions=False)
+    first = loader.dump(loader.load(TOY, ["optim.lr=0.25"], ("toy",)))
     assert done.stdout == f"{first}# trial 0: optim.lr=0.25\n# trial 1: optim.lr=0.5\n"
     many = check(order("optim.lr=log:1e-3..0.1", random=40)).splitlines()
     assert many[-2].startswith("# trial 29: optim.lr=0.0") and many[-1] == "# and 10 more"
@@ -401,7 +405,7 @@ def score(setting: dict[str, str]) -> float:
 
 
 def proposed(count: int, draws: int = 0) -> list[dict[str, str]]:
-    adviser, settings = advice.Adviser(AXES, Sweep(tpe=count, draws=draws), "max"), []
+    adviser, settings = optuna_search.Adviser(AXES, Sweep(tpe=count, draws=draws), "max"), []
     for number in range(count):
         settings.append(adviser.begin(number))
         if number % 7 == 3:
@@ -423,7 +427,7 @@ def test_proposals_repeat_and_get_better():
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_the_median_rule_ends_what_is_worse_than_the_median_of_five_or_more(mode):
     pytest.importorskip("optuna")
-    adviser, draw = advice.Adviser([], Sweep(pruner="median"), mode), np.random.default_rng(5)
+    adviser, draw = optuna_search.Adviser([], Sweep(pruner="median"), mode), np.random.default_rng(5)
     sign = 1 if mode == "max" else -1
     finished: list[list[float]] = []
     pruned = 0
@@ -446,7 +450,7 @@ def test_the_median_rule_ends_what_is_worse_than_the_median_of_five_or_more(mode
 
 def test_halving_keeps_the_best_quarter():
     pytest.importorskip("optuna")
-    adviser = advice.Adviser([], Sweep(pruner="halving"), "max")
+    adviser = optuna_search.Adviser([], Sweep(pruner="halving"), "max")
     kept = []
     for number, value in enumerate(np.random.default_rng(2).permutation(32) / 32):
         adviser.begin(number)
@@ -469,6 +473,6 @@ def test_a_sweep_by_optuna_goes_the_same_way_again(store, capsys):
     assert sweep(*words, tpe=12, pruner="median") == 0
     assert [folder.name for folder in runs_of("toy")] == before
     first, second = runs_of("toy-sweep")
-    assert family.members(first) == family.members(second)
+    assert group.members(first) == group.members(second)
     assert shown(first).tags["trainkit.best"] == shown(second).tags["trainkit.best"]
-    assert tuple(advice.PRUNERS) == ("median", "halving")
+    assert tuple(optuna_search.PRUNERS) == ("median", "halving")

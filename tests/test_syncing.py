@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner
 from test_tracking import crash
 
-from trainkit import cli, journal, tracking
+from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.outbox import left
-from trainkit.relocating import relocate
-from trainkit.store import RunFolder, Store
-from trainkit.syncing import Synced, sync
-from trainkit.tracking import Tracker
+from trainkit.tracking import journal
+from trainkit.tracking import tracker as tracking
+from trainkit.tracking.relocate import relocate
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.sync import Synced, sync
+from trainkit.tracking.tracker import Tracker
+from trainkit.tracking.upload_queue import left
 
 LONG_AGO = 1_700_000_000
 
@@ -148,7 +150,7 @@ def test_a_run_that_goes_on_is_left_alone(here):
 
 
 def test_a_run_of_another_machine_is_over_when_somebody_says_so(here, monkeypatch):
-    monkeypatch.setattr("trainkit.store._disk", lambda folder: "nfs4")
+    monkeypatch.setattr("trainkit.tracking.store._disk", lambda folder: "nfs4")
     folder = killed(here)
     folder.update(host="a-machine-that-was-given-back")
     (done,) = sync(here)
@@ -192,7 +194,7 @@ def test_while_the_server_is_away_nothing_is_lost_and_one_sentence_says_so(here,
 
 def test_the_command_says_what_went_and_what_could_not(here):
     def ask(*words: str, code: int = 0) -> str:
-        done = CliRunner().invoke(cli.main, ["sync", *words], catch_exceptions=False)
+        done = CliRunner().invoke(main.main, ["sync", *words], catch_exceptions=False)
         assert done.exit_code == code, done.output
         return done.output
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import PLUGIN, TOY
 
-from trainkit.config import load
+from trainkit.config.loader import load
+from trainkit.config.run_request import Order
+from trainkit.diagnostics import sync_audit
+from trainkit.diagnostics.sync_audit import Probe, audit
+from trainkit.diagnostics.sync_emulation import Following
+from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.machine import Machine
-from trainkit.order import Order
-from trainkit.speed import syncs
-from trainkit.speed.following import Following
-from trainkit.speed.syncs import Probe, audit
 
 CPU = torch.device("cpu")
 MESSAGE = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:156.)"
@@ -193,8 +193,8 @@ def test_our_loop_waits_nowhere_inside_of_steps():
     found = toy("optim={name: adamw, lr: 0.01, clip_norm: 1}")
     assert found.inside() == {} and found.per_step() == 0
     where = {place.where.rpartition(":")[0] for place in found.tallies}
-    assert "trainkit/tally.py" in where, "it sees what waits outside of them"
-    assert "inside steps: nothing waits" in syncs.lines(found)
+    assert "trainkit/training/loss_meter.py" in where, "it sees what waits outside of them"
+    assert "inside steps: nothing waits" in sync_audit.lines(found)
 
 
 @pytest.mark.parametrize(("length", "watched"), [(9, 5), (6, 3), (4, 1), (3, 1), (2, 1), (1, 1)])
@@ -203,7 +203,7 @@ def test_leaving_updates_out_costs_one_wait_a_step(length, watched):
     assert found.steps == watched
     (place,) = found.inside()
     assert (place.code, place.what, place.phase) == ("bool(finite)", "bool(tensor)", "optimizer")
-    assert place.where.startswith("trainkit/loop.py:") and found.per_step() == 1
+    assert place.where.startswith("trainkit/training/trainer.py:") and found.per_step() == 1
 
 
 @pytest.fixture
@@ -267,12 +267,12 @@ def test_lines_of_a_plugin_are_named_with_how_often_they_wait(waiting):
     assert all(t.timed == t.count and t.seconds > 0 for t in found.inside().values())
     trial = [p for p in found.tallies if p.phase == "trial"]
     assert [(p.where, p.what) for p in trial] == [(waiting[3], ".cpu()")]
-    said = "\n".join(syncs.lines(found))
+    said = "\n".join(sync_audit.lines(found))
     assert "inside steps: 5.2 a step" in said and f"{waiting[0]}  float(tensor) in float(out.sum)  2, " in said
 
 
 def test_the_verb_says_what_was_found(waiting):
-    said = list(syncs.command(Order(TOY, ("train.length=9 steps",), ("toy",)), 4))
+    said = list(sync_audit.command(Order(TOY, ("train.length=9 steps",), ("toy",)), 4))
     assert said[0] == "toy on cpu: 4 updates watched" and any("nothing waits" in line for line in said)
     short = toy(length=4, steps=50)
     assert short.steps == 1 and "the training has 4 updates" in short.notes
@@ -282,22 +282,22 @@ def test_the_verb_says_what_was_found(waiting):
 
 def test_being_watched_changes_no_bit(tmp_path):
     """Neither what is computed nor where it comes to: the weights after a few updates are the same."""
-    from trainkit import loop
+    from trainkit.training import trainer
 
     ends = []
     for watched in (False, True):
         recipe = load(TOY, ["train.length=6 steps", "evaluations={}", "best=null"], ("toy",))
         machine = Machine(recipe)
-        log = syncs.Log()
-        witness = syncs._Watched(recipe, tmp_path, {}, log, 99)
+        log = sync_audit.Log()
+        witness = sync_audit._Watched(recipe, tmp_path, {}, log, 99)
         data = recipe.data.open(recipe.seed)
         kept = []
         witness.commit = lambda step, copies, *rest, **more: kept.append(copies.make())  # noqa: B023
         if watched:
             with Following(log.seen, log.asks):
-                loop.train(recipe, data, machine, witness)
+                trainer.train(recipe, data, machine, witness)
         else:
-            loop.train(recipe, data, machine, witness)
+            trainer.train(recipe, data, machine, witness)
         ends.append(kept[-1])
     assert ends[0].keys() == ends[1].keys()
     for group, tensors in ends[0].items():
@@ -320,7 +320,7 @@ def test_what_cuda_warns_of_is_counted_and_other_warnings_go_on(cuda):
     seen = []
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
-        with syncs.cuda_waits(lambda what, seconds: seen.append((what, seconds))):
+        with sync_audit.cuda_waits(lambda what, seconds: seen.append((what, seconds))):
             for _ in range(3):
                 warnings.warn(MESSAGE, stacklevel=1)
                 warnings.warn("another thing", stacklevel=1)
@@ -341,19 +341,19 @@ class Slow(torch.Tensor):
 
 def test_a_call_that_cuda_warns_of_is_named_and_timed(cuda):
     seen, slow = [], torch.ones(3).as_subclass(Slow)
-    with syncs.cuda_waits(lambda what, seconds: seen.append((what, seconds)), names=True):
+    with sync_audit.cuda_waits(lambda what, seconds: seen.append((what, seconds)), names=True):
         slow.tolist()
     ((what, seconds),) = seen  # what the tensor itself calls is part of the call
     assert what == ".tolist()" and 0.02 <= seconds < 0.5
 
 
 def test_a_probe_counts_a_few_updates_of_a_run(cuda, waiting, tmp_path):
-    from trainkit import loop
+    from trainkit.training import trainer
 
     recipe = load(TOY, ["task={name: warning}", "train.length=9 steps"], ("toy", "waits"))
     machine, probe, found = Machine(recipe), Probe(torch.device("cuda")), []
 
-    class Witness(syncs._Watched):
+    class Witness(sync_audit._Watched):
         def progress(self, step, steps):
             if step == 3:
                 probe.start(step)
@@ -362,14 +362,14 @@ def test_a_probe_counts_a_few_updates_of_a_run(cuda, waiting, tmp_path):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loop.train(recipe, recipe.data.open(0), machine, Witness(recipe, tmp_path, {}, syncs.Log(), 99))
+        trainer.train(recipe, recipe.data.open(0), machine, Witness(recipe, tmp_path, {}, sync_audit.Log(), 99))
     assert found[0].per_step == 2 and found[0].places == (waiting[4],) and cuda == [0, "warn", 0]
 
 
 def test_one_who_counts_does_not_keep_it_from_another(cuda):
     seen = []
-    with syncs.cuda_waits(lambda *wait: seen.append("audit")):
-        with syncs.cuda_waits(lambda *wait: seen.append("probe")):
+    with sync_audit.cuda_waits(lambda *wait: seen.append("audit")):
+        with sync_audit.cuda_waits(lambda *wait: seen.append("probe")):
             warnings.warn(MESSAGE, stacklevel=1)
         warnings.warn(MESSAGE, stacklevel=1)
     assert seen == ["audit", "probe", "audit"] and cuda == [0, "warn", "warn", "warn", 0]

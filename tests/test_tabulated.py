@@ -18,10 +18,12 @@ from runs import ROOT, TOY, all_same, run, spawn, stop_after
 from safetensors.torch import save_file
 from torch import nn
 
-from trainkit import config, models, tabulated
+from trainkit.config import loader
 from trainkit.errors import UserError
+from trainkit.interfaces import At, Meta, Parts
+from trainkit.models import face_backbones
 from trainkit.speed.flops import Counter
-from trainkit.task import At, Meta, Parts
+from trainkit.training import teacher_cache
 
 SIDE, WIDE = 4, 6
 
@@ -81,8 +83,8 @@ MACHINE = SimpleNamespace(
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(tabulated, "BATCH", 4)
-    monkeypatch.setattr(tabulated, "BLOCK", 8)
+    monkeypatch.setattr(teacher_cache, "BATCH", 4)
+    monkeypatch.setattr(teacher_cache, "BLOCK", 8)
 
 
 class Home:
@@ -98,7 +100,7 @@ class Home:
         self.teacher.seen, self.said = 0, []
         witness = SimpleNamespace(outputs=self.path, say=self.said.append, stopping=stopping)
         parts = Parts(nn.Identity(), tabulated={"teacher": self.teacher}, stored=stored)
-        return tabulated.outputs(parts, self.split, machine, witness, seed=3)
+        return teacher_cache.outputs(parts, self.split, machine, witness, seed=3)
 
     @property
     def made(self):
@@ -140,15 +142,15 @@ def test_what_a_table_takes_is_forecast_from_a_few_batches(home, tmp_path, monke
         parts = Parts(nn.Identity(), tabulated={"teacher": teacher}, stored=stored)
         ticks = itertools.count()
         with monkeypatch.context() as patch:  # a second a batch
-            patch.setattr(tabulated.time, "perf_counter", lambda: float(next(ticks)))
-            told = tabulated.forecast(parts, Split(**changes), machine, home.path)
+            patch.setattr(teacher_cache.time, "perf_counter", lambda: float(next(ticks)))
+            told = teacher_cache.forecast(parts, Split(**changes), machine, home.path)
         return [(one.name, one.samples, one.views, one.seconds, one.bytes) for one in told]
 
     # 50 samples in batches of 4 make 13, in each of two views; half precision.
     assert found() == [("teacher", 50, 2, 26.0, 50 * 2 * WIDE * 2)]
     assert found(stored=False) == [("teacher", 50, 2, 26.0, 0)]
     with monkeypatch.context() as patch:
-        patch.setattr(tabulated, "IN_MEMORY", 50 * 2 * WIDE * 4 - 1)
+        patch.setattr(teacher_cache, "IN_MEMORY", 50 * 2 * WIDE * 4 - 1)
         assert found(stored=False) == found()
     assert found(views=0) == []
     teacher.seen = 0
@@ -178,7 +180,7 @@ def test_a_second_run_finds_what_the_first_computed(home):
     assert home.teacher.seen >= 100
     first = (home.made[0] / "outputs.npy").read_bytes()
     home.open()
-    assert home.teacher.seen == PROBED + tabulated.LEAST and "are from" in home.said[0]
+    assert home.teacher.seen == PROBED + teacher_cache.LEAST and "are from" in home.said[0]
     assert [(path / "outputs.npy").read_bytes() for path in home.made] == [first]
     table = np.load(home.made[0] / "outputs.npy", allow_pickle=False)
     assert table.dtype == np.float16 and table.shape == (100, WIDE)
@@ -224,7 +226,7 @@ def test_a_run_that_dies_before_a_table_has_its_name_leaves_a_whole_one(home, mo
 
 
 def test_a_second_run_waits_for_the_first(home, monkeypatch):
-    monkeypatch.setattr(tabulated, "_WAIT", 0.01)
+    monkeypatch.setattr(teacher_cache, "_WAIT", 0.01)
     whole = Home(home.path.parent)
     whole.open()
     key = home.made[0].name
@@ -241,7 +243,7 @@ def test_a_second_run_waits_for_the_first(home, monkeypatch):
     other.acquire()
     assert not home.open(stopping=lambda: True).whole and "waiting" in home.said[0]
     assert home.open(stopping=stopping).whole
-    assert home.teacher.seen == PROBED + tabulated.LEAST and len(home.said) == 1
+    assert home.teacher.seen == PROBED + teacher_cache.LEAST and len(home.said) == 1
 
 
 def _flip(folder):
@@ -287,7 +289,7 @@ def test_a_damaged_table_is_computed_again(home, damage):
     assert home.teacher.seen > 100 and "there" in home.said[0]
     assert (home.made[0] / "outputs.npy").read_bytes() == good
     home.open()
-    assert home.teacher.seen == PROBED + tabulated.LEAST
+    assert home.teacher.seen == PROBED + teacher_cache.LEAST
 
 
 def test_a_table_that_is_whole_and_of_another_network_is_computed_again(home):
@@ -325,8 +327,8 @@ def test_an_augmentation_that_changes_more_than_it_counts_ends_the_training(home
 
 
 def test_a_thousandth_is_computed_again_in_every_epoch_and_others_in_the_next(home, monkeypatch):
-    monkeypatch.setattr(tabulated, "BATCH", 500)
-    monkeypatch.setattr(tabulated, "BLOCK", 5000)
+    monkeypatch.setattr(teacher_cache, "BATCH", 500)
+    monkeypatch.setattr(teacher_cache, "BLOCK", 5000)
     outputs = home.open(split=Split(size=20_000, views=1))
     shown = []
     fetch = home.split.fetch
@@ -370,10 +372,10 @@ def test_a_full_disk_is_named_before_anything_is_computed(home, monkeypatch):
 def test_large_tables_go_to_disk_by_themselves(home, monkeypatch):
     home.open(stored=False)
     assert not home.path.exists()
-    monkeypatch.setattr(tabulated, "IN_MEMORY", 4 * 100 * WIDE)
+    monkeypatch.setattr(teacher_cache, "IN_MEMORY", 4 * 100 * WIDE)
     home.open(stored=False)
     assert not home.path.exists()
-    monkeypatch.setattr(tabulated, "IN_MEMORY", 4 * 100 * WIDE - 1)
+    monkeypatch.setattr(teacher_cache, "IN_MEMORY", 4 * 100 * WIDE - 1)
     home.open(stored=False)
     assert len(home.made) == 1
 
@@ -381,7 +383,7 @@ def test_large_tables_go_to_disk_by_themselves(home, monkeypatch):
 def test_where_only_speeds_are_measured_one_output_stands_for_many(home, monkeypatch):
     home.path = None
     assert home.open().split.on_device(home.split.fetch(np.arange(2), 0))["teacher"].unique().numel() > WIDE
-    monkeypatch.setattr(tabulated, "IN_MEMORY", 4 * 100 * WIDE - 1)
+    monkeypatch.setattr(teacher_cache, "IN_MEMORY", 4 * 100 * WIDE - 1)
     outputs = home.open()
     found, _ = carried(outputs.split, np.arange(50))
     np.testing.assert_allclose(found, expected(home)[:1, 0].repeat(50, 0), rtol=1e-5)
@@ -399,9 +401,9 @@ def test_a_split_with_outputs_goes_to_spawned_workers(home):
 def test_the_word_in_a_recipe():
     recipe = ROOT / "recipes" / "adadistill.yaml"
     for word, value in (("disk", "disk"), ("true", True), ("false", False)):
-        assert config.load(recipe, [f"task.cache_teacher={word}"]).task.cache_teacher == value
+        assert loader.load(recipe, [f"task.cache_teacher={word}"]).task.cache_teacher == value
     with pytest.raises(UserError, match="cache_teacher"):
-        config.load(recipe, ["task.cache_teacher=disc"])
+        loader.load(recipe, ["task.cache_teacher=disc"])
 
 
 class Ranks:
@@ -491,10 +493,10 @@ def test_what_one_process_finds_wrong_ends_all(home):
 
 @pytest.mark.parametrize("method", ["adadistill", "mse"])
 def test_half_precision_changes_the_loss_by_less_than_a_thousandth(tmp_path, method):
-    task = config.load(ROOT / "recipes" / "adadistill.yaml", [f"task.method={method}"]).task
+    task = loader.load(ROOT / "recipes" / "adadistill.yaml", [f"task.method={method}"]).task
     torch.manual_seed(0)
     weights = tmp_path / "teacher.safetensors"
-    save_file(models.build(task.teacher.net, (3, 48, 48)).state_dict(), weights)
+    save_file(face_backbones.build(task.teacher.net, (3, 48, 48)).state_dict(), weights)
     picture, said = torch.rand(16, 3, 48, 48) * 2 - 1, 3 * torch.randn(16, 128)
     losses = []
     for teacher in (said, said.half().float()):
@@ -508,11 +510,11 @@ def test_half_precision_changes_the_loss_by_less_than_a_thousandth(tmp_path, met
 
 def test_the_teacher_left_out_leaves_a_tenth_of_the_operations():
     """iResNet-50 and MobileFaceNet at 112 px: 6.31 G multiply-adds, and three times 0.22."""
-    recipe = config.load(ROOT / "recipes" / "adadistill_ms1mv2.yaml", [])
+    recipe = loader.load(ROOT / "recipes" / "adadistill_ms1mv2.yaml", [])
     picture, counts = torch.empty(2, 3, 112, 112, device="meta"), []
     for spec, learns in ((recipe.task.teacher.net, False), (recipe.task.student, True)):
         with torch.device("meta"):
-            net = models.build(spec, (3, 112, 112)).train(learns)
+            net = face_backbones.build(spec, (3, 112, 112)).train(learns)
         with Counter() as counter, torch.set_grad_enabled(learns):
             out = net(picture)
             if learns:
@@ -524,7 +526,7 @@ def test_the_teacher_left_out_leaves_a_tenth_of_the_operations():
 
 def test_a_run_told_to_stop_meanwhile_goes_on_with_what_there_is(store, monkeypatch):
     """Its task compares each batch with a fresh forward."""
-    monkeypatch.setattr(tabulated, "BLOCK", 16)
+    monkeypatch.setattr(teacher_cache, "BLOCK", 16)
     words = ("task.teacher=oracle", "task.stored=true", "data.noise=0.3", "train.length=2 epochs")
     killed = run(*words, stopping=stop_after(8))
     assert killed.code == 143 and killed.folder.info().status == "KILLED" and not killed.steps
@@ -548,7 +550,7 @@ def test_a_resumed_run_with_stored_outputs_has_the_bits_of_an_uninterrupted_one(
 
 @pytest.mark.slow
 def test_two_processes_compute_a_table_together_and_learn_from_it(store, monkeypatch):
-    monkeypatch.setattr(tabulated, "BLOCK", 2048)  # as the processes have it
+    monkeypatch.setattr(teacher_cache, "BLOCK", 2048)  # as the processes have it
     words = [str(TOY), "--plugin", "toy", "task.teacher=oracle", "task.stored=true", "data.noise=0.3"]
     done = spawn(2, *words)
     assert done.returncode == 0, done.stderr

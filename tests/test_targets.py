@@ -11,13 +11,16 @@ import pytest
 import torch
 from runs import PLUGIN, TOY, run, stop_after
 
-from trainkit import checkpoint, config, costs, evaluating
+from trainkit.checkpoint import storage
+from trainkit.config import loader
+from trainkit.config.run_request import Order
 from trainkit.errors import UserError
-from trainkit.order import Order
-from trainkit.store import RunFolder, Store
+from trainkit.inference import evaluate_run
+from trainkit.speed import cost
 from trainkit.targets import Targets, reached, settled
-from trainkit.tracking import METRIC_NAME, Silent, Tracker
-from trainkit.witness import Witness
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.tracker import METRIC_NAME, Silent, Tracker
+from trainkit.training.run_logger import Witness
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +29,7 @@ def _toy(monkeypatch):
 
 
 def loaded(*words: str):
-    return config.load(TOY, words, ("toy",))
+    return loader.load(TOY, words, ("toy",))
 
 
 # Which targets are reached
@@ -65,10 +68,10 @@ def test_a_recipe_says_targets_as_a_list_or_as_a_block_and_resolves_to_blocks():
     recipe = loaded("time_to={val/accuracy: [0.5, 1], val/loss: {at: [0.1], mode: min}}")
     assert recipe.time_to == {"val/accuracy": Targets(at=[0.5, 1.0]), "val/loss": Targets(at=[0.1], mode="min")}
     assert loaded("time_to.val/accuracy=[0.5]").time_to == {"val/accuracy": Targets(at=[0.5])}
-    text = config.dump(recipe)
-    again = config.parse(type(recipe), text, "again", (), config._with_plugins(config.TABLES, ("toy",)))
-    assert config.dump(again) == text and again.time_to == recipe.time_to
-    assert config.digest(recipe) == config.digest(loaded()), "the same experiment"
+    text = loader.dump(recipe)
+    again = loader.parse(type(recipe), text, "again", (), loader._with_plugins(loader.TABLES, ("toy",)))
+    assert loader.dump(again) == text and again.time_to == recipe.time_to
+    assert loader.digest(recipe) == loader.digest(loaded()), "the same experiment"
     assert loaded("best={metric: val/loss, mode: min}", "time_to.val/loss=[0.1]").time_to["val/loss"].mode == "min"
 
 
@@ -87,20 +90,20 @@ def test_a_recipe_says_targets_as_a_list_or_as_a_block_and_resolves_to_blocks():
     ],
 )
 def test_targets_that_cannot_be_are_refused(word, said):
-    with pytest.raises(config.ConfigError) as error:
+    with pytest.raises(loader.ConfigError) as error:
         loaded(word)
     assert said in str(error.value) and "Traceback" not in str(error.value)
 
 
 def test_a_target_of_averaged_weights_needs_an_average():
-    with pytest.raises(config.ConfigError, match=r"time_to is of averaged weights, and train\.ema is not set"):
+    with pytest.raises(loader.ConfigError, match=r"time_to is of averaged weights, and train\.ema is not set"):
         loaded("time_to={val/ema/accuracy: [0.9]}", "train.ema=null")
 
 
 def test_other_evaluations_than_those_of_the_targets_can_be_asked_for(tmp_path):
     recipe = tmp_path / "toy.yaml"
     recipe.write_text(TOY.read_text() + "time_to: {val/accuracy: [0.5]}\npromote: {}\n")
-    found = evaluating._recipe(Order(recipe, ("evaluations={other: {split: val}}",), ("toy",)))
+    found = evaluate_run._recipe(Order(recipe, ("evaluations={other: {split: val}}",), ("toy",)))
     assert (found.time_to, found.promote, found.best, list(found.evaluations)) == ({}, None, None, ["other"])
 
 
@@ -148,7 +151,7 @@ def test_a_target_is_reached_once_and_costs_add_up_where_a_run_goes_on_from_befo
 
     ((name, (point,)),) = [m for m in ran.history.metrics.items() if m[0].startswith("cost/")]
     assert name == "cost/core_hours" and point.step == 12
-    cores = costs.allotted(SimpleNamespace(each=lambda thing: [thing], device=SimpleNamespace(type="cpu")))[name]
+    cores = cost.allotted(SimpleNamespace(each=lambda thing: [thing], device=SimpleNamespace(type="cpu")))[name]
     least = kept["elapsed"] + ran.series("final/time/total_s")[0]
     assert 0.999 * least <= point.value * 3600 / cores <= time.perf_counter() - began
     assert kept["spent"][name] * 3600 / cores >= 0.999 * kept["elapsed"]
@@ -176,7 +179,7 @@ def test_what_is_recorded_once_is_recorded_once(store):
 
 
 def witness(tmp_path, before=None, **rates):
-    place = None if before is None else checkpoint.write(tmp_path, 5, {"model": {"w": torch.ones(1)}}, before, "")
+    place = None if before is None else storage.write(tmp_path, 5, {"model": {"w": torch.ones(1)}}, before, "")
     run = Witness(None, "", "", RunFolder(tmp_path), Silent(), True, lambda: False, checkpoint=place, allotted=rates)
     run.clock = SimpleNamespace(elapsed=lambda: 1800.0)
     return run
@@ -193,16 +196,16 @@ def test_hours_are_counted_over_resumes_also_on_other_machines(tmp_path):
 
 def test_cores_that_processes_share_count_once_and_a_quota_is_that_of_a_host():
     shared = [("a", [0, 1, 2, 3], None), ("a", [2, 3, 4, 5], None)]
-    assert costs.cores(shared) == 6.0
-    assert costs.cores([*shared, ("b", [0, 1], None)]) == 8.0
-    assert costs.cores([("a", [0, 1, 2, 3], 1.5), ("b", range(64), 100.0)]) == 65.5
-    assert costs.cores([("a", [0, 1], 4.0), ("a", [2, 3], 2.5)]) == 2.5
+    assert cost.cores(shared) == 6.0
+    assert cost.cores([*shared, ("b", [0, 1], None)]) == 8.0
+    assert cost.cores([("a", [0, 1, 2, 3], 1.5), ("b", range(64), 100.0)]) == 65.5
+    assert cost.cores([("a", [0, 1], 4.0), ("a", [2, 3], 2.5)]) == 2.5
 
 
 def test_gpus_cost_where_the_run_trains_on_them(monkeypatch):
-    monkeypatch.setattr(costs.Groups, "quota", lambda self: None)
+    monkeypatch.setattr(cost.Groups, "quota", lambda self: None)
     machine = SimpleNamespace(each=lambda thing: [thing, thing], device=SimpleNamespace(type="cuda"), world=2)
-    found = costs.allotted(machine)
+    found = cost.allotted(machine)
     assert found.keys() == {"cost/core_hours", "cost/gpu_hours"} and found["cost/gpu_hours"] == 2.0
     machine.device.type = "cpu"
-    assert costs.allotted(machine) == {"cost/core_hours": found["cost/core_hours"]}
+    assert cost.allotted(machine) == {"cost/core_hours": found["cost/core_hours"]}

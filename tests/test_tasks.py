@@ -10,18 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from trainkit import models, optim, recipe, weights
-from trainkit.data.protocols import Pairs
+from trainkit.checkpoint import safe_load
+from trainkit.config import schema
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Pairs
+from trainkit.interfaces import At, Meta
 from trainkit.losses.margin import AdaFace, ArcFace, CosFace, NoMargin
-from trainkit.task import At, Meta
+from trainkit.models import face_backbones
 from trainkit.tasks.adadistill import AdaDistill, GeometryMargin, Teacher
 from trainkit.tasks.embed import Embed, Pixels
+from trainkit.training import optimizer as optim
 
 CLASSES, SIDE, DIM = 4, 16, 8
 META = Meta(CLASSES, (3, SIDE, SIDE), "toy")
-STUDENT = models.MobileFaceNetSpec(name="mobilefacenet", embedding=DIM, width=0.125)
-NET = models.IResNetSpec(name="iresnet18", embedding=DIM, width=0.0625)
+STUDENT = face_backbones.MobileFaceNetSpec(name="mobilefacenet", embedding=DIM, width=0.125)
+NET = face_backbones.IResNetSpec(name="iresnet18", embedding=DIM, width=0.0625)
 MARGINS = [ArcFace(m=0.45, scale=16.0), CosFace(m=0.35, scale=16.0), AdaFace(m=0.4, scale=16.0)]
 
 
@@ -45,7 +48,7 @@ def teacher_file(tmp_path_factory):
     with torch.no_grad():
         net.net(batch(32)["image"])  # batch-norm statistics that are not those of the start
     file = tmp_path_factory.mktemp("teacher") / "model.safetensors"
-    weights.write_tensors(file, net.state_dict())
+    safe_load.write_tensors(file, net.state_dict())
     return file
 
 
@@ -186,7 +189,7 @@ def test_mse_is_the_squared_distance_of_the_normalised_embeddings(teacher_file):
 
 def test_aml_is_a_margin_loss_against_the_centres_of_the_teacher_which_stay(teacher_file):
     task, parts = distil(teacher_file, method="aml")
-    own, given = weights.read_tensors(teacher_file)["head.weight"], batch()
+    own, given = safe_load.read_tensors(teacher_file)["head.weight"], batch()
     assert torch.equal(parts.remembers.centres.weight, own)
     given["teacher"] = parts.frozen["teacher"](given["image"])
     s = parts.learns(given["image"]).tolist()
@@ -198,17 +201,17 @@ def test_aml_is_a_margin_loss_against_the_centres_of_the_teacher_which_stay(teac
 
 def test_centres_of_aml_come_from_a_file_of_their_own_where_one_is_named(teacher_file, tmp_path):
     table = torch.randn(DIM, CLASSES)
-    weights.write_tensors(tmp_path / "header.safetensors", {"kernel": table})
+    safe_load.write_tensors(tmp_path / "header.safetensors", {"kernel": table})
     teacher = Teacher(net=NET, weights=str(teacher_file), centres=str(tmp_path / "header.safetensors"))
     _, parts = distil(teacher_file, method="aml", teacher=teacher)
     assert torch.equal(parts.remembers.centres.weight, table.T)
 
 
 def test_aml_without_centres_or_with_those_of_other_people_is_refused(teacher_file, tmp_path):
-    tensors = weights.read_tensors(teacher_file)
+    tensors = safe_load.read_tensors(teacher_file)
     head = tensors.pop("head.weight")
-    weights.write_tensors(tmp_path / "none.safetensors", tensors)
-    weights.write_tensors(tmp_path / "more.safetensors", {**tensors, "head.weight": torch.cat([head, head])})
+    safe_load.write_tensors(tmp_path / "none.safetensors", tensors)
+    safe_load.write_tensors(tmp_path / "more.safetensors", {**tensors, "head.weight": torch.cat([head, head])})
     with pytest.raises(UserError, match=r"no class centres.*task\.teacher\.centres"):
         distil(tmp_path / "none.safetensors", method="aml")
     with pytest.raises(UserError, match=r"centres are \(8, 8\).*\(4, 8\).*same classes"):
@@ -224,7 +227,7 @@ def test_aml_without_centres_or_with_those_of_other_people_is_refused(teacher_fi
 def test_only_the_student_learns(teacher_file, method, margin):
     """Centres in an optimizer or in what is wrapped for processes cost the published code 176 MB a step."""
     task, parts = distil(teacher_file, method=method, margin=margin, cache_teacher=False)
-    optimizer = optim.build(parts.learns, recipe.Optim(lr=0.05))
+    optimizer = optim.build(parts.learns, schema.Optim(lr=0.05))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in parts.learns.parameters()}
     frozen = {name: t.clone() for name, t in parts.frozen["teacher"].state_dict().items()}
@@ -374,7 +377,7 @@ def test_raw_pixels_are_the_reference_and_score_like_any_network(teacher_file):
 
 
 def test_student_and_teacher_must_give_embeddings_of_one_length():
-    other = models.MobileFaceNetSpec(name="mobilefacenet", embedding=2 * DIM)
+    other = face_backbones.MobileFaceNetSpec(name="mobilefacenet", embedding=2 * DIM)
     with pytest.raises(ValueError, match="embedding is 16, the teacher's is 8"):
         AdaDistill(student=other, teacher=Teacher(net=NET, weights="x"))
 
@@ -392,15 +395,15 @@ def test_a_teacher_has_weights_or_a_recipe(given):
 
 
 def test_a_teacher_of_another_shape_is_refused_with_the_names_that_do_not_fit(teacher_file, tmp_path):
-    wider = models.IResNetSpec(name="iresnet18", embedding=DIM, width=0.125)
+    wider = face_backbones.IResNetSpec(name="iresnet18", embedding=DIM, width=0.125)
     with pytest.raises(UserError, match=r"model\.safetensors: does not fit IResNet; .* of another shape: .*conv1"):
         distil(teacher_file, teacher=Teacher(net=wider, weights=str(teacher_file)))
-    deeper = models.IResNetSpec(name="iresnet34", embedding=DIM, width=0.0625)
+    deeper = face_backbones.IResNetSpec(name="iresnet34", embedding=DIM, width=0.0625)
     with pytest.raises(UserError, match=r"\d+ missing: layer"):
         distil(teacher_file, teacher=Teacher(net=deeper, weights=str(teacher_file)))
-    broken = weights.read_tensors(teacher_file)
+    broken = safe_load.read_tensors(teacher_file)
     broken["net.conv1.weight"][0] = math.nan
-    weights.write_tensors(tmp_path / "nan.safetensors", broken)
+    safe_load.write_tensors(tmp_path / "nan.safetensors", broken)
     with pytest.raises(UserError, match=r"not finite: conv1\.weight"):
         distil(tmp_path / "nan.safetensors")
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from runs import ROOT, _port
 from torch import nn
 
-from trainkit.journal import Journal, read
-from trainkit.report import timeline as pictures
-from trainkit.speed import timeline
+from trainkit.plots import timeline as pictures
+from trainkit.speed import device_timeline
 from trainkit.speed.clock import BETWEEN, PHASES, STEP, Clock, Steps
-from trainkit.speed.timeline import CudaTimeline
+from trainkit.speed.device_timeline import CudaTimeline
+from trainkit.tracking.journal import Journal, read
 
 
 class Device:
@@ -61,7 +61,7 @@ def line(device):
 
 
 def test_a_cpu_has_no_timeline_of_its_own():
-    assert timeline.of(torch.device("cpu")) is None and timeline.of(torch.device("mps")) is None
+    assert device_timeline.of(torch.device("cpu")) is None and device_timeline.of(torch.device("mps")) is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -146,15 +146,15 @@ def test_a_device_that_never_comes_along_costs_no_memory_and_wrong_times_are_lef
     device = Device()
     marks = line(device)
     clock = Clock(marks)
-    for _ in range(3 * timeline.LOST):
+    for _ in range(3 * device_timeline.LOST):
         for phase in STEP:
             clock.to(phase)
             device.queued += 0.001
         clock.step()
-    assert device.made < 6 * (timeline.LOST + timeline.LATE)
+    assert device.made < 6 * (device_timeline.LOST + device_timeline.LATE)
     device.now = device.queued
     found = marks.recent()
-    assert found.number[-1] == 3 * timeline.LOST and len(found) <= timeline.LOST + 1
+    assert found.number[-1] == 3 * device_timeline.LOST and len(found) <= device_timeline.LOST + 1
     np.testing.assert_allclose(found.phases[:, 1:], 0.001, atol=1e-9)
 
 
@@ -185,12 +185,12 @@ def test_a_step_costs_few_events_and_little_time():
 def test_a_cpu_is_its_own_device():
     rng = np.random.default_rng(0)
     phases = rng.uniform(0.001, 0.02, (9, 5))
-    found = timeline.of_host(Steps(np.arange(9), phases, np.ones((9, 4))))
+    found = device_timeline.of_host(Steps(np.arange(9), phases, np.ones((9, 4))))
     assert list(found) == [f"device/{name}_ms" for name in ("transfer", "forward", "backward", "optimizer", "step")]
     for column, name in enumerate(STEP[1:], 1):
         assert found[f"device/{name}_ms"] == pytest.approx(1e3 * sum(phases[:, column]) / 9)
     assert found["device/step_ms"] == pytest.approx(1e3 * phases[:, 1:].sum() / 9)
-    assert timeline.of_host(Clock().recent()) == {}
+    assert device_timeline.of_host(Clock().recent()) == {}
 
 
 # ---- the averaging of gradients
@@ -204,23 +204,23 @@ def ddp(monkeypatch, **known):
 
 def test_what_is_exposed_is_what_no_computing_hides(monkeypatch):
     times = {"backward_comm_time": 5_000_000, "backward_compute_comm_overlap_time": 3_500_000}
-    found = timeline.allreduce(ddp(monkeypatch, iteration=10, **times))
+    found = device_timeline.allreduce(ddp(monkeypatch, iteration=10, **times))
     assert found == {"device/allreduce_ms": 5.0, "device/allreduce_exposed_ms": 1.5}
 
 
 @pytest.mark.parametrize("known", [{}, {"iteration": 9}, {"iteration": 1, "backward_comm_time": 7}])
 def test_what_has_not_been_sampled_is_absent(monkeypatch, known):
-    assert timeline.allreduce(ddp(monkeypatch, **known)) == {}
+    assert device_timeline.allreduce(ddp(monkeypatch, **known)) == {}
 
 
 def test_one_process_averages_nothing():
-    assert timeline.allreduce(nn.Linear(2, 2)) == {}
+    assert device_timeline.allreduce(nn.Linear(2, 2)) == {}
 
 
 _TWO = """
 import json, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from trainkit.speed import timeline
+from trainkit.speed import device_timeline as timeline
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 net = torch.nn.Linear(64, 64)

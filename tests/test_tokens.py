@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.blocks import validate
-from trainkit.data import tokens
-from trainkit.data.tokens import Captions, Clip, Words
+from trainkit.config.validation import validate
+from trainkit.data.people import tokenizer
+from trainkit.data.people.tokenizer import Captions, Clip, Words
 from trainkit.errors import UserError
 
 PAIRS = ["t h", "th e</w>", "r e", "re d</w>", "a n", "e n", "h a", "ha t</w>"]
@@ -41,12 +41,12 @@ def test_a_word_has_the_id_of_its_hash_whatever_is_around_it():
 
 def test_rows_are_padded_with_0_and_cut_before_the_end():
     words = Words(1000, 5)
-    rows = tokens.table(words, ["red", "one two three four five six", ""])
+    rows = tokenizer.table(words, ["red", "one two three four five six", ""])
     assert rows.dtype == np.uint16 and rows.shape == (3, 5)
     assert rows[0].tolist() == [*words.encode("red"), 0, 0, 0]
     assert rows[1, 4] == 999 and (rows[1] > 0).all() and rows[2].tolist() == [999, 0, 0, 0, 0]
-    assert tokens.table(Words(1 << 17, 5), ["red"]).dtype == np.int32
-    assert tokens.table(words, []).shape == (0, 5)
+    assert tokenizer.table(Words(1 << 17, 5), ["red"]).dtype == np.int32
+    assert tokenizer.table(words, []).shape == (0, 5)
 
 
 @given(st.text(max_size=60), st.integers(3, 70_000), st.integers(2, 20))
@@ -92,7 +92,7 @@ def test_joining_is_what_a_search_for_the_lowest_pair_gives(text):
     """Independent: the rank of each pair in turn, joined until none is left."""
     order = [tuple(p.split()) for p in PAIRS]
     expected = []
-    for piece in tokens.pieces(text.strip()):
+    for piece in tokenizer.pieces(text.strip()):
         units = [*piece[:-1], piece[-1] + "</w>"]
         while True:
             found = [(order.index(p), i) for i, p in enumerate(itertools.pairwise(units)) if p in order]
@@ -117,16 +117,16 @@ def _made() -> Clip:
 @given(st.text(max_size=30))
 def test_the_quick_cut_of_plain_text_is_the_slow_one(text):
     text = text.lower()
-    slow = list(tokens.pieces("ä " + text + " ä"))
+    slow = list(tokenizer.pieces("ä " + text + " ä"))
     if text.isascii():
-        assert slow == ["ä", *tokens.pieces(text), "ä"]
+        assert slow == ["ä", *tokenizer.pieces(text), "ä"]
     assert "".join(slow) == "".join(("ä " + text + " ä").split())
 
 
 def test_text_is_cleaned_as_clips_is(clip):
     assert clip.encode("  The\n&amp;amp; RED ") == clip.encode("the & red")
     assert clip.encode("he’s “red”") == clip.encode('he\'s "red"')
-    assert list(tokens.pieces("½ⅷ12")) == ["½", "ⅷ", "1", "2"]
+    assert list(tokenizer.pieces("½ⅷ12")) == ["½", "ⅷ", "1", "2"]
 
 
 def test_a_long_caption_is_cut_and_still_ends(clip):
@@ -184,10 +184,10 @@ def test_ids_below_the_share_are_left_out_and_the_others_move_up(seed, share):
     rng = np.random.default_rng(seed)
     for coder in (Words(50, 8), _made()):
         texts = [" ".join(rng.choice(["red", "hat", "the", "coat"], rng.integers(0, 9))) for _ in range(6)]
-        ids = tokens.table(coder, texts)
+        ids = tokenizer.table(coder, texts)
         draws = rng.random(ids.shape)
         before = ids.copy()
-        out = tokens.leave_out(ids, draws, share, coder.begin, coder.end)
+        out = tokenizer.leave_out(ids, draws, share, coder.begin, coder.end)
         assert (ids == before).all() and out.dtype == ids.dtype
         for row, draw, left in zip(ids.tolist(), draws, out.tolist(), strict=True):
             end = row.index(coder.vocabulary - 1)
@@ -201,4 +201,4 @@ def test_ids_below_the_share_are_left_out_and_the_others_move_up(seed, share):
 
 def test_nothing_is_left_of_no_captions():
     none = np.zeros((0, 8), np.uint16)
-    assert tokens.leave_out(none, np.zeros((0, 8)), 0.5, None, 49).shape == (0, 8)
+    assert tokenizer.leave_out(none, np.zeros((0, 8)), 0.5, None, 49).shape == (0, 8)

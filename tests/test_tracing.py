@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainkit.recipe import Profile
-from trainkit.speed import tracing
+from trainkit.config.schema import Profile
+from trainkit.speed import torch_profiler
 from trainkit.speed.clock import STEP, Clock
-from trainkit.speed.tracing import NEVER, WARM, Trace
+from trainkit.speed.torch_profiler import NEVER, WARM, Trace
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_what_a_tracer_stumbles_over_is_said_and_the_training_goes_on(net, tmp_p
         Path(tmp_path / "half.json.gz").touch()
         raise RuntimeError("no permission for counters")
 
-    monkeypatch.setattr(tracing.profile, broken, refuse)
+    monkeypatch.setattr(torch_profiler.profile, broken, refuse)
     clock = Clock()
     traced = Trace(Profile(at=2, steps=2), clock=clock, folder=tmp_path)
     train(net, traced, clock, 0, 6)

@@ -19,12 +19,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainkit import experiments, journal, outbox, sender, tracking
-from trainkit import store as store_module
 from trainkit.errors import UserError
 from trainkit.redact import is_secret_name, without_secrets, without_user_info
-from trainkit.store import RunFolder, Store, run_key
-from trainkit.tracking import Silent, Tracker, flatten, send_rest
+from trainkit.tracking import journal, mlflow_experiment, upload_queue, uploader
+from trainkit.tracking import store as store_module
+from trainkit.tracking import tracker as tracking
+from trainkit.tracking.store import RunFolder, Store, run_key
+from trainkit.tracking.tracker import Silent, Tracker, flatten, send_rest
 
 pytestmark = pytest.mark.usefixtures("painted")
 
@@ -235,7 +236,7 @@ def test_a_run_whose_store_was_lost_sends_its_whole_journal_to_a_new_one(home, s
 
 def test_a_run_that_cannot_begin_is_failed_and_free_again(store, begin, home, monkeypatch):
     folder = store.new_run("faces", 0, "aaaa")
-    monkeypatch.setattr(experiments, "prepared", lambda *_: 1 / 0)
+    monkeypatch.setattr(mlflow_experiment, "prepared", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         begin(folder)
     assert folder.info().status == "FAILED" and not folder.alive()
@@ -265,8 +266,8 @@ def test_the_error_is_kept_without_the_secrets_in_it(store, begin):
 
 CRASHING = """
 import os, sys, signal
-from trainkit.store import Store
-from trainkit.tracking import Tracker
+from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Tracker
 store = Store.locate()
 folder = store.new_run("faces", 0, "beef")
 tracker = Tracker.start(folder, store, experiment="faces", run_name=folder.name, params={}, system_metrics_every=0)
@@ -493,11 +494,11 @@ def test_a_tag_that_another_run_sets_at_the_same_moment_is_set_again():
 
         return SimpleNamespace(set_experiment_tag=set_experiment_tag)
 
-    experiments._set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
+    mlflow_experiment._set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
     assert asked == [("7", "a", "b")] * 2
     asked.clear()
     with pytest.raises(MlflowException):
-        experiments._set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
+        mlflow_experiment._set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
     assert len(asked) == 1
 
 
@@ -505,7 +506,7 @@ def test_a_server_that_keeps_no_files_itself_is_refused_where_its_folder_is_not(
     def begin_at(uri, place):
         found = SimpleNamespace(experiment_id="3", artifact_location=place, lifecycle_stage="active", tags={})
         client = SimpleNamespace(get_experiment_by_name=lambda name: found, set_experiment_tag=lambda *_: None)
-        return experiments.prepared(client, Store(home, uri), "faces", "", None, True)
+        return mlflow_experiment.prepared(client, Store(home, uri), "faces", "", None, True)
 
     with pytest.raises(UserError, match="--artifacts-destination") as caught:
         begin_at("http://me:hunter2@far:5000", "file:///srv/nowhere/mlruns/3")
@@ -628,7 +629,7 @@ class Away:
 
 
 def test_an_outage_is_reported_once_and_loses_nothing(home, begin, caplog, monkeypatch):
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.01)
     tracker = begin()
     away = tracker._sender._client = Away(tracker._sender._client)
     for step in range(20):
@@ -674,8 +675,8 @@ def test_a_sender_that_dies_takes_no_line_with_it(home, begin, monkeypatch):
 
 def test_one_value_the_store_refuses_does_not_hold_up_the_others(home, begin, monkeypatch):
     tracker = begin()
-    real = outbox.entity
-    monkeypatch.setattr(outbox, "entity", lambda name, *rest: real(name.replace("bad", "b@d"), *rest))
+    real = upload_queue.entity
+    monkeypatch.setattr(upload_queue, "entity", lambda name, *rest: real(name.replace("bad", "b@d"), *rest))
     tracker.log(1, {"a": 1.0, "bad": 2.0, "c": 3.0})
     assert tracker.flush()
     assert [row[0] for row in rows(home)] == ["a", "c"]
@@ -748,7 +749,7 @@ def test_flat_names_that_collide_are_kept_apart():
 
 @pytest.mark.slow
 def test_two_processes_that_create_the_store_at_once_both_succeed(tmp_path):
-    code = "from trainkit.store import Store; print(len(Store.locate().client().search_experiments()))"
+    code = "from trainkit.tracking.store import Store; print(len(Store.locate().client().search_experiments()))"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TRAINKIT_STORE": str(tmp_path / "new")}
     env.pop("MLFLOW_TRACKING_URI", None)
     both = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=-1, stderr=-1, text=True) for _ in range(2)]
@@ -771,7 +772,7 @@ def test_the_store_is_where_the_environment_says(tmp_path, monkeypatch):
     assert Store.locate().database is None and Store.locate().shown == "http://host:5000"
     package = tmp_path / "site" / "trainkit"
     package.mkdir(parents=True)
-    monkeypatch.setattr("trainkit.store.__file__", str(package / "store.py"))
+    monkeypatch.setattr("trainkit.tracking.store.__file__", str(package / "tracking" / "store.py"))
     monkeypatch.delenv("TRAINKIT_STORE")
     assert Store.locate().home == tmp_path / "mlruns"
 
@@ -800,7 +801,7 @@ def test_a_database_of_another_program_or_a_newer_mlflow_is_a_user_error(store, 
 
 
 def test_a_locked_database_is_a_user_error_in_bounded_time(store, home, monkeypatch):
-    monkeypatch.setattr("trainkit.store._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("trainkit.tracking.store._LOCK_SECONDS", 0.2)
     other = sqlite3.connect(home / "mlflow.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     start = time.monotonic()
@@ -915,7 +916,7 @@ def test_a_run_is_found_by_its_name_without_reading_others_and_runs_are_read_onc
 
 def test_a_run_in_use_by_another_process_is_refused(store):
     code = (
-        "import sys; from trainkit.store import Store\n"
+        "import sys; from trainkit.tracking.store import Store\n"
         "run = Store.locate().new_run('faces', 0, 'cc'); run.update(run_id='x')\n"
         "print(run.name, flush=True); sys.stdin.read()"
     )
@@ -938,7 +939,7 @@ def test_run_json_survives_a_crash_in_the_middle_of_writing(store, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainkit.store.os.fsync", fail)
+    monkeypatch.setattr("trainkit.tracking.store.os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
         folder.update(status="FINISHED")
     assert RunFolder(folder.path).info() == before
@@ -1050,14 +1051,14 @@ class Kept:
 def witness_of(tracker, main=True):
     from types import SimpleNamespace
 
-    from trainkit.witness import Witness
+    from trainkit.training.run_logger import Witness
 
     recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None)
     return Witness(recipe, "", "", None, tracker, main, lambda: False)
 
 
 def test_the_terminal_shows_scores_of_all_classes_together(capsys):
-    from trainkit.task import Scores
+    from trainkit.interfaces import Scores
 
     metrics = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
     witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=False)
@@ -1071,7 +1072,7 @@ def test_the_terminal_shows_scores_of_all_classes_together(capsys):
 def test_the_score_that_decides_is_printed_first_and_marked_and_is_alone_under_best(capsys, decides, first):
     from types import SimpleNamespace
 
-    from trainkit.task import Scores
+    from trainkit.interfaces import Scores
 
     own = {"dice_mean": 0.81234567, **{f"m{k}": float(k) for k in range(9)}}
     scored = {"val": Scores(own, {}), "val/ema": Scores({"dice_mean": 0.9}, {})}
@@ -1114,7 +1115,7 @@ def pictures():
 
 
 def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
-    from trainkit.task import Scores
+    from trainkit.interfaces import Scores
 
     tracker = Kept()
     given = {"eyes": Scores({}, tables={"per_class": {"f1": [1.0]}}, pictures=pictures())}
@@ -1141,7 +1142,7 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
 
 
 def test_only_the_main_process_draws():
-    from trainkit.task import Scores
+    from trainkit.interfaces import Scores
 
     tracker = Kept()
     witness_of(tracker, main=False).scored(30, "eyes", {"eyes": Scores({}, pictures=pictures())}, {}, 1.0, leads=False)
@@ -1149,14 +1150,14 @@ def test_only_the_main_process_draws():
 
 
 def test_a_picture_of_an_unknown_kind_is_a_programming_error():
-    from trainkit.report.drawing import picture
+    from trainkit.plots.run_figures import picture
 
     with pytest.raises(ValueError, match="umap"):
         picture("umap", {}, "eyes")
 
 
 def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone():
-    from trainkit.report.drawing import draw
+    from trainkit.plots.run_figures import draw
 
     curves = {
         "confusion": {"counts": np.eye(2, dtype=int), "names": ("closed", "open")},
@@ -1183,12 +1184,12 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
     sys.setswitchinterval(0.005)
     try:
         sent = threading.Event()
-        one = sender.Sender(store, SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
+        one = uploader.Sender(store, SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
         one.begin(object())
         one.wake.set()
         assert sent.wait(10)
         one.stop()
-        assert sys.getswitchinterval() == pytest.approx(sender.SWITCH_SECONDS)
+        assert sys.getswitchinterval() == pytest.approx(uploader.SWITCH_SECONDS)
     finally:
         sys.setswitchinterval(before)
 
@@ -1197,7 +1198,7 @@ def test_runs_that_were_left_are_looked_for_at_the_first_line_and_once():
     done, sent = [], threading.Semaphore(0)
     store = SimpleNamespace(shown="store", abandoned=lambda: done.append("looked") or [], unsent=list)
     box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release(), courier=None)
-    one = sender.Sender(store, box, waits=False)
+    one = uploader.Sender(store, box, waits=False)
     one.begin(object())
     try:
         time.sleep(0.1)

@@ -15,8 +15,8 @@ import scenes
 from click.testing import CliRunner
 from runs import ROOT, stripes
 
-from trainkit import cli
-from trainkit.store import Store
+from trainkit.cli import main
+from trainkit.tracking.store import Store
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -100,7 +100,7 @@ def test_a_page_makes_a_recipe_of_its_data_that_check_understands(page, tmp_path
     for words in commands(page):
         if words[1] in ("run", "compare", "ui"):
             continue
-        said = CliRunner().invoke(cli.main, words[1:], catch_exceptions=False)
+        said = CliRunner().invoke(main.main, words[1:], catch_exceptions=False)
         assert said.exit_code == 0, said.output
         if words[1] == "check":
             assert "# to decide: line " in said.output and "not there yet" not in said.output
@@ -129,7 +129,7 @@ def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, store, cache):
         if words[1] == "ui":  # serves until it is stopped: tests/test_ui.py
             continue
         more = [short] if words[1] == "run" else []
-        said = CliRunner().invoke(cli.main, [*words[1:], *more], catch_exceptions=False)
+        said = CliRunner().invoke(main.main, [*words[1:], *more], catch_exceptions=False)
         assert said.exit_code == 0, f"{shlex.join(words)}\n{said.output}"
         if words[1] == "run":
             assert {run.info().status for run in Store.locate().runs()} == {"FINISHED"}

@@ -14,11 +14,12 @@ import psutil
 import pytest
 from test_payloads import lay_modules, ran
 
-from trainkit import sender, tracking, ui
 from trainkit.errors import UserError
-from trainkit.store import Store
-from trainkit.tracking import Tracker
-from trainkit.ui import running, serve
+from trainkit.tracking import tracker as tracking
+from trainkit.tracking import ui, uploader
+from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Tracker
+from trainkit.tracking.ui import running, serve
 
 
 @pytest.fixture
@@ -291,7 +292,7 @@ def test_no_path_of_the_server_answers_without_the_token(store):
 
 @pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back_loses_nothing_and_doubles_nothing(store, monkeypatch):
-    monkeypatch.setattr(sender, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.05)
     port = free_port()
     monkeypatch.setattr(secrets, "token_urlsafe", lambda size: "always-the-same")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}/always-the-same")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.views import probabilities, rounded
+from trainkit.models.multi_scale import probabilities, rounded
 
 torch.manual_seed(0)
 COARSE = torch.nn.Conv2d(3, 4, 5, stride=2, padding=2).requires_grad_(False)

@@ -12,9 +12,11 @@ from scipy import ndimage, stats
 from scipy.interpolate import BSpline
 from scipy.spatial.transform import Rotation
 
-from trainkit import blocks, seeding
-from trainkit.data import volume_augment
-from trainkit.data.volume_augment import (
+from trainkit import rng
+from trainkit.config import validation
+from trainkit.config.schema import TABLES
+from trainkit.data.volumes import augment as volume_augment
+from trainkit.data.volumes.augment import (
     BiasField,
     Blur,
     Brightness,
@@ -27,9 +29,8 @@ from trainkit.data.volume_augment import (
     Scale,
     VolumeAugment,
 )
-from trainkit.data.volumes import Volumes
+from trainkit.data.volumes.dataset import Volumes
 from trainkit.errors import UserError
-from trainkit.recipe import TABLES
 
 PATCH = (11, 14, 17)  # all different, odd and even
 THICK, THIN = (4.0, 0.8, 1.1), (1.3, 0.8, 1.1)  # mm; thick slices are not mixed
@@ -150,9 +151,9 @@ def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spac
             cell = 6.0 / np.array(spacing[1:] if thick else spacing)
             size = PATCH[1:] if thick else PATCH
             points = [math.ceil(length / step) + 3 for length, step in zip(size, cell, strict=True)]
-            draws = seeding.uniform(
-                0, "augment-volume-elastic", 0, i, np.arange(len(size) * math.prod(points))
-            ).reshape(len(size), *points)
+            draws = rng.uniform(0, "augment-volume-elastic", 0, i, np.arange(len(size) * math.prod(points))).reshape(
+                len(size), *points
+            )
             shift = np.stack([spline(4 * each - 2, cell, size) for each in draws])  # up to 2 mm
             assert 0.1 < np.abs(shift).max() < 2.0
             if thick:
@@ -525,7 +526,9 @@ def test_large_volumes_have_places_beyond_what_float32_counts():
 
 
 def test_a_recipe_states_it():
-    read = blocks.validate(Volumes, {"name": "volumes", "train": "x", "patch": [96, 96, 96], "augment": NNUNET}, TABLES)
+    read = validation.validate(
+        Volumes, {"name": "volumes", "train": "x", "patch": [96, 96, 96], "augment": NNUNET}, TABLES
+    )
     augment = read.augment
     assert augment.scale == Scale(p=0.2, factor=(0.7, 1.4)) and augment.gamma.invert == 0.25
     augment.checked(("background", "Anterior", "Posterior"), "zyx")
@@ -558,7 +561,7 @@ def test_a_recipe_states_it():
 )
 def test_impossible_settings_are_refused_when_the_recipe_is_read(block, said):
     with pytest.raises(ValueError, match=said):
-        blocks.validate(Volumes, {"name": "volumes", "train": "x", "patch": [9, 9, 9], "augment": block}, TABLES)
+        validation.validate(Volumes, {"name": "volumes", "train": "x", "patch": [9, 9, 9], "augment": block}, TABLES)
 
 
 # ---- speed -----------------------------------------------------------------------------------------------------------

@@ -13,19 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scans import affine, put, put_case, put_set, volume
 
-from trainkit import cli
-from trainkit.data import (
-    folders,
-    hashed,
-    nifti,
-    packed_volumes,
-    volume_import,
-    volume_prepare,
-    volume_report,
-    volume_sources,
-)
-from trainkit.data.packed_volumes import PackedVolumes
-from trainkit.data.volume_prepare import Preparation
+from trainkit.cli import main
+from trainkit.data import folders
+from trainkit.data.formats import nifti
+from trainkit.data.storage import hashed_folder, volume_store
+from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes import fingerprint, importer, preprocess, sources
+from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import UserError
 
 
@@ -37,7 +31,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def packed(files, tmp_path_factory):
     out = tmp_path_factory.mktemp("packed") / "set"
-    return volume_import.import_volumes(files, out, names=["left", "right"])
+    return importer.import_volumes(files, out, names=["left", "right"])
 
 
 def test_a_set_is_written_as_it_was_prepared(files, packed):
@@ -47,7 +41,7 @@ def test_a_set_is_written_as_it_was_prepared(files, packed):
     for number in range(4):
         array, labels = volume(number)
         read, header = nifti.read_image(files / "image" / f"p{number:02d}.nii.gz")
-        expected = volume_prepare.prepare(read, header, Preparation("zyx"))
+        expected = preprocess.prepare(read, header, Preparation("zyx"))
         case = data.case(number)
         assert (case.id, case.patient) == (f"p{number:02d}",) * 2
         assert (data.image(number) == expected.image).all() and case.floor == expected.image.min()
@@ -57,13 +51,13 @@ def test_a_set_is_written_as_it_was_prepared(files, packed):
         assert case.original_shape == case.shape == (6, 10, 12)
         assert case.facts["lowest"] == array.min() and case.facts["highest"] == array.max()
         assert case.facts["stored"] == "RAS" and case.facts["tilt"] == 0
-        print_ = packed_volumes.fingerprint(array.transpose(2, 1, 0))
+        print_ = volume_store.fingerprint(array.transpose(2, 1, 0))
         assert data.fingerprints()[number] == print_
-    assert volume_import.verify(packed.out) == []
+    assert importer.verify(packed.out) == []
 
 
 def test_a_resampled_set_keeps_what_was_annotated(files, tmp_path):
-    report = volume_import.import_volumes(files, tmp_path / "set", spacing=(2.0, 1.0, 1.0))
+    report = importer.import_volumes(files, tmp_path / "set", spacing=(2.0, 1.0, 1.0))
     data = PackedVolumes(report.out)
     assert (
         data.resampled and data.preparation == Preparation("zyx", (2.0, 1.0, 1.0)) and data.spacing == (2.0, 1.0, 1.0)
@@ -74,8 +68,8 @@ def test_a_resampled_set_keeps_what_was_annotated(files, tmp_path):
     assert data.case(1).volumes_mm3 == pytest.approx([(labels == label).sum() * 6.0 for label in range(3)])
     assert (data.label(1).ravel()[data.foreground(1, 2)] == 2).all()
     assert data.names == ("background", "label 1", "label 2")
-    assert volume_import.verify(report.out) == []
-    plain = volume_import.import_volumes(files, tmp_path / "plain")
+    assert importer.verify(report.out) == []
+    plain = importer.import_volumes(files, tmp_path / "plain")
     same = PackedVolumes(plain.out)
     assert (same.fingerprints() == data.fingerprints()).all()
     assert "resampled to 2 x 1 x 1 mm (12 x 15 x 12 voxels in the median)" in "\n".join(report.lines())
@@ -85,10 +79,10 @@ def test_a_set_that_was_packed_with_names_that_no_table_could_hold_is_refused(tm
     for number, name in enumerate(("a", "caf\udce9")):
         put_case(tmp_path / "scans", name, *volume(number))
     with pytest.raises(UserError, match=r"1 name not in UTF-8, or with control characters:\n  caf\\xe9\n"):
-        volume_import.import_volumes(tmp_path / "scans", tmp_path / "set")
+        importer.import_volumes(tmp_path / "scans", tmp_path / "set")
     with monkeypatch.context() as patch:
         patch.setattr(folders, "check_names", lambda *_: None)
-        volume_import.import_volumes(tmp_path / "scans", tmp_path / "set")
+        importer.import_volumes(tmp_path / "scans", tmp_path / "set")
     with pytest.raises(UserError, match=r"cases\.json: 1 name not .*\n  caf\\xe9\n.*import the set again"):
         PackedVolumes(tmp_path / "set")
 
@@ -96,10 +90,10 @@ def test_a_set_that_was_packed_with_names_that_no_table_could_hold_is_refused(tm
 def test_axes_follow_the_slices_and_can_be_asked_for(tmp_path):
     for number in range(2):
         put_case(tmp_path / "scans", f"c{number}", *volume(number), affine((1.0, 1.0, 4.0), (0, 2, 1)))
-    report = volume_import.import_volumes(tmp_path / "scans", tmp_path / "set")
+    report = importer.import_volumes(tmp_path / "scans", tmp_path / "set")
     assert report.axes == "yzx" and report.spacing == pytest.approx((4.0, 1.0, 1.0))
     assert "coronal slices" in report.lines()[2]
-    other = volume_import.import_volumes(tmp_path / "scans", tmp_path / "other", axes="zyx")
+    other = importer.import_volumes(tmp_path / "scans", tmp_path / "other", axes="zyx")
     assert other.axes == "zyx" and other.spacing == pytest.approx((1.0, 4.0, 1.0))
 
 
@@ -126,10 +120,10 @@ def test_organs_are_seen_as_they_lie():
     truth[2, 0:4, 6:8] = 2
     image = np.zeros(truth.shape, np.float16)
     image[truth == 1], image[truth == 2] = 2, -1
-    seen = volume_report.seen_organs(truth, truth, image)
+    seen = fingerprint.seen_organs(truth, truth, image)
     assert seen["1"] == {"slices": 4, "pieces": 1, "strays": 1, "stray_voxels": 1, "cut": 3, "grey": 2.0}
     assert seen["2"] == {"slices": 2, "pieces": 2, "strays": 0, "stray_voxels": 0, "cut": 3, "grey": -1.0}
-    assert volume_report.seen_organs(np.zeros_like(truth), truth, image) == {}
+    assert fingerprint.seen_organs(np.zeros_like(truth), truth, image) == {}
 
 
 @pytest.mark.parametrize("kind", ["nan", "cut", "flip", "shape", "affine", "range", "fraction"])
@@ -158,13 +152,13 @@ def test_unusable_cases_are_refused_by_file_or_left_out(files, tmp_path, kind):
     else:
         put(label, labels + np.float32(0.5))
     with pytest.raises(UserError, match=f"{bad.parent.name}/p01") as error:
-        volume_import.import_volumes(root, tmp_path / "set", names=["a", "b"])
+        importer.import_volumes(root, tmp_path / "set", names=["a", "b"])
     assert "1 unusable" in str(error.value) and "--damaged skip" in str(error.value)
     assert not (tmp_path / "set").exists() and [p.name for p in tmp_path.iterdir()] == ["scans"]
-    report = volume_import.import_volumes(root, tmp_path / "set", names=["a", "b"], damaged="skip")
+    report = importer.import_volumes(root, tmp_path / "set", names=["a", "b"], damaged="skip")
     assert report.cases == 3 and PackedVolumes(report.out).ids() == ["p00", "p02", "p03"]
     assert any(note.startswith("left out: ") and str(bad) in note for note in report.notes)
-    found = volume_import.verify(root, names=["a", "b"])
+    found = importer.verify(root, names=["a", "b"])
     assert [line for line in found if not line.startswith("warning: ")] and str(bad) in found[0]
 
 
@@ -173,7 +167,7 @@ def test_headers_are_refused_before_any_voxel_is_read(files, tmp_path, monkeypat
     put(root / "label" / "p03.nii.gz", volume(3)[1][:-1])
     monkeypatch.setattr(nifti, "read_image", lambda path: pytest.fail("voxels were read"))
     with pytest.raises(UserError, match="p03"):
-        volume_import.import_volumes(root, tmp_path / "set")
+        importer.import_volumes(root, tmp_path / "set")
 
 
 def test_twenty_unusable_cases_are_enough(tmp_path):
@@ -181,10 +175,10 @@ def test_twenty_unusable_cases_are_enough(tmp_path):
     for number in range(23):
         (root / "label" / f"p{number:02d}.nii.gz").write_bytes(b"nothing")
     with pytest.raises(UserError) as error:
-        volume_import.import_volumes(root, tmp_path / "set")
+        importer.import_volumes(root, tmp_path / "set")
     assert str(error.value).count("not a NIfTI file") == 20 and "20 and 3 more unusable cases" in str(error.value)
     with pytest.raises(UserError, match="unusable cases"):
-        volume_import.import_volumes(root, tmp_path / "set", damaged="skip")
+        importer.import_volumes(root, tmp_path / "set", damaged="skip")
 
 
 def test_what_is_odd_is_said(tmp_path):
@@ -214,7 +208,7 @@ def test_what_is_odd_is_said(tmp_path):
             array = volume(0)[0]  # as number 0
             labels[:] = 0
         put_case(root, f"c{number}", array, labels, matrix)
-    notes = "\n".join(volume_import.import_volumes(root, tmp_path / "set").notes)
+    notes = "\n".join(importer.import_volumes(root, tmp_path / "set").notes)
     for text in (
         "1 volume under two or more ids: c0 = c8",
         "1 case with a spacing over 10 % off the median of 4 x 1.5 x 1 mm: c1 (5 x 1.5 x 1)",
@@ -240,16 +234,16 @@ def test_left_out_files_are_named_up_to_twenty(files, tmp_path):
     root = shutil.copytree(files, tmp_path / "scans")
     for number in range(25):
         put(root / "image" / f"z{number:02d}.nii.gz", volume(0)[0])
-    notes = volume_import.import_volumes(root, tmp_path / "set").notes
+    notes = importer.import_volumes(root, tmp_path / "set").notes
     assert sum("an image without a label map" in note for note in notes) == 20 and "left out: 5 more" in notes
 
 
 def test_names_must_fit_the_labels(files, tmp_path):
     with pytest.raises(UserError, match=r"labels 2 in .* of 720 voxels"):
-        volume_import.import_volumes(files, tmp_path / "set", names=["only one"])
+        importer.import_volumes(files, tmp_path / "set", names=["only one"])
     with pytest.raises(UserError, match="names of labels"):
-        volume_import.import_volumes(files, tmp_path / "set", names=["a", "A"])
-    report = volume_import.import_volumes(files, tmp_path / "more", names=["background", "a", "b", "never seen"])
+        importer.import_volumes(files, tmp_path / "set", names=["a", "A"])
+    report = importer.import_volumes(files, tmp_path / "more", names=["background", "a", "b", "never seen"])
     assert "3 never seen: in no case" in report.notes and report.classes == 4
     assert any(line.split()[:4] == ["3", "never", "seen", "0"] for line in report.lines())
 
@@ -259,12 +253,12 @@ def test_labels_that_nobody_named_must_look_like_classes(tmp_path):
     labels = volume(1)[1]
     put(root / "label" / "p01.nii.gz", labels * np.uint8(100))
     with pytest.raises(UserError, match=r"labels 1, 2, 100, 200, which nothing names; 200 is in p01"):
-        volume_import.import_volumes(root, tmp_path / "set")
+        importer.import_volumes(root, tmp_path / "set")
     for number in range(2):
         put(root / "label" / f"p{number:02d}.nii.gz", labels * np.uint8(0))
     with pytest.raises(UserError, match="no voxel is labelled"):
-        volume_import.import_volumes(root, tmp_path / "set")
-    assert any("no voxel is labelled" in line for line in volume_import.verify(root))
+        importer.import_volumes(root, tmp_path / "set")
+    assert any("no voxel is labelled" in line for line in importer.verify(root))
 
 
 def test_patients_and_their_table_stand_beside_the_cases(tmp_path):
@@ -272,7 +266,7 @@ def test_patients_and_their_table_stand_beside_the_cases(tmp_path):
     for number in range(4):
         put_case(root, f"p{number // 2}_scan{number}", *volume(number))
     (tmp_path / "clinical.csv").write_text("Id,Age,Sex\np0,30,F\np1,,M\n")
-    report = volume_import.import_volumes(root, tmp_path / "set", patient=r"(p\d)_", clinical=tmp_path / "clinical.csv")
+    report = importer.import_volumes(root, tmp_path / "set", patient=r"(p\d)_", clinical=tmp_path / "clinical.csv")
     data = PackedVolumes(report.out)
     assert data.patients() == ["p0", "p0", "p1", "p1"]
     assert data.case(3).clinical == {"Age": None, "Sex": "M"} and data.case(0).clinical["Age"] == 30
@@ -293,17 +287,17 @@ def test_verify_finds_patients_and_volumes_of_another_split(files, packed, tmp_p
         np.ascontiguousarray(labels.transpose(2, 1, 0)),
         affine((4.0, 1.5, 1.0), (2, 1, 0)),
     )
-    volume_import.import_volumes(other, tmp_path / "packed", axes="zyx")
+    importer.import_volumes(other, tmp_path / "packed", axes="zyx")
     for own in (files, packed.out):
         for against in (other, tmp_path / "packed"):
             seen = []
-            found = volume_import.verify(
+            found = importer.verify(
                 own, against=[against], on_progress=lambda *progress, seen=seen: seen.append(progress)
             )
             assert f"warning: 1 patient also in {against}: p02" in found
             assert f"warning: 1 volume also in {against}: p03 = q" in found
             assert seen[-1][0] == seen[-1][1] == len(seen) == (4 if against == tmp_path / "packed" else 6)
-    assert len(volume_import.verify(packed.out, against=[other])) == 2
+    assert len(importer.verify(packed.out, against=[other])) == 2
 
 
 def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
@@ -312,7 +306,7 @@ def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
     put(tmp_path / "tom" / "val" / "image" / "lost.nii.gz", volume(8)[0])
     (tmp_path / "tom" / "train" / "label" / "p02.nii.gz").write_bytes(b"no")
     seen = []
-    found = volume_import.verify(tmp_path / "tom", on_progress=lambda *progress: seen.append(progress))
+    found = importer.verify(tmp_path / "tom", on_progress=lambda *progress: seen.append(progress))
     where = f"{tmp_path / 'tom'}#val"
     assert [line for line in found if not line.startswith("warning: ")] == found[:1] and "p02.nii.gz" in found[0]
     assert f"warning: train: 2 patients also in {where}: p00, p01" in found
@@ -326,70 +320,70 @@ def test_verify_names_what_was_changed_after_the_import(packed, tmp_path, monkey
     content = bytearray((copy / "labels.bin").read_bytes())
     content[720 + 5] ^= 1
     (copy / "labels.bin").write_bytes(content)
-    assert volume_import.verify(copy) == [
+    assert importer.verify(copy) == [
         f"{copy / 'labels.bin'}: is not what was written (SHA-256 differs); remove the folder and import the set again"
     ]
-    monkeypatch.setattr(hashed, "HASHED_AT_OPEN", 0)
-    found = volume_import.verify(copy)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    found = importer.verify(copy)
     assert len(found) == 2 and "labels.bin: is not what" in found[0] and "case 1 (p01)" in found[1]
 
 
 def test_a_set_is_packed_once_and_again_when_anything_changes(files, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
     root = shutil.copytree(files, tmp_path / "scans")
-    source = volume_sources.open_volumes(root)
-    first = volume_import.pack_volumes_once(source, names=["a", "b"])
+    source = sources.open_volumes(root)
+    first = importer.pack_volumes_once(source, names=["a", "b"])
     assert first.names == ("background", "a", "b") and str(first.path).startswith(str(tmp_path / "cache"))
     with monkeypatch.context() as patch:
-        patch.setattr(volume_import, "import_volumes", lambda *a, **k: pytest.fail("was packed again"))
-        assert volume_import.pack_volumes_once(source, names=["background", "a", "b"]).path == first.path
+        patch.setattr(importer, "import_volumes", lambda *a, **k: pytest.fail("was packed again"))
+        assert importer.pack_volumes_once(source, names=["background", "a", "b"]).path == first.path
     others = [
-        volume_import.pack_volumes_once(source, names=["a", "c"]),
-        volume_import.pack_volumes_once(source, names=["a", "b"], spacing=(4, 2, 2)),
-        volume_import.pack_volumes_once(source, names=["a", "b"], axes="yzx"),
-        volume_import.pack_volumes_once(volume_sources.open_volumes(root, patient=r"p(\d)"), names=["a", "b"]),
+        importer.pack_volumes_once(source, names=["a", "c"]),
+        importer.pack_volumes_once(source, names=["a", "b"], spacing=(4, 2, 2)),
+        importer.pack_volumes_once(source, names=["a", "b"], axes="yzx"),
+        importer.pack_volumes_once(sources.open_volumes(root, patient=r"p(\d)"), names=["a", "b"]),
     ]
     put(root / "label" / "p00.nii.gz", volume(0)[1])
-    others.append(volume_import.pack_volumes_once(volume_sources.open_volumes(root), names=["a", "b"]))
+    others.append(importer.pack_volumes_once(sources.open_volumes(root), names=["a", "b"]))
     assert len({data.path for data in [first, *others]}) == 6
     assert others[2].axes == "yzx" and others[3].patients() == ["0", "0", "0", "0"]
 
 
 def test_volumes_are_told_from_other_sets(files, packed, tmp_path):
-    assert volume_import.holds_volumes(files) and volume_import.holds_volumes(packed.out)
-    assert volume_import.holds_volumes(files / "image" / "p00.nii.gz")
-    assert volume_import.holds_volumes(f"{files.parent}#set")
-    assert not volume_import.holds_volumes(tmp_path) and not volume_import.holds_volumes(tmp_path / "none")
+    assert importer.holds_volumes(files) and importer.holds_volumes(packed.out)
+    assert importer.holds_volumes(files / "image" / "p00.nii.gz")
+    assert importer.holds_volumes(f"{files.parent}#set")
+    assert not importer.holds_volumes(tmp_path) and not importer.holds_volumes(tmp_path / "none")
     (tmp_path / "a.png").write_bytes(b"")
-    assert not volume_import.holds_volumes(tmp_path)
+    assert not importer.holds_volumes(tmp_path)
 
 
 def test_what_is_imported_is_not_imported_again_and_labels_are_needed(files, packed, tmp_path):
     with pytest.raises(UserError, match="imported already"):
-        volume_import.import_volumes(packed.out, tmp_path / "set")
-    source = volume_sources.open_volumes(files / "image", labelled=False)
+        importer.import_volumes(packed.out, tmp_path / "set")
+    source = sources.open_volumes(files / "image", labelled=False)
     with pytest.raises(UserError, match="4 images without a label map"):
-        volume_import.import_volumes(source, tmp_path / "set")
+        importer.import_volumes(source, tmp_path / "set")
 
 
 def test_a_disk_too_small_is_said_before_the_work(files, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 100))
     monkeypatch.setattr(nifti, "read_image", lambda path: pytest.fail("voxels were read"))
     with pytest.raises(UserError, match=r"are free.*choose another disk"):
-        volume_import.import_volumes(files, tmp_path / "set")
+        importer.import_volumes(files, tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_order_of_cases_does_not_depend_on_how_fast_threads_are(files, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr(volume_import, "threads", lambda: 7)
-    again = volume_import.import_volumes(files, tmp_path / "set", names=["left", "right"])
-    monkeypatch.setattr(volume_import, "threads", lambda: 1)
-    alone = volume_import.import_volumes(files, tmp_path / "alone", names=["left", "right"])
+    monkeypatch.setattr(importer, "threads", lambda: 7)
+    again = importer.import_volumes(files, tmp_path / "set", names=["left", "right"])
+    monkeypatch.setattr(importer, "threads", lambda: 1)
+    alone = importer.import_volumes(files, tmp_path / "alone", names=["left", "right"])
     assert again.digest == alone.digest == packed.digest
 
 
 def ask(*words, code=0):
-    result = CliRunner().invoke(cli.main, [str(word) for word in words])
+    result = CliRunner().invoke(main.main, [str(word) for word in words])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -446,7 +440,7 @@ def test_the_hippocampus_set_is_imported_with_its_strays_left_out(shared, tmp_pa
     (some / "dataset.json").write_text(
         json.dumps({"labels": {"0": "background", "1": "A", "2": "P"}, "training": listed[:6]})
     )
-    report = volume_import.import_volumes(some, tmp_path / "set")
+    report = importer.import_volumes(some, tmp_path / "set")
     assert report.cases == 6 and report.classes == 3 and report.axes == "zyx"
     assert sum(note.startswith("left out: dirty/") for note in report.notes) == 3
     data = PackedVolumes(report.out)
@@ -456,7 +450,7 @@ def test_the_hippocampus_set_is_imported_with_its_strays_left_out(shared, tmp_pa
         image = nibabel.load(some / "labelsTr" / f"{data.case(number).id}.nii.gz")
         count = np.bincount(np.asarray(image.dataobj).astype(np.int64).ravel(), minlength=3)
         assert data.case(number).volumes_mm3 == pytest.approx(count * abs(np.linalg.det(image.affine[:3, :3])))
-    assert not [line for line in volume_import.verify(report.out) if not line.startswith("warning: ")]
+    assert not [line for line in importer.verify(report.out) if not line.startswith("warning: ")]
 
 
 @settings(max_examples=8, deadline=None)
@@ -474,10 +468,10 @@ def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, da
         put_case(root / "scans", f"c{number}", image, labels, affine(spacing, order, flip))
         labelled += int(labels.any())
     asked = data.draw(st.none() | st.tuples(*[st.sampled_from([0.7, 2.0, 9.0])] * 3))
-    report = volume_import.import_volumes(root / "scans", root / "set", names=["a", "b", "c"], spacing=asked)
+    report = importer.import_volumes(root / "scans", root / "set", names=["a", "b", "c"], spacing=asked)
     packed = PackedVolumes(report.out)
-    assert report.lines() and volume_import.info(root / "scans") and volume_import.info(root / "set")
-    assert not [line for line in volume_import.verify(report.out) if not line.startswith("warning: ")]
+    assert report.lines() and importer.info(root / "scans") and importer.info(root / "set")
+    assert not [line for line in importer.verify(report.out) if not line.startswith("warning: ")]
     assert sum(any(packed.case(i).volumes_mm3[1:]) for i in range(len(packed))) == labelled
     for i in range(len(packed)):
         assert np.isfinite(packed.image(i)).all() and packed.label(i).shape == packed.case(i).shape
@@ -488,14 +482,14 @@ def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, da
 def test_memory_is_that_of_a_volume_whatever_their_number(tmp_path, monkeypatch):
     import tracemalloc
 
-    monkeypatch.setattr(volume_import, "threads", lambda: 1)
+    monkeypatch.setattr(importer, "threads", lambda: 1)
     shape, peaks = (40, 40, 30), []
     for count in (2, 8):
         root = put_set(tmp_path / f"scans{count}", count, shape=shape)
         tracemalloc.start()
-        volume_import.import_volumes(root, tmp_path / f"set{count}", spacing=(3.0, 1.4, 1.0))
+        importer.import_volumes(root, tmp_path / f"set{count}", spacing=(3.0, 1.4, 1.0))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0]
     # One being prepared and one that waits for being written.
-    assert peaks[1] < 3 * volume_import._PER_VOXEL * 40 * 40 * 40
+    assert peaks[1] < 3 * importer._PER_VOXEL * 40 * 40 * 40

@@ -18,9 +18,9 @@ import pytest
 from runs import ROOT, run, stop_after
 from test_tom500 import TOM500, words
 
-from trainkit.data.volumes import Volumes
+from trainkit.data.volumes.dataset import Volumes
 from trainkit.errors import EXIT_CODE, UserError
-from trainkit.store import Store
+from trainkit.tracking.store import Store
 
 HEADER = 352
 """Bytes before the voxels of a NIfTI-1 file."""

@@ -14,7 +14,7 @@ import pytest
 from runs import ROOT, Ran, all_same, run, stop_after
 from test_tom500 import TOM500, words
 
-from trainkit.data import sample_orbits
+from trainkit.data.synthetic import orbits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
 FULL = ROOT / "recipes" / "tom500_full.yaml"
@@ -70,9 +70,9 @@ def heads(tmp_path_factory):
     for part, count in (("train", 2), ("val", 1)):
         for kind in ("image", "label"):
             (root / part / kind).mkdir(parents=True)
-        for patient in sample_orbits.patients(part)[:count]:
-            affine = sample_orbits.affine(patient, SHAPE, SPACING)
-            for kind, array in zip(("image", "label"), sample_orbits.draw(patient, SHAPE, SPACING), strict=True):
+        for patient in orbits.patients(part)[:count]:
+            affine = orbits.affine(patient, SHAPE, SPACING)
+            for kind, array in zip(("image", "label"), orbits.draw(patient, SHAPE, SPACING), strict=True):
                 nibabel.save(nibabel.Nifti1Image(array, affine), root / part / kind / f"{patient}.nii.gz")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -118,4 +118,4 @@ def test_the_recipe_for_tom500_scores_a_whole_volume(heads, capsys):
     assert ran.series("eval/val/unique_samples") == [1.0]
     assert 0 <= ran.series("val/dice_mean")[-1] < 0.3, "after one update"
     (table,) = ran.folder.path.parents[1].rglob("tables/val_per_class_last.csv")
-    assert all(organ in table.read_text() for organ in sample_orbits.NAMES[1:])
+    assert all(organ in table.read_text() for organ in orbits.NAMES[1:])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.volume_sources import named_labels, open_volumes
+from trainkit.data.volumes.sources import named_labels, open_volumes
 from trainkit.errors import UserError
 
 PLAIN = nibabel.Nifti1Image(np.zeros((2, 3, 4), np.uint8), np.eye(4)).to_bytes()

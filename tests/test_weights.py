@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from trainkit.checkpoint.safe_load import load_into, read_centres, read_tensors, write_tensors
 from trainkit.errors import UserError
-from trainkit.models import IResNet, MobileFaceNet
-from trainkit.weights import load_into, read_centres, read_tensors, write_tensors
+from trainkit.models.face_backbones import IResNet, MobileFaceNet
 
 
 def net() -> nn.Module:

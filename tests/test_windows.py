@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.windows import LEAST_WEIGHT, sliding, starts, weights_of
+from trainkit.models.sliding_window import LEAST_WEIGHT, sliding, starts, weights_of
 
 torch.manual_seed(0)
 MIX = torch.nn.Conv3d(1, 3, 3, padding=1).requires_grad_(False)

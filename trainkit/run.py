@@ -15,12 +15,12 @@ if sys.path and Path(sys.path[0] or ".").resolve() == _here:
 # 255 samples/s so and at 275 when they spin; beside one other busy process at 98 instead of 37.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from trainkit import launcher  # noqa: E402
+from trainkit.environment import process  # noqa: E402
 
-launcher.die_with_parent()  # before anything that takes time is imported
-launcher.leave_no_log_folders()
+process.die_with_parent()  # before anything that takes time is imported
+process.leave_no_log_folders()
 
-from trainkit.verbs.training import run  # noqa: E402
+from trainkit.cli.train import run  # noqa: E402
 
 if __name__ == "__main__":
     try:
@@ -31,4 +31,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         code = 1
-    launcher.leave(code)
+    process.leave(code)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainkit.ranges import Score
+from trainkit.config.ranges import Score
 
 PREFIX = "time_to/"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import toy
 
-from trainkit.task import Opened
+from trainkit.interfaces import Opened
 
 
 def _raise() -> None:

@@ -16,31 +16,31 @@ def nothing() -> None:
 
 def reseeding() -> None:
     """Draws go on with the state of the generators, which no checkpoint holds."""
-    from trainkit import seeding
+    from trainkit import rng
 
     torch.manual_seed(0)
-    seeding.reseed = lambda *given: None
+    rng.reseed = lambda *given: None
 
 
 def sample_seeding() -> None:
     """What is drawn for a sample hangs on how many were drawn before."""
-    from trainkit import seeding
+    from trainkit import rng
 
     drawn = np.random.default_rng(0)
-    plain = seeding.uniform
-    seeding.uniform = lambda *given: drawn.random(np.shape(plain(*given)))
+    plain = rng.uniform
+    rng.uniform = lambda *given: drawn.random(np.shape(plain(*given)))
 
 
 def optimizer() -> None:
     """A resumed optimizer has no memory."""
-    from trainkit import live
+    from trainkit.checkpoint import state_dict
 
-    live.load_optimizer = lambda *given, **named: None
+    state_dict.load_optimizer = lambda *given, **named: None
 
 
 def averages() -> None:
     """A resumed run begins its average anew."""
-    from trainkit.state import State
+    from trainkit.training.state import State
 
     load = State.load
 
@@ -54,7 +54,7 @@ def averages() -> None:
 
 def fixed_times() -> None:
     """A value that is computed again gets the time of now."""
-    from trainkit.journal import Journal, Replay
+    from trainkit.tracking.journal import Journal, Replay
 
     cut_back = Journal.cut_back
 
@@ -68,21 +68,21 @@ def fixed_times() -> None:
 
 def commit_order() -> None:
     """A checkpoint does not wait for the lines of the journal that belong to it."""
-    from trainkit.tracking import Tracker
+    from trainkit.tracking.tracker import Tracker
 
     Tracker.commit = Tracker.position
 
 
 def verification() -> None:
     """A checkpoint is written in its place, and used unseen."""
-    from trainkit import checkpoint
+    from trainkit.checkpoint import storage
 
-    plain, every = checkpoint._aside, checkpoint._checkpoints
-    checkpoint._aside = lambda folder, kind, step: (
+    plain, every = storage._aside, storage._checkpoints
+    storage._aside = lambda folder, kind, step: (
         folder / f"step-{step:09d}" if kind == "tmp" else plain(folder, kind, step)
     )
-    checkpoint._make_room = lambda target: None
-    checkpoint.newest_valid = lambda folder: (next(iter(reversed(every(folder))), None), [])
+    storage._make_room = lambda target: None
+    storage.newest_valid = lambda folder: (next(iter(reversed(every(folder))), None), [])
 
 
 globals()[os.environ.get("SPOILED", "nothing")]()

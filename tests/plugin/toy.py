@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainkit import provenance, seeding
+from trainkit import rng
+from trainkit.environment import record
 from trainkit.errors import UserError
-from trainkit.task import Loss, Meta, Opened, Parts, Scores, Source
+from trainkit.interfaces import Loss, Meta, Opened, Parts, Scores, Source
 
 TABLES = {
     "task": {"toy": "toy:ToyTask"},
@@ -27,8 +28,8 @@ TABLES = {
 CLASSES, SIDE = 4, 8
 
 if "TOY_OTHER_PROGRAM" in os.environ and os.environ.get("RANK", "0") != "0":  # as on a machine with another torch
-    program = provenance.program
-    provenance.program = lambda *plugins: {**program(*plugins), "torch": "0.4"}
+    program = record.program
+    record.program = lambda *plugins: {**program(*plugins), "torch": "0.4"}
 
 
 class Net(nn.Module):
@@ -188,7 +189,7 @@ class ToySplit:
 
     def order(self, epoch, batch_size):
         updates = self.size // batch_size
-        return seeding.permutation(self.seed, epoch, self.size)[: updates * batch_size].reshape(updates, batch_size)
+        return rng.permutation(self.seed, epoch, self.size)[: updates * batch_size].reshape(updates, batch_size)
 
     def fetch(self, indices, epoch, view=None):
         if self.damaged in indices and os.environ.get("RANK", "0") != "0":
@@ -201,7 +202,7 @@ class ToySplit:
         images = self.images[indices].copy()
         views = np.full(len(indices), view or 0)
         if self.flip and view is None:
-            views[:] = seeding.uniform(self.seed, "flip", epoch, indices) < 0.5
+            views[:] = rng.uniform(self.seed, "flip", epoch, indices) < 0.5
         images[views == 1, 1:] = images[views == 1, 1:, :, ::-1]
         shown = np.where(indices == 5, 4, indices) if self.lost else indices
         return {

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit import seeding
-from trainkit.data import hub, pictures
-from trainkit.data.align import LANDMARKS, read_landmarks
+from trainkit import rng
+from trainkit.data import hub
+from trainkit.data.faces.align import LANDMARKS, read_landmarks
+from trainkit.data.formats import image_decode
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError, few, number_of
-from trainkit.places import locate
+from trainkit.paths import locate
 
 if TYPE_CHECKING:
-    from trainkit.data.packed import Packed
+    from trainkit.data.storage.image_store import Packed
 
 _log = logging.getLogger(__name__)
 
@@ -47,24 +48,25 @@ def open_source(path: Path | str, *, nested: bool = True, network: bool = False)
     With `nested` a class of a folder is the whole path below it (`alphabet/character`), else the name of its folders.
     Without `network` a set of the hub must be here. Raises UserError when there is nothing, or no such split.
     """
-    from trainkit.data import mrl_eye, packed, recordio, tables
+    from trainkit.data.formats import arrow_tables, mrl_eye, recordio
+    from trainkit.data.storage import image_store
 
     if hub.is_hub(path):
-        return tables.parquet(hub.tables(path, network=network), hub.split(path))
+        return arrow_tables.parquet(hub.tables(path, network=network), hub.split(path))
     path, split = split_of(path)
     if not path.exists():
         raise UserError(str(path), "does not exist", "a data set")
     if path.suffix == ".rec" or (path / "train.rec").is_file():
         return _whole(recordio.insightface(path), split)
-    if packed.is_packed(path):
-        data = packed.Packed(path)
+    if image_store.is_packed(path):
+        data = image_store.Packed(path)
         if data.manifest["protocol"] is not None:
             raise UserError(str(path), "an evaluation set", "a set with classes")
         return _whole(repacked(data), split)
-    if tables.is_saved(path):
-        return tables.saved(path, split)
-    if tables.parquet_files(path):
-        return tables.parquet(path, split)
+    if arrow_tables.is_saved(path):
+        return arrow_tables.saved(path, split)
+    if arrow_tables.parquet_files(path):
+        return arrow_tables.parquet(path, split)
     if not path.is_dir():
         raise UserError(str(path), "a file of unknown kind", "a folder of classes, .parquet or train.rec")
     if split is not None:
@@ -123,7 +125,7 @@ def held_out(names: Sequence[str], hold_out: float | list[str], seed: int, what:
         raise UserError("data.hold_out", f"{len(names)} {one} ({few(names)})", "at least 2")
     # By a hash of the name and not by its place, so that one added later moves few of the others.
     codes = np.asarray([zlib.crc32(name.encode(errors="surrogateescape")) for name in names])
-    order = np.lexsort((np.asarray(names), seeding.words(seed, "hold_out", codes)))
+    order = np.lexsort((np.asarray(names), rng.words(seed, "hold_out", codes)))
     return order[: min(max(1, round(hold_out * len(names))), len(names) - 1)]
 
 
@@ -155,10 +157,10 @@ def folder(root: Path, *, nested: bool = True) -> Source:
 
     With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
     """
-    below = pictures.below(root, nested=nested)
+    below = image_decode.below(root, nested=nested)
     files = below.files
     if not files:
-        found = f"no pictures, but {pictures.counted(below.others)}" if below.others else "no pictures"
+        found = f"no pictures, but {image_decode.counted(below.others)}" if below.others else "no pictures"
         found = f"{number_of(len(below.loose), 'pictures')}, in no folder of a class" if below.loose else found
         raise UserError(str(root), found, "pictures in <class>/<picture>.jpg")
     first = {file.relative_to(root).parts[0] for file in files}

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from trainkit.config.ranges import FractionAboveZero, Positive, Whole
 from trainkit.losses.online_softmax import Rivals, large, rivals
-from trainkit.ranges import FractionAboveZero, Positive, Whole
 
 NORM_EPS = 1e-3
 """AdaFace: what is added to the spread of the norms, and how far its angles stay from 0 and pi."""

@@ -162,7 +162,7 @@ def _fused(
 @functools.cache
 def _kernel() -> Any:
     try:
-        from trainkit.losses.fused_rivals import Fused
+        from trainkit.losses.fused_softmax_kernel import Fused
     except ImportError:  # Triton is not there for every platform
         return None
     return Fused()

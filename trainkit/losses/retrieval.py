@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from trainkit.data.modalities import MODALITIES
+from trainkit.config.ranges import FractionBelowOne, Positive
+from trainkit.data.people.modalities import MODALITIES
 from trainkit.losses.margin import at_least_float32, cosines
-from trainkit.ranges import FractionBelowOne, Positive
 
 SDM_EPS = 1e-8
 """SDM: what is added to the labels' probabilities before their logarithm, as published."""

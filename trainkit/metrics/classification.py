@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from trainkit import chance
-from trainkit.chance import Units
-from trainkit.data.protocols import Classes
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Classes
+from trainkit.interfaces import Scores
+from trainkit.metrics import significance
 from trainkit.metrics.calibration import BINS, reliability
+from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import as_array, operating_points, or_none, resampled_auc
-from trainkit.task import Scores
 
 VALUES_AT_ONCE = 4_000_000
 
@@ -205,22 +205,22 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     right = label == prediction
     names, both = np.unique(np.concatenate([label, prediction]), return_inverse=True)
     own, taken = both[: len(label)], both[len(label) :]
-    hit = chance.summed(times * right, own, len(names))
-    support, predicted = chance.summed(times, own, len(names)), chance.summed(times, taken, len(names))
+    hit = significance.summed(times * right, own, len(names))
+    support, predicted = significance.summed(times, own, len(names)), significance.summed(times, taken, len(names))
     with np.errstate(invalid="ignore", divide="ignore"):
         f1 = np.where(support > 0, 2 * hit / (support + predicted), np.nan)
         metrics = {
-            "top1": chance.mean(right, times),
-            "balanced_accuracy": chance.over(hit / support),
-            "f1_macro": chance.over(f1),
-            "nll": chance.mean(-np.log(probability), times),
+            "top1": significance.mean(right, times),
+            "balanced_accuracy": significance.over(hit / support),
+            "f1_macro": significance.over(f1),
+            "nll": significance.mean(-np.log(probability), times),
         }
         edges = np.arange(BINS + 1) / BINS
         place = (np.searchsorted(edges, confidence, side="left") - 1).clip(min=0)
-        gaps = chance.summed(times * (right - confidence), place, BINS)
+        gaps = significance.summed(times * (right - confidence), place, BINS)
         metrics["ece"] = np.abs(gaps).sum(1) / times.sum(1)
         if "place" in rows:
-            metrics["top5"] = chance.mean(rows["place"][known] < 5, times)
+            metrics["top5"] = significance.mean(rows["place"][known] < 5, times)
         if "score" in rows:
             score = rows["score"][known]
             metrics["accuracy"] = metrics["top1"]

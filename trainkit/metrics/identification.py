@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainkit import chance
-from trainkit.chance import Units
-from trainkit.data.protocols import Identification
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Identification
+from trainkit.interfaces import Scores
+from trainkit.metrics import significance
+from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import as_array, refuse_nonfinite
-from trainkit.task import Scores
 
 RANKS = (1, 5, 20)
 SCORES_AT_ONCE = 16_000_000
@@ -111,4 +111,4 @@ def units(rows: Mapping[str, np.ndarray]) -> Units:
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
     """The rates of `score_identification`, (draws,) each, where probe i is there `times[:, i]` times."""
-    return {f"rank_{k}": chance.mean(rows["rank"] <= k, times) for k in RANKS}
+    return {f"rank_{k}": significance.mean(rows["rank"] <= k, times) for k in RANKS}

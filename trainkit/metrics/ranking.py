@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from trainkit.data.protocols import Search
+from trainkit.evaluation_protocols import Search
 
 LENGTH = 2.0**26
 """Vectors are scaled to this length and rounded to whole numbers. No sum of products can then pass 2**53, so float64

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from trainkit import chance
-from trainkit.chance import Units
-from trainkit.data.protocols import Retrieval
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Retrieval
+from trainkit.interfaces import Scores
+from trainkit.metrics import significance
 from trainkit.metrics.classification import by_chance
+from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import normalised
-from trainkit.task import Scores
 
 RANKS = (1, 5)
 MANY = 20
@@ -154,4 +154,4 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     times = times[:, asked]
     found = {f"recall_at_{k}": rows["rank"][asked] <= k for k in RANKS}
     found |= {name: rows[name][asked] for name in ("r_precision", "map_at_r")}
-    return {name: chance.mean(values, times) for name, values in found.items()}
+    return {name: significance.mean(values, times) for name, values in found.items()}

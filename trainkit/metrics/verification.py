@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from trainkit import chance
-from trainkit.chance import Units
-from trainkit.data.protocols import Pairs
 from trainkit.errors import UserError
-from trainkit.task import Scores
+from trainkit.evaluation_protocols import Pairs
+from trainkit.interfaces import Scores
+from trainkit.metrics import significance
+from trainkit.metrics.significance import Units
 
 FOLDS = 10
 ACCURACY_GRID = np.arange(0, 400) / 100
@@ -346,13 +346,13 @@ def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray
     place = fold * (grid + 1) + np.searchsorted(ACCURACY_GRID, distance, side="right")
     accepted = []
     for kind in (same, ~same):
-        counts = chance.summed(times * kind, place, FOLDS * (grid + 1))
+        counts = significance.summed(times * kind, place, FOLDS * (grid + 1))
         accepted.append(counts.reshape(len(times), FOLDS, grid + 1).cumsum(2))
     different, size = accepted[1][:, :, -1:], (accepted[0] + accepted[1])[:, :, -1]
     correct = (accepted[0] + different - accepted[1])[:, :, :-1]
     best = (correct.sum(1, keepdims=True) - correct).argmax(2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return chance.over(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
+        return significance.over(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,9 @@ class Curve:
     def of(cls, score: np.ndarray, positive: np.ndarray, times: np.ndarray) -> Curve:
         """The curve of `score` (rows,), higher for `positive` ones, each there `times[:, i]` times in a draw."""
         place = np.unique(-score, return_inverse=True)[1].reshape(-1)
-        sums = [chance.summed(times * kind, place, int(place.max()) + 1).cumsum(1) for kind in (~positive, positive)]
+        sums = [
+            significance.summed(times * kind, place, int(place.max()) + 1).cumsum(1) for kind in (~positive, positive)
+        ]
         return cls(*(np.pad(each, ((0, 0), (1, 0))) for each in sums))
 
     @property

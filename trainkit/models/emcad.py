@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
-from trainkit.models.classifier import refuse_unknown
-from trainkit.models.patches import by, check_patch
-from trainkit.models.slices import Slices, about_slices, check_slices, probe, timm_name
-from trainkit.ranges import FractionBelowOne
-from trainkit.task import Meta
+from trainkit.interfaces import Meta
+from trainkit.models.patch_geometry import by, check_patch
+from trainkit.models.segmentation_2_5d import Slices, about_slices, check_slices, probe, timm_name
+from trainkit.models.timm_classifier import refuse_unknown
 
 STRIDES = (4, 8, 16, 32)
 """Of the four maps of the encoder, finest first."""

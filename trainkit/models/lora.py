@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from trainkit.config.ranges import Layers, Positive
 from trainkit.errors import UserError
-from trainkit.ranges import Layers, Positive
 
 
 @dataclass(kw_only=True)

@@ -16,16 +16,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainkit import weights
-from trainkit.data.modalities import MODALITIES, RGB
+from trainkit.checkpoint import safe_load
+from trainkit.config.ranges import Channels, FractionBelowOne, Layers
+from trainkit.data.people.modalities import MODALITIES, RGB
 from trainkit.errors import UserError
+from trainkit.interfaces import Meta
 from trainkit.models import lora
-from trainkit.models import text as captions
-from trainkit.models.classifier import Argument, check_arguments, timm_network
+from trainkit.models import text_encoder as captions
 from trainkit.models.lora import Lora, Rows
-from trainkit.models.text import TextEncoder, TextSpec
-from trainkit.ranges import Channels, FractionBelowOne, Layers
-from trainkit.task import Meta
+from trainkit.models.text_encoder import TextEncoder, TextSpec
+from trainkit.models.timm_classifier import Argument, check_arguments, timm_network
 
 WHERE = "task.net"
 
@@ -332,7 +332,7 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
     """
     drop = {"drop_path_rate": spec.drop_path}
     net = ReidNet(spec, meta, timm_network(spec.model, meta.shape, {**spec.args, **drop}, 0, WHERE))
-    tensors = weights.read_tensors(found["net"]) if "net" in found else {}
+    tensors = safe_load.read_tensors(found["net"]) if "net" in found else {}
     whole = any(name.startswith("backbone.") for name in tensors)
     if tensors and not whole:
         _fill_backbone(net, spec.model, tensors, str(found["net"]))
@@ -437,21 +437,21 @@ def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], wher
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
     heads = config.classifier if isinstance(config.classifier, tuple) else (config.classifier,)
     heads = tuple(f"{head}." for head in heads if head)
-    weights.load_into(net.backbone, {name: t for name, t in tensors.items() if not name.startswith(heads)}, where)
+    safe_load.load_into(net.backbone, {name: t for name, t in tensors.items() if not name.startswith(heads)}, where)
     projection = tensors.get("head.weight")
     if "clip" in model and projection is not None and isinstance(net.project, nn.Linear):
         _fill_projection(net, net.project, projection, where)
 
 
 def _fill_text(net: ReidNet, spec: TextSpec, file: Any) -> None:
-    projection = captions.load(net.text, spec, weights.read_tensors(file), str(file))
+    projection = captions.load(net.text, spec, safe_load.read_tensors(file), str(file))
     if projection is not None:
         _fill_projection(net, net.project_text, projection, str(file))
 
 
 def _fill_projection(net: ReidNet, into: nn.Linear, projection: Tensor, where: str) -> None:
     if projection.shape == into.weight.shape:
-        weights.load_into(into, {"weight": projection}, where)
+        safe_load.load_into(into, {"weight": projection}, where)
     else:
         net.about.append(f"the projection to {len(projection)} in {where} is left out: embedding is {net.dim}")
 
@@ -463,4 +463,4 @@ def _fill_whole(net: ReidNet, tensors: dict[str, Tensor], where: str) -> None:
     if name in tensors and tensors[name].shape[:1] != own.shape[:1]:
         net.about.append(f"the classifier of {len(tensors[name])} people in {where} is left out")
         tensors = {**tensors, name: own.clone()}
-    weights.load_into(net, tensors, where)
+    safe_load.load_into(net, tensors, where)

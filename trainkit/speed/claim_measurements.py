@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trainkit.config.run_request import Order, load
+from trainkit.diagnostics import stepped_process
+from trainkit.diagnostics.stepped_process import Paced, PaceError, Ratio
 from trainkit.errors import UserError
-from trainkit.order import Order, load
-from trainkit.speed import paced
-from trainkit.speed.paced import Paced, PaceError, Ratio
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 REVISION = 1
@@ -112,11 +112,11 @@ class Switch:
         one, other = [a for a, _ in pairs], [b for _, b in pairs]
         if self.of == "memory":
             used = [block.memory_gb for block in one], [block.memory_gb for block in other]
-            found, unit = paced.ratio(used[0], used[1]), "GB"
+            found, unit = stepped_process.ratio(used[0], used[1]), "GB"
             shown = max(used[0]), max(used[1])
         else:
             rates = [block.rate for block in one], [block.rate for block in other]
-            found, unit = paced.ratio(rates[1], rates[0]), "samples/s"
+            found, unit = stepped_process.ratio(rates[1], rates[0]), "samples/s"
             shown = float(np.median(rates[0])), float(np.median(rates[1]))
         said = f"{shown[0]:.4g} {unit} before, {shown[1]:.4g} after"
         return _found(found, f"{said}; {self.note}" if self.note else said)
@@ -156,7 +156,7 @@ class Whole:
 
     def __call__(self, bench: Bench, guide: str) -> Found:
         """Measure it."""
-        from trainkit.speed import ladder
+        from trainkit.diagnostics import benchmark
 
         recipe = load(bench.order(guide))
         name = self.evaluation or next(iter(recipe.evaluations), "")
@@ -177,8 +177,8 @@ class Whole:
             for every in self.every
         ]
         ready = bench.ready(guide)
-        took = [[ladder.seconds(r, ready, pace, {name: cost}) for pace in bench.updates(guide)] for r in recipes]
-        ratio = paced.ratio([1 / s for s in took[1]], [1 / s for s in took[0]])
+        took = [[benchmark.seconds(r, ready, pace, {name: cost}) for pace in bench.updates(guide)] for r in recipes]
+        ratio = stepped_process.ratio([1 / s for s in took[1]], [1 / s for s in took[0]])
         epoch = ready.steps_per_epoch * float(np.median(bench.updates(guide)))
         word = "takes" if held else "would take"
         return _found(ratio, f"one evaluation {word} {cost:.3g} s, an epoch {epoch:.3g} s")
@@ -244,7 +244,7 @@ class Parts:
 
     def loss(self, batch: Any) -> Any:
         """The loss of a batch."""
-        from trainkit.task import At
+        from trainkit.interfaces import At
 
         at = At(0, 0, 0.0, lambda x, grad=False: x, nullcontext)
         return self.recipe.task.loss(self.net, self.parts, batch, at)
@@ -299,7 +299,7 @@ class Bench:
 
     def _lacks(self, path: Path) -> str:
         """What keeps a recipe from being trained here; empty when nothing does."""
-        from trainkit.needs import gather
+        from trainkit.training.dependencies import gather
 
         order = Order(path, (), self.plugins)
         try:
@@ -348,7 +348,7 @@ class Bench:
                 one = self._kept(self.order(guide, before), blank, patience)
                 with self._beside(self.order(guide, after), environment, patience) as other:
                     updates = self._count(one), self._count(other)
-                    self._pairs[key] = list(paced.in_turns(one, other, updates, self.repeats))
+                    self._pairs[key] = list(stepped_process.in_turns(one, other, updates, self.repeats))
             except PaceError as error:
                 self.close()
                 raise Unable(f"a training ended: {error.reason}") from None
@@ -398,7 +398,7 @@ class Bench:
     def _built(self, guide: str) -> Parts:
         import torch
 
-        from trainkit.needs import gather
+        from trainkit.training.dependencies import gather
 
         order = self.order(guide)
         recipe = load(order)
@@ -420,7 +420,7 @@ class Bench:
         updates = self.updates(guide)
         slow = [1 / (s + b) for s, b in zip(updates, before, strict=True)]
         fast = [1 / (s + a) for s, a in zip(updates, after, strict=True)]
-        return paced.ratio(fast, slow)
+        return stepped_process.ratio(fast, slow)
 
     def timed(self, call: Callable[[], Any], seconds: float = 0.15) -> list[float]:
         """Seconds of a call, by repeat."""
@@ -528,7 +528,7 @@ def sampler_alone(bench: Bench, guide: str) -> Found:
     before, after = _sampling(bench, guide)
     slow, fast = _short(np.median(before)), _short(np.median(after))
     said = f"a batch is chosen in {slow} where its records are read for it, {fast} from the index"
-    return _found(paced.ratio([1 / a for a in after], [1 / b for b in before]), said)
+    return _found(stepped_process.ratio([1 / a for a in after], [1 / b for b in before]), said)
 
 
 def sampler_in_training(bench: Bench, guide: str) -> Found:
@@ -538,13 +538,13 @@ def sampler_in_training(bench: Bench, guide: str) -> Found:
 
 def index_seconds(bench: Bench, guide: str) -> Found:
     """The index of 14,910 records of 320 people, against the 5 s that it may take."""
-    from trainkit.data.sampling import Cells, Draw, ModalPK
+    from trainkit.data.people.pk_sampler import Cells, Draw, ModalPK
 
     rng = np.random.default_rng(0)
     person, kind = rng.integers(0, 320, 14_910).astype(np.int32), rng.integers(0, 5, 14_910).astype(np.int8)
     spec = ModalPK(people=8, each=4)
     took = bench.timed(lambda: Draw(spec, Cells.make(person, kind, 320), 0), 0.1)
-    ratio = paced.ratio([5 / s for s in took], [1.0] * len(took))
+    ratio = stepped_process.ratio([5 / s for s in took], [1.0] * len(took))
     return _found(ratio, f"made in {_short(np.median(took))}; the ratio is of 5 s to that")
 
 
@@ -676,12 +676,12 @@ def spawned_workers_that_stay(bench: Bench, guide: str) -> Found:
 
 def distance_maps(bench: Bench, guide: str) -> Found:
     """Distance maps computed in every update, and read (which is part of an update)."""
-    from trainkit.data import distances
+    from trainkit.data.storage import boundary_distance
 
     parts = bench.parts(guide)
     masks = parts.data.train.fetch(parts.rows, 0)["mask"].numpy()
-    settings = distances.Distance()
-    before = [len(masks) * s for s in bench.timed(lambda: distances.from_mask(masks[0], settings))]
+    settings = boundary_distance.Distance()
+    before = [len(masks) * s for s in bench.timed(lambda: boundary_distance.from_mask(masks[0], settings))]
     return _cost(bench, guide, before, [0.0] * len(before), "maps of a batch of crops take")
 
 
@@ -696,7 +696,7 @@ def scales(bench: Bench, guide: str) -> Found:
     for _ in range(2):
         took.append((bench.evaluation(guide, many)[0], bench.evaluation(guide, one)[0]))
         bench._evaluations.clear()
-    ratio = paced.ratio([1 / b for _, b in took], [1 / a for a, _ in took])
+    ratio = stepped_process.ratio([1 / b for _, b in took], [1 / a for a, _ in took])
     return _found(ratio, f"{took[0][0]:.3g} s at {len(recipe.data.eval_scales)} sizes, {took[0][1]:.3g} s at one")
 
 
@@ -723,7 +723,7 @@ def compiled_inference(bench: Bench, guide: str) -> Found:
                 out[side].append(many / (time.perf_counter() - began))
     parts.net.train()
     size = len(parts.rows)
-    ratio = paced.ratio(out[1], out[0])
+    ratio = stepped_process.ratio(out[1], out[0])
     return _found(ratio, f"{size * np.median(out[0]):.4g} samples/s as it is, {size * np.median(out[1]):.4g} compiled")
 
 

@@ -23,7 +23,7 @@ import trainkit
 from trainkit.errors import UserError, few, number_of
 from trainkit.speed.claim_measurements import GUIDES, Bench, Cannot, Found, Inside, Switch, Unable, Whole
 from trainkit.speed.claim_table import CLAIMS, Claim
-from trainkit.store import Store, write_aside
+from trainkit.tracking.store import Store, write_aside
 
 LEAST = 1.01
 """A gain below this is none: what promises no number must bring as much."""
@@ -161,7 +161,7 @@ def here() -> dict[str, str]:
     """This machine and what is installed on it, as far as it bears on figures."""
     import torch
 
-    from trainkit.provenance import cpu_name
+    from trainkit.environment.record import cpu_name
 
     gpu = torch.cuda.is_available()
     return {
@@ -178,7 +178,7 @@ def here() -> dict[str, str]:
 
 
 def _cores() -> float:
-    from trainkit.speed.load import Load
+    from trainkit.tracking.system.load import Load
 
     return Load().cores()
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from trainkit.machine import Machine
-from trainkit.recipe import Recipe
+from trainkit.config.schema import Recipe
+from trainkit.distributed.runtime import Machine
 
 aten = torch.ops.aten
 

@@ -21,12 +21,12 @@ from typing import TypeVar
 
 import torch
 
-from trainkit.speed import verdict
+from trainkit.speed import bottleneck
 from trainkit.speed.clock import BETWEEN, COMPUTE, STEP, Clock
-from trainkit.speed.detective import Detective
+from trainkit.speed.device_timeline import of
 from trainkit.speed.evidence import Drop, Evidence, Reading
-from trainkit.speed.load import Load
-from trainkit.speed.timeline import of
+from trainkit.speed.slowdowns import Detective
+from trainkit.tracking.system.load import Load
 
 T = TypeVar("T")
 _EVERY_S = 5.0
@@ -108,8 +108,8 @@ class Stopwatch:
         if not self._clock.steps:
             return "no step has ended; is the loop over `watch.batches(loader)`?"
         e = self.evidence()
-        found = [replace(finding, untested=()) for finding in verdict.judge(e)]  # a ladder needs a recipe
-        return "\n".join([*verdict.words(e, found), *verdict.unmeasured(e)])
+        found = [replace(finding, untested=()) for finding in bottleneck.judge(e)]  # a ladder needs a recipe
+        return "\n".join([*bottleneck.words(e, found), *bottleneck.unmeasured(e)])
 
     def _look(self) -> None:
         if self._clock.steps % 25:

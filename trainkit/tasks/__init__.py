@@ -1,1 +1,1 @@
-"""What is learned: one file a task. `trainkit.recipe.TABLES` maps the words of recipes to the classes here."""
+"""What is learned: one file a task. `trainkit.config.schema.TABLES` maps the words of recipes to the classes here."""

@@ -14,12 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trainkit import metrics, models, seeding, weights
+from trainkit import rng
+from trainkit.checkpoint import safe_load
+from trainkit.config.ranges import Fraction, NotNegative
 from trainkit.errors import UserError
-from trainkit.losses.distill import Centres, agreement, feature_mse, geometry
+from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.losses.distillation import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
-from trainkit.ranges import Fraction, NotNegative
-from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.metrics import score as metrics
+from trainkit.models import face_backbones
 from trainkit.tasks.embed import Pixels, embed_both_views, hits
 
 
@@ -27,7 +30,7 @@ from trainkit.tasks.embed import Pixels, embed_both_views, hits
 class Teacher:
     """The frozen network: what it is, and either its weights or the recipe that trains them first."""
 
-    net: models.Net
+    net: face_backbones.Net
     weights: str | None = None
     """A file (.safetensors, .pth, .pt), a logged model `models:/ID`, or `run:NAME`."""
     recipe: str | None = None
@@ -54,7 +57,7 @@ class GeometryMargin:
 class AdaDistill:
     """Distil a face teacher into a student."""
 
-    student: models.Net
+    student: face_backbones.Net
     teacher: Teacher
     method: Literal["adadistill", "aml", "mse"] = "adadistill"
     """`adadistill`: centres follow the teacher's embeddings. `aml`: the teacher's own centres, fixed. `mse`: distance
@@ -89,14 +92,14 @@ class AdaDistill:
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """The student, the frozen teacher, and the centres that follow it; without its weights the student."""
         if "teacher" not in found:  # a network that is trained already is put together again
-            return Parts(models.build(self.student, meta.shape))
-        teacher = models.build(self.teacher.net, meta.shape)
-        tensors = weights.read_tensors(found["teacher"])
+            return Parts(face_backbones.build(self.student, meta.shape))
+        teacher = face_backbones.build(self.teacher.net, meta.shape)
+        tensors = safe_load.read_tensors(found["teacher"])
         centres = {"weight": tensors.pop("head.weight")} if "head.weight" in tensors else None
         backbone = {name.removeprefix("net."): t for name, t in tensors.items()}
-        weights.load_into(teacher, backbone, str(found["teacher"]))
+        safe_load.load_into(teacher, backbone, str(found["teacher"]))
         return Parts(
-            models.build(self.student, meta.shape),
+            face_backbones.build(self.student, meta.shape),
             frozen={"pixels": Pixels(), "teacher": teacher},
             trusted=("teacher",),
             tabulated={"teacher": teacher} if self.cache_teacher else {},
@@ -107,10 +110,10 @@ class AdaDistill:
     def _memory(self, meta: Meta, found: dict[str, Tensor] | None, seed: int) -> Memory:
         """The centres at the start: drawn at random, or those of the teacher."""
         embedding = self.teacher.net.embedding
-        centres = Centres(meta.classes, embedding, seeding.generator(seed, "centres"))
+        centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
         if self.method == "aml":
             if self.teacher.centres is not None:
-                centres.weight.copy_(weights.read_centres(self.teacher.centres, meta.classes, embedding))
+                centres.weight.copy_(safe_load.read_centres(self.teacher.centres, meta.classes, embedding))
             elif found is None:
                 raise UserError("task.teacher", "its weights hold no class centres", "task.teacher.centres: a file")
             elif found["weight"].shape != centres.weight.shape:

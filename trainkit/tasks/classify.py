@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit import metrics
+from trainkit.config.ranges import Fraction, FractionAboveZero, FractionBelowOne, Positive
 from trainkit.errors import UserError
-from trainkit.losses.weighting import class_weights
-from trainkit.models import classifier
-from trainkit.ranges import Fraction, FractionAboveZero, FractionBelowOne, Positive
-from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.losses.class_weights import class_weights
+from trainkit.metrics import score as metrics
+from trainkit.models import timm_classifier
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class Mix:
 class Classify:
     """Learn to tell classes apart."""
 
-    net: classifier.Network
+    net: timm_classifier.Network
     smoothing: FractionBelowOne = 0.0
     """Share of the target that is spread evenly over all classes."""
     mix: Mix | None = None
@@ -70,7 +70,7 @@ class Classify:
         """The classifier."""
         self._weights = class_weights(self.class_weights, meta.class_names)
         self._mix = self._mixer(meta.classes)
-        return Parts(classifier.build(self.net, meta.shape, meta.classes, found))
+        return Parts(timm_classifier.build(self.net, meta.shape, meta.classes, found))
 
     def _mixer(self, classes: int) -> object | None:
         if self.mix is None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainkit import metrics, models
+from trainkit.config.ranges import Positive
+from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import (
     AdaFace,
     AnyMargin,
@@ -26,16 +28,15 @@ from trainkit.losses.margin import (
     margin_ramp,
 )
 from trainkit.losses.online_softmax import Rivals
-from trainkit.losses.weighting import class_weights
-from trainkit.ranges import Positive
-from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.metrics import score as metrics
+from trainkit.models import face_backbones
 
 
 @dataclass(kw_only=True)
 class Embed:
     """Learn embeddings in which pictures of one class lie together, from class labels alone."""
 
-    net: models.Net
+    net: face_backbones.Net
     margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by its name; 1 for those not named."""
@@ -52,7 +53,7 @@ class Embed:
         """The network and its class centres, and raw pixels as the reference every network should beat."""
         self._weights = class_weights(self.class_weights, meta.class_names)
         head = class_head(self.margin, meta.classes, self.net.embedding)
-        net = WithHead(models.build(self.net, meta.shape), head)
+        net = WithHead(face_backbones.build(self.net, meta.shape), head)
         # Pixels are an embedding and no classifier.
         references = {} if self.classify else {"pixels": Pixels()}
         remembers = NormStatistics() if isinstance(self.margin, AdaFace) else None

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainkit.data.modalities import MODALITIES, RGB, subsets
-from trainkit.data.protocols import Search
+from trainkit.config.units import Span, TrainingSpan
+from trainkit.data.people.modalities import MODALITIES, RGB, subsets
 from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Search
+from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
-from trainkit.metrics.search import score_search
+from trainkit.metrics.reid import score_search
 from trainkit.models import reid
-from trainkit.schedule import Span, TrainingSpan
-from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 from trainkit.tasks.embed import hits
 
 

@@ -16,16 +16,18 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit import metrics, views
+from trainkit.config.ranges import NotNegative
 from trainkit.errors import UserError
-from trainkit.losses.pixels import PixelLoss, looked_up, over
-from trainkit.losses.segmentation import nearest
-from trainkit.metrics import boundaries, scenes
-from trainkit.models import segmenter
-from trainkit.models.points import PointSpec
-from trainkit.models.segmenter import Norm, SceneNetSpec
-from trainkit.ranges import NotNegative
-from trainkit.task import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.losses.segmentation_2d import PixelLoss, looked_up, over
+from trainkit.losses.segmentation_3d import nearest
+from trainkit.metrics import boundary_f_score
+from trainkit.metrics import score as metrics
+from trainkit.metrics import segmentation_2d as scenes
+from trainkit.models import multi_scale
+from trainkit.models import segmentation_2d as segmenter
+from trainkit.models.pointrend import PointSpec
+from trainkit.models.segmentation_2d import Norm, SceneNetSpec
 
 
 @dataclass(kw_only=True)
@@ -41,7 +43,7 @@ class Segment2d:
     """What is minimised, at each of the outputs where the network gives several."""
     aux_weight: NotNegative = 1.0
     """Of the objective at each auxiliary head beside that of the network's own scores."""
-    boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundaries.SHARE
+    boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundary_f_score.SHARE
     """By how much of the picture's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
     window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
     """Windows at once, where pictures are seen through windows."""
@@ -126,8 +128,8 @@ class Segment2d:
         ).argmax(1)
         rows = scenes.pixel_counts(found, mask, self._classes)
         if self.boundary is not None:
-            within = boundaries.tolerance(*mask.shape[1:], self.boundary)
-            rows |= boundaries.boundary_counts(found, mask, self._classes, within)
+            within = boundary_f_score.tolerance(*mask.shape[1:], self.boundary)
+            rows |= boundary_f_score.boundary_counts(found, mask, self._classes, within)
         if "overlay" in batch:
             rows |= scenes.seen(found, mask)
         return rows
@@ -144,7 +146,7 @@ class Segment2d:
 
         `net` is in evaluation mode; `build` has been called.
         """
-        return views.probabilities(
+        return multi_scale.probabilities(
             lambda seen: net(seen)["logits"][0],
             image,
             scales=scales,
@@ -187,7 +189,7 @@ class Deployable(nn.Module):
         size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
         if size != [height, width]:
             image = F.interpolate(image, size, mode="bilinear", align_corners=self.align_corners)
-        return views.brought_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
+        return multi_scale.brought_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
 
 
 def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -16,16 +16,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit import metrics
-from trainkit.data import volume_prepare
+from trainkit.data.volumes import preprocess
 from trainkit.errors import UserError
-from trainkit.losses import segmentation as losses
-from trainkit.losses.segmentation import SegmentationLoss
-from trainkit.metrics import segmentation, surfaces
-from trainkit.models import volumetric
-from trainkit.models.volumetric import VolumeNet
-from trainkit.task import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
-from trainkit.windows import Weight, sliding
+from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.losses import segmentation_3d as losses
+from trainkit.losses.segmentation_3d import SegmentationLoss
+from trainkit.metrics import score as metrics
+from trainkit.metrics import segmentation_3d as segmentation
+from trainkit.metrics import surface_distance
+from trainkit.models import segmentation_3d as volumetric
+from trainkit.models.segmentation_3d import VolumeNet
+from trainkit.models.sliding_window import Weight, sliding
 
 TOLERANCE = 1.0
 """mm, for an organ that has none of its own."""
@@ -119,7 +120,7 @@ class Segment3d:
         spacing = batch["spacing"][0].double().cpu().numpy()
         predicted = self.label_map(net, image, truth.shape, batch["mirrors"][0].tolist()).cpu().numpy()
         true = truth.cpu().numpy()
-        scores = surfaces.case_scores(predicted, true, spacing, self._classes, self._tolerance)
+        scores = surface_distance.case_scores(predicted, true, spacing, self._classes, self._tolerance)
         rows = {name: torch.as_tensor(values, dtype=torch.float32) for name, values in scores.items()}
         if "overlay" in batch:
             seen = image[0, 0].float().cpu().numpy()
@@ -145,7 +146,7 @@ class Segment3d:
             batch_size=window.batch_size,
             mirrors=mirrors,
         )
-        return volume_prepare.to_original(probabilities, tuple(shape))
+        return preprocess.to_original(probabilities, tuple(shape))
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """The score of the split's protocol."""

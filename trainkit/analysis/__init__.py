@@ -1,0 +1,1 @@
+"""Runs compared, promoted and examined after training."""

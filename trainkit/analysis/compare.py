@@ -1,0 +1,541 @@
+"""Runs side by side: what was changed, what it did to every score, whether that is more than chance, and at what cost.
+
+Each run is compared with the first. A difference is judged on the rows that runs keep of their evaluations (`chance`,
+`metrics.resampling`), where both were scored on the same data; of a run with repeats beneath it, the repeats are
+compared, and their spread is judged too. Nothing is trained or scored again.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit.analysis import saved_rows
+from trainkit.analysis.saved_rows import Columns
+from trainkit.config import diff
+from trainkit.config.diff import Change
+from trainkit.errors import UserError, few
+from trainkit.experiments import group
+from trainkit.metrics import bootstrap, significance
+from trainkit.metrics.bootstrap import Kind
+from trainkit.metrics.significance import Interval, Verdict
+from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.speed import clock
+from trainkit.tracking import journal
+from trainkit.tracking.journal import Point
+from trainkit.tracking.store import RunFolder, Store
+
+DATA = "trainkit.data"
+"""With a dot and its name, the tag of the digest of an evaluation's data."""
+COMPARED = "trainkit.compared"
+"""Tag of the MLflow run that holds a comparison: the names of what was compared."""
+_PLACE = {
+    "mlflow.source.git.commit": "git commit",
+    "mlflow.source.git.dirty": "git dirty",
+    **{f"trainkit.{name}": name for name in ("version", "python", "torch", "torchvision", "accelerate", "timm")},
+    **{f"trainkit.{name}": name for name in ("datasets", "numpy", "host", "cpu", "cores", "gpus")},
+    "trainkit.world_size": "processes",
+}
+_DIGITS = 12
+"""Shown of commits and digests."""
+_SPEED = ("speed/step_ms_p50", "speed/step_ms_p99", "speed/peak_memory_gb")
+"""Measured in windows: of the first two the median over their steps is compared, of memory the most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One score of two sides."""
+
+    run: str
+    """What is compared with the first side."""
+    evaluation: str
+    """`val`: as it ended; `best/val`: at its best; `val/ema`: of averaged weights; `pooled/val`: of all folds."""
+    metric: str
+    values: tuple[float, float]
+    """Of the first side and of this one; means, where a side has several runs."""
+    difference: float | None = None
+    """Second less first; None where they were not scored on the same data."""
+    low: float | None = None
+    """Ends of the interval by the paired bootstrap; None where there is none."""
+    high: float | None = None
+    draws: int = 0
+    units: str = ""
+    """What was drawn, and how many: `120 patients`."""
+    seeds: Interval | None = None
+    """Welch's interval over the runs of both sides, where both have several."""
+    verdict: Verdict = "not decided"
+    why: str = ""
+    """What keeps a difference from being judged; empty where it is."""
+    primary: bool = False
+    """Whether it is by this score that the first run, or else the other, chose its best."""
+    lower_is_better: bool = False
+
+    @property
+    def name(self) -> str:
+        """As MLflow has it: at the best of a run `best/` is of the score that decides, `at_best/` of the others."""
+        others = self.evaluation.startswith("best/") and not self.primary
+        return f"{'at_' if others else ''}{self.evaluation}/{self.metric}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a word of the command line stands for: a run, or a run and its repeats."""
+
+    folder: RunFolder
+    runs: tuple[RunFolder, ...]
+    """The run itself, or the repeats beneath it."""
+    folds: tuple[RunFolder, ...] = ()
+    """Of a cross-validation the runs of its folds."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Of the run that was named, in MLflow."""
+    told: tuple[Mapping[str, str], ...] = ()
+    """Tags of each run that was scored: of the repeats, of the folds, or of the run itself."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run that was named."""
+        return self.folder.name
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Resolved, of the first run."""
+        return diff.read(self.runs[0].recipe)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, list[Point]]]:
+        """The journal of each run, all scores at its best under `best/`."""
+        return [journal.at_best(journal.read(run.journal).metrics) for run in self.runs]
+
+    def digest(self, evaluation: str) -> tuple[str, ...] | None:
+        """Of the data of an evaluation: one, or that of each fold; None where it is not known or runs differ in it."""
+        found = [tags.get(f"{DATA}.{evaluation}") for tags in self.told]
+        digests = tuple(digest for digest in found if digest)
+        if not digests or len(digests) < len(found) or (not self.folds and len(set(digests)) > 1):
+            return None
+        return digests if self.folds else digests[:1]
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, list[float]]]:
+        """Evaluation, as in `Score`, to metric to the value of each run; what a run lacks is left out."""
+        known = self.recipe.get("evaluations") or {}
+        heads = {
+            f"{when}{name}{average}" for name in known for when in ("", "best/", "pooled/") for average in ("", "/ema")
+        }
+        each = [_last(metrics, heads) for metrics in self.metrics]
+        found: dict[str, dict[str, list[float]]] = {}
+        for (head, metric), value in each[0].items():
+            values = [value, *(other.get((head, metric), math.nan) for other in each[1:])]
+            if all(map(math.isfinite, values)) and bootstrap.is_score(metric):
+                found.setdefault(head, {})[metric] = values
+        return found
+
+
+def _last(metrics: Mapping[str, list[Point]], heads: set[str]) -> dict[tuple[str, str], float]:
+    """The last value of every score under one of `heads`; what a run says of its end counts first."""
+    found: dict[tuple[str, str], float] = {}
+    ended = set()
+    for name, points in metrics.items():
+        head, _, metric = name.rpartition("/")
+        final = head.startswith("final/")
+        key = (head.removeprefix("final/"), metric)
+        if key[0] in heads and key not in ended:
+            found[key] = points[-1].value
+            if final:
+                ended.add(key)
+    return found
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Something measured of every side: a rate, a time, a share, a cost."""
+
+    name: str
+    values: tuple[float | None, ...]
+    """None where it was not measured."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The first side and another one."""
+
+    run: str
+    """Name of the other."""
+    changes: list[Change]
+    """What its recipe changes."""
+    place: list[Change]
+    """What else differed: versions, hardware, source, training data."""
+    same_data: dict[str, bool]
+    """For every evaluation that both have: whether both were scored on the same data."""
+    scores: list[Score]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two or more sides; all but the first are compared with the first."""
+
+    sides: tuple[Side, ...]
+    pairs: tuple[Pair, ...]
+    speed: tuple[Speed, ...]
+    notes: tuple[str, ...]
+    """What has to be known before anything is read off: other tasks, other data, runs that did not finish."""
+    level: float
+    """Of every interval: 0.95; more where several sides are compared with the first, so that all of them together are
+    wrong no more often."""
+
+    @property
+    def changes(self) -> list[Change]:
+        """What the recipe of the second side changes."""
+        return self.pairs[0].changes
+
+    @property
+    def same_data(self) -> dict[str, bool]:
+        """For every evaluation that the first two sides have: whether both were scored on the same data."""
+        return self.pairs[0].same_data
+
+    @property
+    def scores(self) -> list[Score]:
+        """All scores of all pairs."""
+        return [score for pair in self.pairs for score in pair.scores]
+
+    @property
+    def primary(self) -> Score | None:
+        """The score that decides, of the second side: at their best where both have it, else at the end."""
+        return next((score for score in self.pairs[0].scores if score.primary), None)
+
+
+def resolve(store: Store, words: Sequence[str]) -> list[RunFolder]:
+    """The runs that words stand for. `best` is looked for in the experiment of the first other run that is named.
+
+    Raises UserError for a word that names no run, for fewer than two, and for two that are the same.
+    """
+    if len(words) < 2:
+        raise UserError("runs", f"{len(words)} named", "two at least", "`last` and `best` are words for runs too")
+    found = {word: store.find(word) for word in words if word != "best"}
+    beside = next(iter(found.values()), None)
+    runs = [found[word] if word in found else store.find(word, beside) for word in words]
+    for k, run in enumerate(runs):
+        if run in runs[:k]:
+            raise UserError("runs", f"{words[runs.index(run)]} and {words[k]} are both {run.name}", "different runs")
+    return runs
+
+
+def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
+    """Compare every run with the first.
+
+    Raises UserError where the store does not answer, or a run's folder cannot be read.
+    """
+    client = store.client()
+    sides = tuple(_side(run, store, client) for run in runs)
+    level = 1 - (1 - significance.LEVEL) / max(1, len(sides) - 1)
+    reader = _Reader(client)
+    pairs = tuple(_pair(sides[0], side, reader, level) for side in sides[1:])
+    return Comparison(sides, pairs, tuple(_speed(sides)), tuple(_notes(sides, pairs)), level)
+
+
+def _side(run: RunFolder, store: Store, client: Any) -> Side:
+    tags, titles = _tags(run, store, client), group.members(run)
+    kind = next(iter(titles), "").partition(" ")[0]
+    if kind == "trial":
+        found, expected = "is a sweep, whose settings are runs of their own", "two of its runs"
+        remedy = f"its best is {tags['trainkit.best']}" if "trainkit.best" in tags else ""
+        raise UserError(f"run {run.name}", found, expected, remedy)
+    beneath = tuple(store.find(name) for name in titles.values())
+    if kind == "fold":
+        return Side(run, (run,), beneath, tags, tuple(_tags(child, store, client) for child in beneath))
+    beneath = tuple(child for child in beneath if child.info().status == "FINISHED")
+    told = tuple(_tags(child, store, client) for child in beneath)
+    return Side(run, beneath or (run,), (), tags, told or (tags,))
+
+
+def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
+    """The tags of a run in MLflow, after what it had yet to send; none of a run that it has not got."""
+    from mlflow.exceptions import MlflowException
+
+    from trainkit.tracking.tracker import send_rest
+    from trainkit.tracking.upload_queue import waits
+
+    if not run.alive() and waits(run):
+        send_rest(run, store)
+    run_id = run.info().run_id
+    if run_id is None:
+        return {}
+    with store.asking():
+        try:
+            return dict(client.get_run(run_id).data.tags)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return {}
+
+
+# ---- Two sides -------------------------------------------------------------------------------------------------------
+
+
+def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
+    recipe = [
+        replace(change, before=HIDDEN, after=HIDDEN) if is_secret_name(change.key) else change
+        for change in diff.diff(first.recipe, second.recipe)
+    ]
+    if max(len(first.runs), len(second.runs)) > 1:  # every repeat has its own
+        recipe = [change for change in recipe if change.key != "seed"]
+    theirs = second.recipe.get("evaluations") or {}
+    digests = {name: (first.digest(name), second.digest(name)) for name in first.recipe.get("evaluations") or {}}
+    same = {name: one is not None and one == other for name, (one, other) in digests.items() if name in theirs}
+    best = first.recipe.get("best") or second.recipe.get("best") or {}
+    decides = _deciding(best.get("metric") or "", first, second)
+    scores: list[Score] = []
+    for head in first.scores:
+        shared = [metric for metric in first.scores[head] if metric in second.scores.get(head, {})]
+        if not shared:
+            continue
+        name = _evaluation(head)
+        if same[name]:
+            drawn = _drawn(first, second, head, shared, reader, level)
+        else:
+            unknown = [side.name for side in (first, second) if side.digest(name) is None]
+            why = "scored on other data"
+            if unknown:
+                why = f"the data of {unknown[0]} is not known, or not the same in all its runs"
+            drawn = _Drawn({}, "", why, comparable=False)
+        for metric in shared:
+            values = first.scores[head][metric], second.scores[head][metric]
+            lower = bootstrap.lower_is_better(metric)
+            if f"{_plain(head)}/{metric}" == best.get("metric"):
+                lower = best.get("mode") == "min"
+            score = Score(
+                run=second.name,
+                evaluation=head,
+                metric=metric,
+                values=(float(np.mean(values[0])), float(np.mean(values[1]))),
+                primary=(head, metric) == decides,
+                lower_is_better=lower,
+            )
+            scores.append(_judged(score, drawn, significance.welch(*values, level)))
+    return Pair(second.name, recipe, _elsewhere(first, second), same, scores)
+
+
+def _evaluation(head: str) -> str:
+    """The recipe's name of an evaluation."""
+    return _plain(head).removesuffix("/ema")
+
+
+def _plain(head: str) -> str:
+    """Without the word for when it was held."""
+    return head.removeprefix("best/").removeprefix("pooled/")
+
+
+def _deciding(metric: str, first: Side, second: Side) -> tuple[str, str] | None:
+    """The score that decides: of all folds together, else at their best, else at the end; None without one."""
+    head, _, name = metric.rpartition("/")
+    for when in ("pooled/", "best/", ""):
+        if all(name in side.scores.get(f"{when}{head}", {}) for side in (first, second)):
+            return f"{when}{head}", name
+    return None
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What the bootstrap says of the scores of an evaluation."""
+
+    intervals: Mapping[str, Interval | None]
+    units: str
+    why: str
+    """Why it says nothing of any."""
+    comparable: bool = True
+    """Whether both sides were scored on the same rows."""
+
+
+def _judged(score: Score, drawn: _Drawn, seeds: Interval | None) -> Score:
+    """With its difference, intervals and verdict."""
+    if not drawn.comparable:
+        return replace(score, verdict="not comparable", why=drawn.why)
+    own = drawn.intervals.get(score.metric)
+    both = [interval for interval in (own, seeds) if interval is not None]
+    found: dict[str, Any] = {"difference": score.values[1] - score.values[0], "seeds": seeds}
+    if own is not None:
+        found |= {"low": own.low, "high": own.high, "draws": significance.DRAWS, "units": drawn.units}
+        found["why"] = "" if own.decides else f"{drawn.units} are too few"
+    else:
+        found["why"] = drawn.why or "the rows that were kept do not give this score"
+    return replace(score, **found, verdict=significance.verdict(both, score.lower_is_better))
+
+
+def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader: _Reader, level: float) -> _Drawn:
+    """The paired bootstrap of the scores of an evaluation; of repeats, of their mean."""
+    sides = [[reader.rows(run, head) for run in side.runs] for side in (first, second)]
+    for side, found in zip((first, second), sides, strict=True):
+        for run, rows in zip(side.runs, found, strict=True):
+            if rows is None:
+                return _Drawn({}, "", f"{run.name} kept no rows of it")
+    one = sides[0][0]
+    for rows in (*sides[0], *sides[1]):
+        if differing := bootstrap.differing(one, rows):
+            return _Drawn({}, "", differing, comparable=False)
+    kind, size = bootstrap.kind(one), len(next(iter(one.values()), ()))
+    if not size:
+        return _Drawn({}, "", "there are no rows")
+    same = (*(id(rows) for rows in (*sides[0], *sides[1])), *metrics)
+    if same in reader.drawn:
+        return reader.drawn[same]
+    units = kind.units(one)
+    runs: list[list[_Scored]] = [
+        [_Scored(kind, rows, list(side.scores[head])) for rows in found]
+        for side, found in zip((first, second), sides, strict=True)
+    ]
+    # Only of what the rows give is anything drawn: all of them together must score what the run has logged.
+    known = set(metrics)
+    for side, own in zip((first, second), runs, strict=True):
+        for k, run in enumerate(own):
+            given = run.scores(np.ones((1, size)))
+            logged = {metric: side.scores[head][metric][k] for metric in known & given.keys()}
+            known = {m for m, value in logged.items() if np.isclose(given[m][0], value, rtol=1e-5, atol=1e-7)}
+
+    def differences(times: np.ndarray) -> dict[str, np.ndarray]:
+        before, after = ([run.scores(times) for run in own] for own in runs)
+        return {m: np.mean([s[m] for s in after], axis=0) - np.mean([s[m] for s in before], axis=0) for m in known}
+
+    intervals = {}
+    for metric, drawn in significance.resampled(units, differences).items():
+        gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
+        intervals[metric] = significance.bootstrapped(gap, drawn, units.independent, level)
+    reader.drawn[same] = _Drawn(intervals, str(units), "")
+    return reader.drawn[same]
+
+
+class _Scored:
+    """What the rows of a run score when they are drawn."""
+
+    def __init__(self, kind: Kind, rows: Mapping[str, np.ndarray], names: Sequence[str]):
+        self._kind, self._rows, self._names = kind, rows, names
+        self._whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
+
+    def scores(self, times: np.ndarray) -> dict[str, np.ndarray]:
+        """Metrics by the names that the run has logged, (draws,) each, where row i is there `times[:, i]` times."""
+        return bootstrap.named(self._kind.resampled(self._rows, times), self._whole, self._names)
+
+
+class _Reader:
+    """Rows that runs kept of their evaluations."""
+
+    drawn: dict[tuple[int | str, ...], _Drawn]
+    """What was found already, by the rows of all runs and the metrics: a run may be at its best at its end."""
+
+    def __init__(self, client: Any):
+        self._client, self.drawn = client, {}
+        self._found: dict[tuple[str, str], Columns | None] = {}
+        self._files: dict[str, Columns] = {}
+
+    def rows(self, run: RunFolder, head: str) -> Columns | None:
+        """Columns of an evaluation, as `Score` names it; None for a run that kept none."""
+        when = "best" if head.startswith("best/") else "folds" if head.startswith("pooled/") else "final"
+        key = (run.name, f"{_plain(head).replace('/', '_')}_{when}")
+        if key not in self._found:
+            found = saved_rows.read(self._client, run.info().run_id, key[1])
+            # Equal files are one object: what was drawn of them is known by it.
+            self._found[key] = found and self._files.setdefault(found[1], found[0])
+        return self._found[key]
+
+
+def _elsewhere(first: Side, second: Side) -> list[Change]:
+    """What differed beside the recipe."""
+    places = []
+    for side in (first, second):
+        place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
+        if "git commit" in place:
+            place["git commit"] = place["git commit"][:_DIGITS]
+        digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})
+        places.append(place | {"training data": ", ".join(digest[:_DIGITS] for digest in digests)})
+    return diff.diff(*places)
+
+
+# ---- All sides -------------------------------------------------------------------------------------------------------
+
+
+def _speed(sides: Sequence[Side]) -> Iterator[Speed]:
+    """Rates, times, shares and costs that any side has, the rates first."""
+    measured = [_measured(side) for side in sides]
+    names = sorted({name for found in measured for name in found}, key=_order)
+    for name in names:
+        yield Speed(name, tuple(found.get(name) for found in measured))
+
+
+def _order(name: str) -> tuple[int, str]:
+    first = ("speed/samples_per_s", *_SPEED, "time/total_s")
+    kinds = ("cost/", "time_to/", "time/", "speed/")
+    if name in first:
+        return first.index(name), name
+    return len(first) + next((k for k, kind in enumerate(kinds) if name.startswith(kind)), len(kinds)), name
+
+
+def _measured(side: Side) -> dict[str, float]:
+    """Means over the runs of a side, of what all of them have."""
+    each = []
+    for metrics in side.metrics:
+        own = {}
+        for name, points in metrics.items():
+            word = name.removeprefix("final/")
+            if name.startswith(("final/speed/", "final/time/", "cost/", "final/cost/", "time_to/")):
+                own[word] = points[-1].value
+            elif name in _SPEED:
+                values = [point.value for point in points]
+                steps = [point.step for point in points]
+                own[name] = max(values) if name.endswith("_gb") else clock.median(steps, values)
+        each.append(own)
+    shared = [name for name in each[0] if all(math.isfinite(own.get(name, math.nan)) for own in each)]
+    return {name: float(np.mean([own[name] for own in each])) for name in shared}
+
+
+def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
+    """What has to be known before anything is read off."""
+    for side in sides:
+        for run in dict.fromkeys((side.folder, *side.runs, *side.folds)):
+            info = run.info()
+            if info.status != "FINISHED":
+                yield f"{run.name} did not finish ({info.status}, step {info.last_step}): its scores are its last"
+    first = sides[0]
+    for side, pair in zip(sides[1:], pairs, strict=True):
+        tasks = [(one.recipe.get("task") or {}).get("name") for one in (first, side)]
+        if tasks[0] != tasks[1]:
+            yield f"{first.name} learns {tasks[0]}, {side.name} {tasks[1]}: different tasks"
+        for name, same in pair.same_data.items():
+            if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
+                yield f"{name}: the data of {few(unknown)} is not known, or not the same in all its runs"
+            elif not same:
+                yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told"
+        if not pair.scores:
+            yield f"{first.name} and {side.name} have no score of the same name"
+
+
+def log(store: Store, found: Comparison) -> str:
+    """Keep a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
+
+    Its artifacts are the text, the page, the picture and the values. It has no folder and no metrics, so that no table
+    of runs ranks it. Raises UserError where the store does not take it.
+    """
+    from trainkit import markdown
+    from trainkit.analysis import compare_report
+    from trainkit.environment.record import origin
+
+    client, info = store.client(), found.sides[0].folder.info()
+    names = ", ".join(side.name for side in found.sides)
+    note = "  \n".join(map(markdown.plain, compare_report.verdicts(found)))
+    tags = {**origin(), COMPARED: names, "mlflow.note.content": note}
+    tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
+    with tempfile.TemporaryDirectory() as aside, store.asking():
+        for ending in ("txt", "html", "png", "json"):
+            compare_report.write(found, Path(aside) / f"comparison.{ending}")
+        experiment = client.get_experiment_by_name(info.experiment or "")
+        if experiment is None:
+            where = f"run {found.sides[0].name}"
+            raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
+        run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
+        client.log_artifacts(run_id, aside)
+        client.set_terminated(run_id)
+    return run_id

@@ -1,0 +1,165 @@
+"""What is left behind at the end of a run: figures, models, and a table in the terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit import targets
+from trainkit.checkpoint import storage
+from trainkit.speed import cost
+from trainkit.tracking import journal
+from trainkit.training.dependencies import best_weights
+from trainkit.training.run_logger import Witness
+from trainkit.training.trainer import Outcome
+
+_CLASSES = 12
+"""Classes in a table; all are in MLflow."""
+_OTHERS = ("best", "final", "eval", targets.PREFIX.strip("/"))
+"""First words of metrics in which no network comes before the evaluation."""
+_WHOLE = 12
+"""Scores of all classes together in a table of several runs; all are in MLflow."""
+
+
+def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
+    """Draw the figures of a run, keep the rows of its last evaluations, and log its models.
+
+    `hurried`: draw none. A machine that goes away gives seconds, and the run that goes on draws them.
+    """
+    from trainkit.plots import curves, timeline
+
+    tracker, spent = run.tracker, run.spent()  # drawing is not part of the training
+    if not hurried:
+        run.draw(outcome.curves)
+        tracker.figure("figures/time.png", curves.time_shares(_shares(outcome)))
+        if outcome.steps is not None and len(outcome.steps):
+            tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.folder.journal))
+    for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
+        tracker.table(f"rows/{name}_final.parquet", rows)
+    newest = run.newest_checkpoint()
+    if newest is not None:
+        history = journal.read(run.folder.journal)
+
+        def scored(step: int) -> dict[str, float]:
+            # Of this step alone: a run that was told to stop has its last scores from an earlier one.
+            return {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
+
+        models = {"last": newest / "model.safetensors"}
+        models |= {"best": best_weights(run.folder.path)} if outcome.best else {}
+        for name, weights in models.items():
+            # Their own step: behind the last checkpoint a recipe may have had more updates, and other scores.
+            step = storage.state_of(weights.parent)["step"]
+            tracker.model(name, weights, step, scored(step))
+    outcome.speed["time/wall_s"] = time.perf_counter() - run.began
+    if outcome.status == "FINISHED":
+        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
+
+
+def table(run: Witness, outcome: Outcome, store: Any) -> str:
+    """Scores and speeds of a run, and how to open it."""
+    history = journal.read(run.folder.journal)
+    lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]
+    best = run.recipe.best.metric if run.recipe.best else ""
+    for evaluation in run.recipe.evaluations:
+        rows = _scores(history, evaluation, best)
+        names = [name for name in next(iter(rows.values()), {}) if not name.startswith(("xnorm", "val_at"))]
+        whole, kind, classes = split(names)
+        if rows:
+            lines += [*aligned([[evaluation, *whole[:6]], *_numbers(rows, whole[:6])]), ""]
+        if classes and (not best or best.startswith(f"{evaluation}/")):  # of the set that counts
+            head = [f"{evaluation}, {kind}", *(name.partition(".")[2] for name in classes)]
+            lines += [*aligned([head, *_numbers(rows, classes)]), ""]
+    speed = outcome.speed
+    shares = "  ".join(f"{k[5:-6]} {100 * v:.0f} %" for k, v in speed.items() if k.endswith("_share") and v >= 0.005)
+    lines += [
+        f"speed  {speed['speed/samples_per_s']:.1f} samples/s in training; {speed['time/wall_s']:.0f} s in all",
+        f"time   {speed['time/total_s']:.0f} s of training: {shares}",
+        *_once(history),
+        *(f"{'why' if k == 0 else '':6} {line}" for k, line in enumerate(outcome.verdict.splitlines()[1:])),
+        "",
+        f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})",
+    ]
+    return "\n" + "\n".join(lines)
+
+
+def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, dict[str, float]]:
+    """Last scores of every network on an evaluation, by a name for the network: references first."""
+    titles = {f"best/{evaluation}": "this run, at its best", evaluation: "this run, at the end"}
+    titles[f"{evaluation}/ema"] = "averaged weights, at the end"
+    titles[f"best/{evaluation}/ema"] = "averaged weights, at their best"
+    if best.startswith(f"{evaluation}/ema/"):  # what leads are the averaged weights
+        del titles[f"best/{evaluation}"]
+    else:
+        del titles[f"best/{evaluation}/ema"]
+    rows: dict[str, dict[str, float]] = {}
+    for name, points in journal.at_best(history.metrics).items():
+        head, _, metric = name.rpartition("/")
+        who, _, rest = head.partition("/")
+        if title := titles.get(head) or (who if rest == evaluation and who not in _OTHERS else None):
+            rows.setdefault(title, {})[metric] = points[-1].value
+    return rows
+
+
+def _once(history: journal.History) -> list[str]:
+    """What a run has cost, and when it was first as good as was asked for, in lines."""
+    spent = [f"{value:.3g} {name}".replace("_", " ") for name, value in _last(history, cost.PREFIX).items()]
+    first = [f"{name} after {value:.0f} s" for name, value in _last(history, targets.PREFIX).items()]
+    return [f"{word:6} {', '.join(said)}" for word, said in (("cost", spent), ("first", first)) if said]
+
+
+def _last(history: journal.History, prefix: str) -> dict[str, float]:
+    """Last values of the metrics whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): p[-1].value for k, p in history.metrics.items() if k.startswith(prefix)}
+
+
+def _shares(outcome: Outcome) -> dict[str, float]:
+    return {key[5:-6]: value for key, value in outcome.speed.items() if key.endswith("_share")}
+
+
+def split(names: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """Which of the names of scores are of all classes together; a kind that there is of each; and its first twelve.
+
+    `dice.sr` is that of a class; of several kinds the first is taken.
+    """
+    whole = [name for name in names if "." not in name]
+    each = [name for name in names if "." in name]
+    kind = each[0].partition(".")[0] if each else ""
+    return whole, kind, [name for name in each if name.startswith(f"{kind}.")][:_CLASSES]
+
+
+def chosen(names: Sequence[str], evaluation: str) -> tuple[list[str], int]:
+    """Of the scores of an evaluation those that a table of several runs shows, and how many more there are.
+
+    The ends of a run's own intervals are neither.
+    """
+    own = [name for name in names if name.startswith(f"{evaluation}/") and not name.endswith(("_low", "_high"))]
+    whole, _, classes = split(own)
+    shown = whole[:_WHOLE] + classes
+    return shown, len(own) - len(shown)
+
+
+def _numbers(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[list[str]]:
+    """The rows of a table, each column in as many digits as its values need."""
+    columns = [numbers([row.get(name, math.nan) for row in rows.values()]) for name in names]
+    return [[who, *cells] for who, *cells in zip(rows, *columns, strict=True)]
+
+
+def numbers(values: Sequence[float]) -> list[str]:
+    """Values of one kind as words: counts without fractions, all else to four places; from 10 two, from 1,000 none."""
+    places = 0 if all(value != value or float(value).is_integer() for value in values) else None
+    words = []
+    for value in values:
+        large = abs(value)
+        digits = places if places is not None else 4 if large < 10 else 2 if large < 1000 else 0
+        words.append("-" if value != value else f"{value:.{digits}f}")
+    return words
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows of words as lines in columns, the first flush left and the others flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    padded = [[cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+              for row in rows]  # fmt: skip
+    return ["  ".join(row) for row in padded]

@@ -1,0 +1,102 @@
+"""The rows that a run kept of its evaluations, and what other samples might have scored."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit.metrics import bootstrap, significance
+from trainkit.metrics.significance import Interval
+from trainkit.tracking.store import RunFolder
+
+Columns = dict[str, np.ndarray]
+
+
+def read(
+    client: Any, run_id: str | None, name: str, without: Collection[str] = bootstrap.NEVER_READ
+) -> tuple[Columns, str] | None:
+    """The columns of `rows/NAME.parquet` of a run in MLflow, and the SHA-256 of the file.
+
+    Those that no score is computed from are left out. None where the run has no such rows, or they cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if run_id is None:
+        return None
+    with tempfile.TemporaryDirectory() as aside:
+        try:
+            return _read(Path(client.download_artifacts(run_id, f"rows/{name}.parquet", aside)), without)
+        except (MlflowException, OSError):
+            return None
+
+
+def unsent(run: RunFolder, name: str, without: Collection[str] = bootstrap.NEVER_READ) -> tuple[Columns, str] | None:
+    """As `read`, of what a run has yet to send. None where that is not among it."""
+    for file in sorted((run.path / "outbox").glob(f"*/file/{name}.parquet"), reverse=True):
+        with contextlib.suppress(OSError, ValueError):  # it is being sent at this moment
+            if json.loads((file.parents[1] / "job.json").read_bytes()).get("folder") == "rows":
+                return _read(file, without)
+    return None
+
+
+def _read(file: Path, without: Collection[str]) -> tuple[Columns, str] | None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    try:
+        names = [name for name in parquet.read_schema(file).names if name not in without]
+        table = parquet.read_table(file, columns=names)
+    except pa.ArrowException:
+        return None
+    return {name: _column(table[name]) for name in names}, digest
+
+
+def intervals(
+    rows: Columns, scores: Mapping[str, float], draws: int = significance.DRAWS
+) -> tuple[dict[str, Interval], str]:
+    """Between what `scores` may lie, by the bootstrap over the units of `rows`, and these units in words.
+
+    Only of scores that the rows give to six digits: of others, or of rows of another step, nothing is known.
+    """
+    size = len(next(iter(rows.values()), ()))
+    if not size:
+        return {}, ""
+    kind = bootstrap.kind(rows)
+    units = kind.units(rows)
+    whole = kind.resampled(rows, np.ones((1, size)))
+    known = [
+        name
+        for name, value in scores.items()
+        if name in whole and whole[name].ndim == 1 and np.isclose(whole[name][0], value, rtol=1e-5, atol=1e-7)
+    ]
+    if not known:
+        return {}, ""
+
+    shares = {name for name in known if bootstrap.is_share(name)}
+
+    def scored(times: np.ndarray) -> Columns:
+        drawn = kind.resampled(rows, times)
+        return {name: significance.log_odds(drawn[name], size) if name in shares else drawn[name] for name in known}
+
+    found = {}
+    for name, drawn in significance.resampled(units, scored, draws).items():
+        value = float(significance.log_odds(scores[name], size)) if name in shares else scores[name]
+        if interval := significance.bootstrapped(value, drawn, units.independent):
+            found[name] = significance.from_log_odds(interval, scores[name]) if name in shares else interval
+    return found, str(units)
+
+
+def _column(values: Any) -> np.ndarray:
+    """A column of parquet: numbers, texts (objects), or lists of one length as rows of a matrix."""
+    plain = values.to_numpy()
+    if plain.dtype == object and len(plain) and all(isinstance(value, np.ndarray) for value in plain):
+        return np.stack(list(plain))
+    return plain

@@ -1,0 +1,1 @@
+"""Recipes fitted to data."""

@@ -1,0 +1,118 @@
+"""Downloading what a recipe names: `trainkit fetch`."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.checkpoint import timm_weights
+from trainkit.config import loader
+from trainkit.config.schema import Download
+from trainkit.data.storage.hashed_folder import sha256
+from trainkit.errors import UserError
+
+_CHUNK = 1 << 20
+_SECONDS = 60
+"""How long a server may be silent."""
+
+
+def fetch(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
+    """Bring what a recipe, and those it trains first, name: `downloads:`, `hf://` data sets, pretrained weights.
+
+    Yields a line for each. Raises UserError when a file's SHA-256 is not the one stated; such a file is not kept.
+    """
+    files: dict[tuple[str, str], Download] = {}
+    sets: dict[str, None] = {}
+    nets: dict[str, None] = {}
+    for loaded in _with_needed(recipe.resolve(), plugins, set()):
+        files |= {(file.sha256, file.to): file for file in loaded.downloads}
+        named = (getattr(loaded.data, "train", ""), *getattr(loaded.data, "evaluate", {}).values())
+        sets |= dict.fromkeys(path for path in named if path.startswith("hf://"))
+        words = (source.weights or "" for source in loaded.task.needs().values())
+        nets |= dict.fromkeys(word for word in words if word.startswith(timm_weights.PREFIX))
+    for file in files.values():
+        yield _file(file)
+    for path in sets:
+        yield _set(path)
+    for word in nets:
+        _refuse_offline(word, timm_weights.is_here(word))
+        yield f"{word}: {timm_weights.find(word, network=True)}"
+    if not files and not sets and not nets:
+        yield f"{recipe}: names nothing to download"
+
+
+def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterator[Any]:
+    """A recipe, and those that make the weights it needs."""
+    seen.add(path)
+    loaded = loader.load(path, (), tuple(plugins))
+    yield loaded
+    for source in loaded.task.needs().values():
+        if source.recipe is not None and (other := (path.parent / source.recipe).resolve()) not in seen:
+            yield from _with_needed(other, plugins, seen)
+
+
+def _set(path: str) -> str:
+    from trainkit.data import hub
+
+    _refuse_offline(path, hub.is_here(path))
+    return f"{path}: {hub.download(path)}"
+
+
+def _refuse_offline(what: str, here: bool) -> None:
+    from huggingface_hub import constants
+
+    # The library reads the variable once, when it is imported: to unset it here would come too late.
+    if constants.HF_HUB_OFFLINE and not here:
+        raise UserError(what, "cannot be downloaded while HF_HUB_OFFLINE is set", remedy="unset it for this command")
+
+
+def _file(download: Download) -> str:
+    from trainkit.paths import data_root, locate
+
+    to = locate(download.to)
+    root = data_root().resolve()
+    if not to.resolve().is_relative_to(root):
+        raise UserError(str(to), f"leads to {to.resolve()}", f"a place below {root}", "remove the link on its way")
+    if os.path.lexists(to):
+        if to.is_file() and sha256(to) == download.sha256:
+            return f"{to}: already there"
+        raise UserError(str(to), "is there with another content", f"SHA-256 {download.sha256}", "move it away")
+    # A name that nobody could know before, and made anew: a link that waits there is not written through.
+    aside = to.with_name(f".{to.name}.{uuid.uuid4().hex}")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with _opener().open(download.url, timeout=_SECONDS) as answer, open(aside, "xb") as out:
+            while chunk := answer.read(_CHUNK):
+                out.write(chunk)
+        found = sha256(aside)
+        if found != download.sha256:
+            raise UserError(download.url, f"SHA-256 {found}", download.sha256, "the file is not kept")
+        os.replace(aside, to)
+    except (OSError, http.client.HTTPException) as error:  # what urllib raises is an OSError
+        raise UserError(download.url, f"cannot be downloaded: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+    return f"{to}: downloaded"
+
+
+class _Secure(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to another https address, and asks no other."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        """Refuse before the other address is asked."""
+        if not newurl.lower().startswith("https://"):
+            raise UserError(req.full_url, f"leads to {newurl}", "an https address")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_Secure)

@@ -1,0 +1,302 @@
+"""Fitting a recipe to other data: what follows from the data is filled in, what only its owner knows is noted.
+
+The data is looked at with the readers that a training uses. Each kind of data has a module of its own; here is what
+they share: the tree that is changed, splits that are found, evaluations under other names, and lengths in updates.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from trainkit.config.schema import Recipe
+from trainkit.config.units import Span
+from trainkit.config.yaml_reader import Tree
+from trainkit.data import hub, sources
+from trainkit.errors import UserError, number_of
+from trainkit.paths import data_root, locate
+
+LOOKED_AT = 500
+"""Pictures that are read for sizes, mean and standard deviation, spread evenly over a set."""
+
+FEW_UPDATES = 300
+"""A training of fewer is noted: what was chosen for more of them rarely fits."""
+
+UPDATES = 8
+"""Updates of an epoch below which the batch is made smaller."""
+
+_KINDS = {
+    "images": "trainkit.autoconfig.images:images",
+    "faces": "trainkit.autoconfig.images:faces",
+    "scenes": "trainkit.autoconfig.scenes:scenes",
+    "volumes": "trainkit.autoconfig.volumes:volumes",
+    "people": "trainkit.autoconfig.people:people",
+}
+"""Kind of data to the function that fits a recipe of it: `module:function`."""
+
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "validation", "valid", "dev"),
+    "test": ("test", "testing"),
+}
+"""Names that a split goes by."""
+
+_OF_THE_OLD = ("stop_when", "time_to", "promote", "downloads")
+"""Blocks that speak of the old data and are left out."""
+
+Key = tuple[str, ...]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What stands behind a line of the new recipe."""
+
+    text: str
+    decide: bool
+    """The data does not say it: whoever owns the data should look at the line."""
+
+
+@dataclass
+class Fitted:
+    """A recipe's text as a tree, changed to fit other data, and what was found on the way."""
+
+    tree: dict[str, Tree]
+    new: Path = Path("mine.yaml")
+    """The file that the new recipe will be."""
+    seen: list[str] = field(default_factory=list)
+    """Sentences about the data."""
+    notes: dict[Key, Note] = field(default_factory=dict)
+    files: dict[Path, str] = field(default_factory=dict)
+    """Files that belong to the new recipe, and what is to be in them."""
+
+    def get(self, key: str) -> Tree:
+        """The value at a dotted key; None where there is none."""
+        node: Tree = self.tree
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        return node
+
+    def put(self, key: str, value: Tree, why: str = "") -> None:
+        """Set a value, making the blocks around it; `why` is said behind its line."""
+        *above, last = path = tuple(key.split("."))
+        node = self.tree
+        for part in above:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[last] = value
+        if why:
+            self.notes[tuple(path)] = Note(why, False)
+
+    def drop(self, *keys: str) -> None:
+        """Leave out what was said of the old data."""
+        for key in keys:
+            block, _, last = key.rpartition(".")
+            node = self.get(block) if block else self.tree
+            if isinstance(node, dict):
+                node.pop(last, None)
+
+    def keep(self, part: str, text: str) -> str:
+        """Have a text kept beside the new recipe; its name, as a recipe has it. Raises UserError if it is there."""
+        file = self.new.with_name(f"{self.new.stem}_{part}.txt")
+        if file.exists():
+            raise UserError(str(file), "already exists", remedy="name another new recipe")
+        self.files[file] = text
+        return as_named(file)
+
+    def decide(self, key: str, what: str) -> None:
+        """Note behind the line of a key, which must be there, what its owner should decide."""
+        self.notes[tuple(key.split("."))] = Note(what, True)
+
+
+def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
+    """The tree of `recipe`, as its file has it, made to fit the data at a path or of the hub; `new` will be its file.
+
+    Raises UserError where there is nothing there, or nothing that such a recipe could learn from.
+    """
+    kind = getattr(recipe.data, "name", "")
+    if kind not in _KINDS:
+        expected = f"one of {', '.join(_KINDS)}"
+        raise UserError("--data", f"a recipe with data {kind!r}", expected, "copy it without --data")
+    if data.startswith(sources.SAMPLE) and kind not in ("scenes", "people"):
+        raise UserError(data, "a built-in set", "a folder, or a set of the hub", "copy a recipe of it without --data")
+    if hub.is_hub(data) and kind in ("volumes", "people"):
+        raise UserError(data, f"a set of the hub; {kind} are read from files", "a folder", "download it first")
+    module, _, name = _KINDS[kind].partition(":")
+    fitted = Fitted(tree, new)
+    fitted.drop(*_OF_THE_OLD, "data.leakage")
+    getattr(importlib.import_module(module), name)(fitted, recipe, named(data))
+    return fitted
+
+
+def named(word: str) -> str:
+    """A path of the command line, from the current folder or else the data root, as a recipe names it.
+
+    Data sets of the hub and built-in ones are named as they are. Raises UserError where nothing is there.
+    """
+    if hub.is_hub(word) or word.startswith(sources.SAMPLE):
+        return word
+    if not word.strip():
+        raise UserError("--data", "nothing", "a folder, a file or hf://owner/name")
+    for place in (Path(os.path.abspath(Path(word).expanduser())), locate(word)):
+        path, split = sources.split_of(place)
+        if path.exists():
+            break
+    else:
+        hint = f"; of the hub it would be hf://{word}" if re.fullmatch(r"[\w.-]+/[\w.-]+", word) else ""
+        raise UserError(word, "does not exist", f"a folder or file{hint}")
+    text = as_named(path)
+    return f"{text}#{split}" if split else text
+
+
+def as_named(path: Path) -> str:
+    """A path as a recipe names it: from the data root where it lies below it."""
+    root, path = (Path(os.path.abspath(place)) for place in (data_root(), path))
+    return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else str(path)
+
+
+def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = True) -> None:
+    """Raise UserError where a folder is of volumes, or of pictures with masks, which other recipes are for."""
+    from trainkit.data.scenes import verify
+    from trainkit.data.volumes import importer
+
+    place = None if hub.is_hub(text) or text.startswith(sources.SAMPLE) else sources.split_of(locate(text))[0]
+    if place is None or not place.is_dir():
+        return
+    if volumes and (found := importer.a_volume(place)) is not None:
+        remedy = "move volumes away, or copy tom500 or hippocampus for them"
+        raise UserError(str(found), "a volume (NIfTI)", expected, remedy)
+    if scenes and verify.holds_scenes(place):
+        raise UserError(text, "holds pictures with masks", expected, "copy segment or camvid for it")
+
+
+def parts(text: str, opened: Callable[[str], Any], *, folders: bool = False) -> tuple[str, dict[str, str]]:
+    """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
+
+    A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there
+    and cannot be opened is an error; with pictures of its own it is a class that is called so.
+    """
+    if "#" in text:
+        return text, {}
+    place = None if hub.is_hub(text) else locate(text)
+    there = sorted(one.name for one in place.iterdir() if one.is_dir()) if place and place.is_dir() else []
+    found: dict[str, str] = {}
+    for name, words in SPLITS.items():
+        for word in (*words, *(folder for folder in there if folder.lower() in words and folder not in words)):
+            try:
+                opened(f"{text}#{word}")
+            except UserError:
+                if folders and word in there and not any(one.is_file() for one in (place / word).iterdir()):
+                    raise
+                continue
+            found[name] = f"{text}#{word}"
+            break
+    return found.pop("train", text), found
+
+
+def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | None = None) -> None:
+    """Have the new sets scored in place of the old ones: the first as the old one that mattered most was.
+
+    `like` has another end of the split's name for an end: {"": ".retrieval"} scores by retrieval what was scored whole.
+    """
+    entries = {name: dict(entry or {}) for name, entry in (fitted.get("evaluations") or {}).items()}
+    of = {name: str(entry.get("split") or name).partition(".")[0] for name, entry in entries.items()}
+    metric = fitted.get("best.metric")
+    chosen = str(metric or "").partition("/")[0]
+    main = next((base for base in (of.get(chosen), *of.values()) if base not in (None, "train")), None)
+    first = next(iter(sets))
+    kept: dict[str, Tree] = {}
+    called: dict[str, str] = {}
+    for name, entry in entries.items():
+        if of[name] not in ("train", main):
+            continue
+        called[name] = first if name == main else name
+        if of[name] == main:
+            end = str(entry.pop("split", None) or name).removeprefix(main)
+            split = first + (like or {}).get(end, end)
+            entry = ({} if split == called[name] else {"split": split}) | entry
+        kept[called[name]] = entry
+    if main is None:
+        kept[first] = {"every": "1 epoch"}
+    for name in sets:
+        kept.setdefault(name, {"at_end": True})
+    fitted.put("evaluations", kept)
+    fitted.put("data.evaluate", dict(sets))
+    if isinstance(metric, str):
+        fitted.put("best.metric", f"{called.get(chosen, first)}/{metric.partition('/')[2]}")
+
+
+def measure(fitted: Fitted, count: int, block: int = 1) -> None:
+    """Batch, warm-up and length for `count` samples of an epoch, where those of the recipe were meant for more.
+
+    Samples that are drawn in blocks of `block` keep their batch.
+    """
+    batch = int(fitted.get("train.batch_size"))
+    if block == 1 and count // batch < UPDATES and batch > 1:
+        smaller = 1 << max(0, (count // UPDATES).bit_length() - 1)
+        smaller = min(batch, max(2, smaller)) if count > 1 else 1
+        if smaller < batch:
+            why = f"{batch} would leave an epoch of {count} samples {number_of(count // batch, 'updates')}"
+            fitted.put("train.batch_size", smaller, why)
+            if not fitted.get("optim.lr_rule"):
+                fitted.decide("train.batch_size", f"{why}; optim.lr was chosen for {batch}")
+            if smaller % int(fitted.get("train.micro_batch") or 1):
+                fitted.drop("train.micro_batch")
+            batch = smaller
+    epoch = max(1, count // batch)
+    total = _updates(fitted, "train.length", epoch, batch)
+    warm = _updates(fitted, "train.schedule.warmup.over", epoch, batch)
+    if warm > total // 4:
+        few = max(1, total // 10)
+        fitted.put("train.schedule.warmup.over", f"{few} step{'s' if few > 1 else ''}")
+        fitted.notes["train", "schedule"] = Note(f"a warm-up of {warm} updates would take most of {total}", False)
+    said = f"{total} updates, {epoch} an epoch"
+    if total < FEW_UPDATES:
+        fitted.decide("train.length", f"{said}: few; train longer while the score still rises")
+    else:
+        fitted.notes["train", "length"] = Note(said, False)
+
+
+def _updates(fitted: Fitted, key: str, epoch: int, batch: int) -> int:
+    text = fitted.get(key)
+    return Span.parse(text).steps(epoch, batch) if isinstance(text, str) else 0
+
+
+def spread(items: Iterable[Item], size: int, most: int = LOOKED_AT) -> Iterator[Item]:
+    """Up to `most` of `size` items, spread evenly over them."""
+    wanted = set(np.linspace(0, size - 1, min(size, most)).round().astype(int).tolist())
+    return (item for row, item in enumerate(items) if row in wanted)
+
+
+def moments(pictures: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of the pixels of pictures, from the mean of each and that of its squares, (3,) each.
+
+    All pictures count alike. Three digits.
+    """
+    mean, square = (np.mean(each, axis=0) for each in zip(*pictures, strict=True))
+    std = np.sqrt(np.maximum(square - mean**2, 0))
+    return mean.round(3).tolist(), std.round(3).tolist()
+
+
+def pretrained(recipe: Recipe) -> bool:
+    """Whether the network starts from weights, which go with the mean and standard deviation they were trained with."""
+    return "net" in recipe.task.needs()
+
+
+def shares(pixels: Mapping[str, float]) -> dict[str, float]:
+    """A weight for each class from how much there is of it: 1 / sqrt(its share), 1 in the mean over all pixels.
+
+    Two digits. Classes of which there is nothing get the largest weight of the others.
+    """
+    total = sum(pixels.values())
+    roots = {name: (count / total) ** 0.5 for name, count in pixels.items() if count}
+    weights = {name: round(1 / root / sum(roots.values()), 2) for name, root in roots.items()}
+    return {name: weights.get(name, max(weights.values(), default=1.0)) for name in pixels}

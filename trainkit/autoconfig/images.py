@@ -1,0 +1,305 @@
+"""Fitting recipes of pictures of classes, and of faces: classes, sizes, mean and standard deviation, splits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from trainkit.autoconfig import fit as fitting
+from trainkit.autoconfig.fit import Fitted
+from trainkit.config.schema import Recipe
+from trainkit.data import hub, sources
+from trainkit.data.formats import image_decode
+from trainkit.data.record import Record, Source
+from trainkit.data.sources import HELD_OUT
+from trainkit.data.storage.import_images import threads
+from trainkit.data.storage.map_store import each
+from trainkit.errors import UserError, few
+from trainkit.paths import locate
+
+HOLD_OUT = 20
+"""Per cent that is kept from training of a set without splits."""
+
+LEAST = 5
+"""Pictures of a class below which one held out is missed."""
+
+UNEVEN = 3
+"""Pictures of the largest class for each of the smallest, from which that is noted."""
+
+LARGER = 2
+"""How much larger than what is trained on pictures may be before that is noted."""
+
+_CLASS = "^(.+)/[^/]+$"
+"""Finds the folder, which is the class, in the path of a picture."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was seen of a set of pictures."""
+
+    counts: dict[str, int]
+    """Pictures of each class, in the order of their names."""
+    grouped: bool
+    """Whether the set itself says what its pictures have in common."""
+    shapes: np.ndarray
+    """int64 (n, 2), height and width of those that were read, at their own sizes."""
+    mean: list[float]
+    """Of pixels 0 .. 1 of those that were read, as they are trained on, for red, green and blue."""
+    std: list[float]
+
+    @property
+    def total(self) -> int:
+        """Number of pictures."""
+        return sum(self.counts.values())
+
+    @property
+    def median(self) -> tuple[int, int]:
+        """Height and width, each in the median."""
+        height, width = np.median(self.shapes, axis=0).astype(int).tolist()
+        return height, width
+
+
+def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] = "crop") -> Looked:
+    """Go through a set: count its classes, read up to `fitting.LOOKED_AT` pictures, brought to `size` as `fit` says.
+
+    Raises UserError at a picture that cannot be read.
+    """
+    if not source.size:
+        raise UserError(source.where, "no pictures", "at least one")
+    wanted = set(np.linspace(0, source.size - 1, min(source.size, fitting.LOOKED_AT)).round().astype(int).tolist())
+    counts: Counter[int | str] = Counter()
+    chosen: list[Record] = []
+    grouped = False
+    for row, record in enumerate(source.records()):
+        counts[record.label] += 1
+        grouped = grouped or record.group is not None
+        if row in wanted:
+            chosen.append(record)
+
+    def one(record: Record) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+        data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
+        pixels = image_decode.decode(data, record.where) if isinstance(data, bytes) else data
+        values = image_decode.fit(pixels, size, record.where, fit).reshape(-1, 3) / 255
+        return pixels.shape[:2], values.mean(0), (values**2).mean(0)
+
+    read = list(each(one, chosen, threads()))
+    mean, std = fitting.moments((first, second) for _, first, second in read)
+    names = {label: source.names[label] if source.names else str(label) for label in counts}
+    return Looked(
+        {names[label]: counts[label] for label in sorted(counts, key=names.get)},
+        grouped,
+        np.asarray([shape for shape, _, _ in read], np.int64).reshape(-1, 2),
+        mean,
+        std,
+    )
+
+
+def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
+    """Fit a recipe with data `images`: a classifier or an embedding of classes."""
+    fitting.refuse(text, "pictures of classes")
+    train, sets = fitting.parts(text, _open, folders=True)
+    data, source = recipe.data, _open(train)
+    looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
+    if len(looked.counts) < 2:
+        found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
+        raise UserError(train, found, "a folder for each of two classes or more: <class>/<picture>")
+    fitted.put("data.train", train)
+    fitted.drop("data.group", "data.hold_out", "task.class_weights")
+    if isinstance(data.sampling, dict):
+        fitted.drop("data.sampling")
+    values(fitted, recipe, looked)
+    resize(fitted, looked, data.side, stretched=data.fit == "stretch")
+    if getattr(data.augment, "flip", 0) > 0:
+        fitted.decide("data.augment", "flip: 0 where a mirrored picture is of another class, as letters are")
+    _uneven(fitted, looked.counts, data.sampling)
+    open_set, count = data.open_set, looked.total
+    if sets:
+        main = next(iter(sets))
+        scored = {place: _names(_open(place)) for place in sets.values()}
+        open_set = open_set and scored[sets[main]].isdisjoint(looked.counts)
+        for place, names in scored.items():
+            if not open_set and (new := sorted(names - looked.counts.keys())):
+                raise UserError(place, f"classes that are not trained: {few(new)}", f"those of {train}")
+        if main == "test" and fitted.get("best.metric"):
+            fitted.decide("data.evaluate", "the test set also chooses the best checkpoint: hold_out can keep another")
+    else:
+        sets = {"val": HELD_OUT}
+        count = _held_out(fitted, looked, open_set, train)
+    fitting.score(fitted, sets, like={"": ".retrieval"} if data.open_set and not open_set else None)
+    _order(fitted, open_set)
+    _metric(fitted, len(looked.counts))
+    fitting.measure(fitted, count)
+    fitted.seen += _said(train, source, looked, "classes")
+    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
+
+
+def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
+    """Fit a recipe with data `faces`: people to train on, and pairs of other people."""
+    fitting.refuse(text, "pictures of people")
+    train, _ = fitting.parts(text, _open_faces)
+    size = recipe.data.image_size
+    source = _open_faces(train)
+    looked = look(source, (size, size))
+    if len(looked.counts) < 2:
+        raise UserError(train, f"pictures of {len(looked.counts)} people", "a folder for each: <person>/<picture>")
+    if (odd := looked.shapes[looked.shapes[:, 0] != looked.shapes[:, 1]]).size:
+        found = f"{len(odd)} of {len(looked.shapes)} pictures are not square, such as {odd[0][0]} x {odd[0][1]}"
+        remedy = "align them by five points: trainkit data import --align SOURCE OUT"
+        raise UserError(train, found, "squares, eyes and mouth where all faces have them", remedy)
+    sets = _verification(text)
+    if not sets:
+        place = text.partition("#")[0]
+        remedy = f"put some people into {place}/val, others into {place}/train, and `trainkit data pairs {place}/val`"
+        raise UserError(place, "nothing to be scored on", "pairs.csv or .bin", remedy)
+    fitted.put("data.train", train)
+    least = int(looked.shapes.min())
+    if least < size:
+        fitted.put("data.image_size", least, f"the smallest of {len(looked.shapes)} that were looked at")
+    elif looked.median[0] >= LARGER * size:
+        fitted.put("data.image_size", size)
+        fitted.decide("data.image_size", f"pictures have {looked.median[0]} in the median; published networks see 112")
+    if recipe.data.flip:
+        fitted.drop("data.flip")
+    fitted.drop("task.class_weights")
+    fitting.score(fitted, sets)
+    fitting.measure(fitted, looked.total)
+    fitted.seen += _said(train, source, looked, "people")
+    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items()]
+
+
+def _open(text: str) -> Source:
+    return sources.open_source(text if hub.is_hub(text) else locate(text), network=True)
+
+
+def _open_faces(text: str) -> Source:
+    return sources.open_source(text if hub.is_hub(text) else locate(text), nested=False, network=True)
+
+
+def _names(source: Source) -> set[str]:
+    labels = {record.label for record in source.records()}
+    return {source.names[label] if source.names else str(label) for label in labels}
+
+
+def values(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
+    """Fill in mean and standard deviation, but for weights that were trained with others."""
+    if fitting.pretrained(recipe):
+        return
+    if min(looked.std) < 0.01:
+        fitted.put("data.mean", looked.mean)
+        fitted.put("data.std", [max(0.01, part) for part in looked.std])
+        fitted.decide("data.std", f"pictures hardly vary ({looked.std}): are they what they should be?")
+        return
+    fitted.put("data.mean", looked.mean, f"of {len(looked.shapes)} pictures")
+    fitted.put("data.std", looked.std)
+
+
+def resize(fitted: Fitted, looked: Looked, side: tuple[int, int], stretched: bool) -> None:
+    """The size that is trained on: the recipe's, in the shape of the data where that is squeezed to it."""
+    height, width = looked.median
+    shape = side
+    if stretched and not 0.8 < (height / width) / (side[0] / side[1]) < 1.25:
+        area, aspect = side[0] * side[1], height / width
+        shape = _eights((area * aspect) ** 0.5), _eights((area / aspect) ** 0.5)
+    enlarged = max(shape[0] / height, shape[1] / width)
+    if enlarged > 4 / 3:
+        shape = _eights(shape[0] / enlarged), _eights(shape[1] / enlarged)
+    said = f"pictures are {height} x {width} in the median"
+    if shape != side:
+        fitted.put("data.image_size", shape[0] if shape[0] == shape[1] else list(shape), said)
+    elif min(height / side[0], width / side[1]) >= LARGER:
+        key = "data.image_size"
+        if fitted.get(key) is None:
+            fitted.put(key, side[0] if side[0] == side[1] else list(side))
+        fitted.decide(key, f"{said}: twice the side sees more, at four times the cost")
+
+
+def _eights(side: float) -> int:
+    return max(8, round(side / 8) * 8)
+
+
+def _uneven(fitted: Fitted, counts: Mapping[str, int], sampling: object) -> None:
+    least, most = min(counts.values()), max(counts.values())
+    if most >= UNEVEN * least and sampling != "balanced":
+        fitted.put("data.sampling", "uniform")
+        fitted.decide("data.sampling", f"{least} to {most} pictures a class: balanced draws all classes alike often")
+
+
+def _held_out(fitted: Fitted, looked: Looked, open_set: bool, train: str) -> int:
+    """Hold out a part of a set without splits; how many pictures are left to train on, about."""
+    share = HOLD_OUT
+    if open_set:
+        if hub.is_hub(train) or not sources.split_of(locate(train))[0].is_dir():
+            expected = "a folder of classes, or splits that share none"
+            raise UserError(train, "nothing says which classes to keep from training", expected)
+        if len(looked.counts) < 4:
+            raise UserError(train, f"{len(looked.counts)} classes", "4 or more: two to train on, two others to score")
+        share = max(share, math.ceil(200 / len(looked.counts)))  # two are told apart
+        fitted.put("data.group", _CLASS, "the folder: whole classes are held out")
+    fitted.put("data.hold_out", f"{share}%")
+    if looked.grouped and not open_set:
+        fitted.notes["data", "hold_out"] = fitting.Note("of the groups that the set itself names", False)
+    elif not open_set:
+        fitted.put("data.group", "each")
+        what = "is nothing common to several pictures, a person, a video? else name it: '^[^/]+/([^_/]+)_'"
+        fitted.decide("data.group", what)
+        if scarce := [name for name, count in looked.counts.items() if count < LEAST]:
+            fitted.decide("data.hold_out", f"fewer than {LEAST} pictures of {few(scarce)}: some may lose all of theirs")
+    return round(looked.total * (1 - share / 100))
+
+
+def _order(fitted: Fitted, open_set: bool) -> None:
+    """The keys of the data block in the order in which they are read best."""
+    data = fitted.get("data")
+    if "open_set" in data:
+        data.pop("open_set")
+        if open_set:
+            data["open_set"] = True
+    first = ("name", "train", "group", "hold_out", "open_set", "evaluate", "image_size", "fit", "mean", "std")
+    fitted.tree["data"] = {key: data[key] for key in first if key in data} | data
+
+
+def _metric(fitted: Fitted, classes: int) -> None:
+    """Another metric for the best checkpoint, where the recipe's is one of another number of classes."""
+    metric = fitted.get("best.metric")
+    if not isinstance(metric, str):
+        return
+    head, _, last = metric.rpartition("/")
+    other = {"top5": "top1"} if classes < 6 else {}
+    other |= {"f1": "f1_macro", "accuracy": "top1", "auc": "top1"} if classes > 2 else {}
+    if last in other:
+        fitted.put("best.metric", f"{head}/{other[last]}", f"{last} is not there with {classes} classes")
+
+
+def _verification(text: str) -> dict[str, str]:
+    """Verification sets in a folder and the folders in it, by name: pairs, and InsightFace's files."""
+    base = text.partition("#")[0]
+    root = None if hub.is_hub(text) else locate(base)
+    if root is None or not root.is_dir():
+        return {}
+    found: dict[str, str] = {}
+    for file in _sorted((*root.glob("pairs.csv"), *root.glob("*/pairs.csv"), *root.glob("*.bin"))):
+        name = file.stem if file.suffix == ".bin" or file.parent == root else file.parent.name
+        name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "_" for letter in name)
+        if name != "train":
+            found[name] = f"{base}/{file.relative_to(root).as_posix()}"
+    return found
+
+
+def _sorted(files: Iterable[Path]) -> list[Path]:
+    return sorted(files, key=lambda file: (len(file.parts), file.name))
+
+
+def _said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]:
+    """Sentences about a set."""
+    counts = sorted(looked.counts.values())
+    of_each = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    height, width = looked.median
+    said = f"{train}: {looked.total} pictures of {len(counts)} {many} ({few(looked.counts, 8)}), {of_each} each"
+    yield f"{said}, {height} x {width} px"
+    yield from (f"left out: {sentence}" for sentence in source.left_out)

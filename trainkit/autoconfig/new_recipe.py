@@ -1,0 +1,235 @@
+"""Copying a recipe for another data set: what follows from the data is filled in, the lines to decide are marked."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.config import loader, yaml_editor, yaml_reader
+
+if TYPE_CHECKING:
+    from trainkit.autoconfig.fit import Key, Note
+    from trainkit.config.schema import Recipe
+
+SIGN = "# <- "
+"""Begins a mark behind a line."""
+
+MARK = f"{SIGN}change"
+"""Behind each line that depends on the data, where the new data is not known."""
+
+_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "time_to", "promote", "downloads")
+_IN_LINES = ("task", "data", "train", "evaluations")
+"""Blocks that are written key by key."""
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a copy became."""
+
+    marked: int
+    """Lines that are to be decided."""
+    seen: tuple[str, ...] = ()
+    """Sentences about the data."""
+    files: tuple[Path, ...] = ()
+    """The new recipe, and those of the weights that it starts from."""
+
+
+def headline(path: Path) -> str:
+    """The first line of a recipe's header, without the comment sign."""
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").rstrip(".")
+
+
+def header(path: Path) -> str:
+    """The comment at the top of a recipe, as it is written."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))])
+
+
+def copy(recipe: Path, new: Path, plugins: Sequence[str] = (), *, data: str | None = None, run: str = "") -> Copied:
+    """Write a copy of a valid recipe to a new file.
+
+    The header goes: its figures were measured on the old data. Without `data` marked are the name and whatever names
+    data, evaluation sets, metrics, classes' weights or other files. With it, a path or a set of the hub, the data is
+    looked at, what follows from it is filled in, and what only its owner knows is marked; a recipe that makes the
+    weights this one starts from is copied too, for the same data. The recipe of `run` states every default: what is one
+    is left out. Raises UserError when the new file exists.
+    """
+    loaded = loader.load(recipe, (), tuple(plugins))
+    yaml_editor.refuse(new, recipe, ())
+    lines = loader.brief(loaded).split("\n") if run else _body(recipe)
+    origin = f"run {run}" if run else recipe.name
+    if data is not None:
+        return _fitted(recipe, loaded, lines, new, tuple(plugins), data, origin)
+    text, marked = _marked(lines, origin)
+    new.write_text(text, encoding="utf-8")
+    return Copied(marked, files=(new,))
+
+
+def open_lines(path: Path, recipe: Recipe) -> list[str]:
+    """Sentences about the marked lines of a recipe's file: what is to be decided, and what the key means."""
+    text = path.read_text(encoding="utf-8-sig")
+    marks = {n: line.partition(SIGN)[2].strip() for n, line in enumerate(text.split("\n"), 1) if SIGN in line}
+    if not marks:
+        return []
+    keys: dict[int, yaml_reader.KeyPath] = {}
+    for key, place in yaml_reader.read(text).places.items():
+        if key and isinstance(place, int) and len(key) < len(keys.get(place, (*key, ""))):
+            keys[place] = key
+    said = []
+    for number, words in marks.items():
+        if number in keys:
+            parts = ["" if words == MARK.removeprefix(SIGN) else words, meaning(recipe, keys[number])]
+            end = "; ".join(part.rstrip(".") for part in parts if part)
+            said.append(f"line {number}, {yaml_reader.dotted(keys[number])}{': ' if end else ''}{end}")
+    return said
+
+
+def meaning(block: Any, path: yaml_reader.KeyPath) -> str:
+    """What a key of a recipe means, from the docstring of its field; of a block without one, that of the block."""
+    said = ""
+    for key in path:
+        if is_dataclass(block):
+            said = _docstrings(type(block)).get(str(key), "")
+            block = getattr(block, str(key), None)
+            continue
+        if not isinstance(block, dict | list) or (isinstance(block, list) and key not in range(len(block))):
+            break
+        block = block[key] if isinstance(block, list) else block.get(key)
+        said = "" if is_dataclass(block) else said
+    if not said and is_dataclass(block):
+        said = (type(block).__doc__ or "").split("\n\n")[0]
+    return " ".join(said.split())
+
+
+@functools.cache
+def _docstrings(cls: type) -> dict[str, str]:
+    """Field to the string that follows it in the source of its class, or of one that this stands on."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__[:-1]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0].body
+        except (OSError, TypeError, SyntaxError):
+            continue
+        for field, after in itertools.pairwise(body):
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
+                found[field.target.id] = text
+    return found
+
+
+def _body(recipe: Path) -> list[str]:
+    """The lines of a recipe below its header."""
+    lines = recipe.read_text(encoding="utf-8-sig").split("\n")
+    while lines and (lines[0].startswith("#") or not lines[0]):
+        lines.pop(0)
+    return lines
+
+
+def _marked(lines: Sequence[str], origin: str) -> tuple[str, int]:
+    """The text of a copy, with every line of the data marked, and how many these are."""
+    out, block, marked = _header(origin), "", 0
+    for line in lines:
+        if line and not line[0].isspace() and not line.startswith("#"):
+            block = line.split(":")[0]
+        key, _, value = line.strip().partition(":")
+        of_the_data = block == "name" or (block in _OF_THE_DATA and not (block == "data" and key == "name"))
+        says = value.strip() not in ("", "null", "{}", "[]")
+        if key == "class_weights" or (says and (of_the_data or key in ("recipe", "weights", "centres"))):
+            line, marked = f"{line.partition(SIGN)[0].rstrip()}  {MARK}", marked + 1
+        out.append(line)
+    return "\n".join(out), marked
+
+
+def _header(origin: str, seen: Sequence[str] = ()) -> list[str]:
+    data = [f"# {'data' if n == 0 else '    '}     {_printable(sentence)}" for n, sentence in enumerate(seen)]
+    return [f"# Copied from {origin}.", "#", *data, "# result   not yet measured"]
+
+
+def _printable(text: str) -> str:
+    """Text as a comment may hold it: classes are called as folders are, and those may be called anything."""
+    return yaml_reader.FORBIDDEN.sub("?", " ".join(text.split())).replace("<-", "?")
+
+
+def _fitted(
+    recipe: Path,
+    loaded: Recipe,
+    lines: Sequence[str],
+    new: Path,
+    plugins: tuple[str, ...],
+    data: str,
+    origin: str,
+) -> Copied:
+    from trainkit.autoconfig import fit
+
+    fitted = fit.fit(loaded, yaml_reader.read("\n".join(lines)).tree, data, new)
+    fitted.put("name", "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in new.stem))
+    others: list[tuple[Path, Path]] = []
+    for name, source in loaded.task.needs().items():
+        if source.recipe is not None:
+            beside = new.with_name(f"{new.stem}_{name}{new.suffix}")
+            yaml_editor.refuse(beside, recipe, ())
+            others.append(((recipe.parent / source.recipe).resolve(), beside))
+            _rename(fitted.tree["task"], source.recipe, beside.name)
+    text = "\n".join((*_header(origin, fitted.seen), *_written(lines, fitted.tree, fitted.notes), ""))
+    with tempfile.TemporaryDirectory() as aside:  # nothing is written that would be refused
+        tried = Path(aside) / new.name
+        tried.write_text(text, encoding="utf-8")
+        loader.load(tried, (), plugins)
+    made = [copy(other, beside, plugins, data=data) for other, beside in others]
+    for file, content in fitted.files.items():
+        file.write_text(content, encoding="utf-8")
+    new.write_text(text, encoding="utf-8")
+    marked = text.count(SIGN) + sum(one.marked for one in made)
+    return Copied(marked, tuple(fitted.seen), (new, *fitted.files, *(file for one in made for file in one.files)))
+
+
+def _rename(node: yaml_reader.Tree, old: str, new: str) -> None:
+    """Another name for a recipe that is named somewhere in a block."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        if key == "recipe" and value == old:
+            node[key] = new
+        _rename(value, old, new)
+
+
+def _written(lines: Sequence[str], tree: Mapping[str, Any], notes: Mapping[Key, Note]) -> Iterator[str]:
+    """The lines of a recipe whose tree was changed: blocks that were not are written as they were."""
+    before = yaml_reader.read("\n".join(lines)).tree
+    starts = [n for n, line in enumerate(lines) if line and not line[0].isspace() and not line.startswith("#")]
+    stretches = {
+        lines[begin].split(":")[0].strip("\"'"): lines[begin:end]
+        for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True)
+    }
+    for key, value in tree.items():
+        if key in before and before[key] == value and not any(path[0] == key for path in notes):
+            yield from (line for line in stretches[key] if line.strip())
+        else:
+            yield from _entry((key,), value, notes)
+
+
+def _entry(path: Key, value: Any, notes: Mapping[Key, Note]) -> Iterator[str]:
+    """The lines of a key and its value: one where it is short, and nothing is noted inside."""
+    indent = "  " * (len(path) - 1)
+    note = notes.get(path)
+    end = "" if note is None else f"  {SIGN if note.decide else '# '}{_printable(note.text)}"
+    head, text = f"{indent}{yaml_reader.flow(path[-1])}:", yaml_editor.flow(value)
+    inside = any(len(other) > len(path) and other[: len(path)] == path for other in notes)
+    long = inside or len(head) + len(text) > _WIDTH or (path[0] in _IN_LINES and len(path) == 1)
+    if isinstance(value, dict) and value and long:
+        yield f"{head}{end}"
+        for key, inner in value.items():
+            yield from _entry((*path, key), inner, notes)
+    elif isinstance(value, list) and yaml_reader.holds_blocks(value) and long:
+        yield f"{head}{end}"
+        yield from (f"{indent}  - {yaml_editor.flow(inner)}" for inner in value)
+    else:
+        yield f"{head} {text}{end}"

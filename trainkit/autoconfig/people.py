@@ -1,0 +1,97 @@
+"""Fitting recipes of people: modalities, who meets in a batch, and people held out where nothing splits a set."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from trainkit.autoconfig import fit, images
+from trainkit.autoconfig.fit import Fitted
+from trainkit.config.schema import Recipe
+from trainkit.data.people import index as people_index
+from trainkit.data.people import layouts
+from trainkit.data.people.index import PeopleIndex
+from trainkit.data.people.modalities import MODALITIES, RGB
+from trainkit.data.people.sources import DERIVED
+from trainkit.data.sources import HELD_OUT
+from trainkit.errors import UserError, number_of
+from trainkit.paths import locate
+
+_log = logging.getLogger(__name__)
+
+HOLD_OUT = 25
+"""Per cent of the people that are kept from training where nothing splits a set."""
+
+
+def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
+    """Fit a recipe with data `people`. A folder of photographs of people stands for what can be derived from it."""
+    fit.refuse(text, "records of people, or <person>/<picture>.jpg")
+    text = _derived(text)
+    train, sets = fit.parts(text, people_index.indexed)
+    index = people_index.indexed(train)
+    there = np.unique(index.person[index.person >= 0])
+    if len(there) < 2:
+        raise UserError(train, f"records of {number_of(len(there), 'people', 'person')}", "2 or more to tell apart")
+    data = recipe.data
+    fitted.drop("data.modalities", "data.hold_out")
+    fitted.put("data.train", train)
+    persons = len(there)
+    if not sets:
+        if persons < 4:
+            raise UserError(train, f"records of {persons} people", "4 or more: two to train on, two others to score")
+        fitted.put("data.hold_out", f"{max(HOLD_OUT, -(-200 // persons))}%", "of the people")
+        sets = {"val": HELD_OUT}
+        persons -= max(2, round(persons * HOLD_OUT / 100))
+    looked = images.look(index.pictures(), data.side, data.fit)
+    images.values(fitted, recipe, looked)
+    images.resize(fitted, looked, data.side, stretched=data.fit == "stretch")
+    counts = np.bincount(index.modality, minlength=len(MODALITIES))
+    records = round(len(index) * persons / len(there))
+    block = _sampler(fitted, recipe, persons, alone=not counts[RGB + 1 :].any())
+    if text.startswith(DERIVED):
+        fitted.decide("data.train", "infrared, pencil, sketch and words are made of photographs here: no proof")
+    elif not counts[RGB + 1 :].any() and (index.camera < 0).all():
+        fitted.decide("data.train", "no camera is known: pictures taken one after another find each other")
+    fit.score(fitted, sets)
+    each = fitted.get("data.sampler.each")
+    fit.measure(fitted, records if fitted.get("data.sampler.epoch") == "records" else persons * each, block)
+    fitted.seen.append(_said(train, index, counts, len(there)))
+    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
+
+
+def _derived(text: str) -> str:
+    """A folder of folders of photographs as what is derived from them; others as they are."""
+    if text.startswith(("sample:", DERIVED)) or "#" in text:
+        return text
+    place = locate(text)
+    if not place.is_dir() or any((place / f"index{end}").is_file() for end in (".csv", ".parquet")):
+        return text
+    if layouts.recognise(place, None) is not None:
+        return text
+    _log.warning("%s: other modalities are made of the photographs, once; of 3,500 it takes 10 to 20 s", text)
+    return DERIVED + text
+
+
+def _sampler(fitted: Fitted, recipe: Recipe, persons: int, alone: bool) -> int:
+    """Who meets in a batch, of people as many as there are; the records of a block."""
+    spec = recipe.data.sampler
+    if alone:  # in RGB alone nothing else asks for it
+        fitted.drop("task.sdm")
+        if spec.name != "pk":
+            known = {"name": "pk", "people": spec.people, "each": spec.each, "epoch": "records"}
+            fitted.put("data.sampler", known, "people in colour alone")
+    many = min(spec.people, persons)
+    block = many * spec.each
+    if many < spec.people:
+        fitted.put("data.sampler.people", many)
+        fitted.notes["data", "sampler"] = fit.Note(f"{persons} people to train on", False)
+    if block != spec.block:
+        fitted.put("train.batch_size", block, "people x each of the sampler")
+        fitted.put("train.micro_batch", block)
+    return block
+
+
+def _said(train: str, index: PeopleIndex, counts: np.ndarray, persons: int) -> str:
+    kinds = ", ".join(f"{name} {count}" for name, count in zip(MODALITIES, counts.tolist(), strict=True) if count)
+    return f"{train}: {len(index)} records of {persons} people ({kinds})"

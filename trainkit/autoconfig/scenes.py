@@ -1,0 +1,203 @@
+"""Fitting recipes of pictures with masks: classes or palette, crop, weights of classes, lists where nothing splits."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from trainkit.autoconfig import fit
+from trainkit.autoconfig.fit import Fitted
+from trainkit.config.schema import Recipe
+from trainkit.data import hub, sources
+from trainkit.data.formats import image_decode
+from trainkit.data.scenes import files, label_maps, verify
+from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.files import Scene
+from trainkit.data.scenes.label_maps import Labels
+from trainkit.data.scenes.size_checks import LEAST
+from trainkit.data.scenes.sources import SceneSource
+from trainkit.data.scenes.verify import Set
+from trainkit.data.storage.import_images import threads
+from trainkit.data.storage.map_store import each
+from trainkit.errors import UserError, few, number_of
+from trainkit.interfaces import IGNORED
+from trainkit.paths import locate
+
+SCORED = 0.2
+"""Share of the pictures that is scored where nothing splits a set."""
+
+COARSE = 32
+"""Sides of crops are multiples of so many pixels: networks halve them five times."""
+
+SMALL = 0.25
+"""Share of a picture that a crop shows, below which pictures are made smaller."""
+
+SHOWN = 0.5
+"""Share that it shows then: recipes were tried with crops of half a picture and more."""
+
+_LOST = ("names", "palette", "ignore", "root", "size", "short_side", "eval_crop", "store")
+
+
+def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
+    """Fit a recipe with data `scenes`. Of a set without splits a fifth is scored, by lists beside the recipe."""
+    fit.refuse(text, "pictures with masks", scenes=False)
+    if hub.is_hub(text):
+        hub.download(text)
+    train, sets = fit.parts(text, scene_sources.open_scenes)
+    if not sets and (other := _beside(train)) is not None:
+        sets = {"val": other}
+    source = scene_sources.open_scenes(train)
+    some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
+    labels = source.labels or _guessed(some)
+    looked = verify.look(Set(train, some, labels), decode=False)
+    if looked.damage:
+        found = looked.damage[0]
+        found += "\n" if "\n" in found else ""
+        raise UserError(train, found, remedy=f"trainkit data verify {train} names them all")
+    fitted.drop(*(f"data.{key}" for key in _LOST))
+    count = len(source)
+    if not sets:
+        train, sets, count = _divided(fitted, source, recipe.seed)
+    fitted.put("data.train", train)
+    if source.labels is None or fitted.files:
+        _say_labels(fitted, labels, source)
+    pixels = dict(zip(looked.names, looked.counts[:, :-1].sum(0).tolist(), strict=True))
+    if recipe.task.objective.class_weights and source.labels is not None:
+        fitted.put("task.objective.class_weights", fit.shares(pixels), "1 / sqrt(share of the pixels)")
+    else:
+        fitted.drop("task.objective.class_weights")
+    if not fit.pretrained(recipe):
+        mean, std = fit.moments(each(_moments, some.scenes, threads()))
+        fitted.put("data.mean", mean, f"of {len(some.scenes)} pictures")
+        fitted.put("data.std", std)
+    median = np.median(looked.shapes, axis=0).astype(int).tolist()
+    factor = _size(fitted, recipe.data.crop, looked.shapes)
+    _crop(fitted, recipe.data.crop, [round(factor * side) for side in median])
+    low, high = recipe.data.augment.scales
+    if (shortest := int(factor * looked.shapes.min())) * low < LEAST:
+        scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
+        fitted.put("data.augment.scales", scales)
+        fitted.notes["data", "augment"] = fit.Note(f"the smallest picture has {shortest} pixels", False)
+    if recipe.data.augment.flip > 0:
+        fitted.decide("data.augment", "flip: 0 where left and right are different classes")
+    fit.score(fitted, sets)
+    fit.measure(fitted, count)
+    size = f"{median[0]} x {median[1]} px in the median"
+    said = f"{len(source)} pictures, {size}, {len(looked.names)} classes ({few(looked.names, 12)})"
+    fitted.seen.append(f"{text}: {said}")
+    if absent := [name for name, there in pixels.items() if not there]:
+        fitted.seen.append(f"no pixel of {few(absent)} in the {len(looked.ids)} that were looked at")
+    fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
+    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items()]
+
+
+def _beside(text: str) -> str | None:
+    """The list to be scored on that lies beside one to train on: `val.txt` beside `train.txt`."""
+    path = PurePosixPath(text)
+    if path.suffix.lower() not in (".txt", ".csv") or "train" not in path.stem:
+        return None
+    for word in (*fit.SPLITS["val"], *fit.SPLITS["test"]):
+        other = path.with_name(path.name.replace("train", word, 1)).as_posix()
+        if locate(other).is_file():
+            return other
+    return None
+
+
+def _guessed(source: SceneSource) -> Labels:
+    """Each value or colour of the masks as a class. Raises UserError where these are too few or too many."""
+    codes: set[tuple[int, ...]] = set()
+    for some in each(lambda scene: label_maps.codes_in(files.read_mask(scene)), source.scenes, threads()):
+        codes |= some
+        if len(codes) > label_maps.CODE_LIMIT:
+            break
+    try:
+        return label_maps.guessed(codes)
+    except ValueError as error:
+        raise UserError(source.where, str(error)) from None
+
+
+def _moments(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+    pixels = image_decode.decode(files.picture_bytes(scene), scene.where).reshape(-1, 3) / 255
+    return pixels.mean(0), (pixels**2).mean(0)
+
+
+def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
+    """What values or colours stand for, in the recipe: as the layout said it, else names to be changed."""
+    known = source.labels is not None
+    table: Sequence[tuple[Any, int]] = labels.palette or labels.values
+    called = labels.names if known else tuple(f"class_{number}" for number in range(len(labels.names)))
+    if labels.coloured:
+        key, said = "data.palette", {called[n]: list(colour) for colour, n in table if n != IGNORED}
+        ignored: list[Any] = [list(colour) for colour, n in table if n == IGNORED]
+        again = label_maps.from_palette(said, ignored)
+    else:
+        of = {value: n for value, n in table if n != IGNORED}
+        key, said = "data.names", [called[of[value]] for value in sorted(of)]
+        ignored = [value for value in range(max(of)) if value not in of]
+        ignored += [value for value, n in table if n == IGNORED and value > max(of) and value != IGNORED]
+        again = label_maps.numbered(said, ignored)
+    if {k: again.names[n] for k, n in (again.palette or again.values) if n != IGNORED} != {
+        k: called[n] for k, n in table if n != IGNORED
+    }:
+        raise UserError(source.where, "several values of one class", "splits of its own, or lists of image,label")
+    fitted.put(key, said)
+    if ignored:
+        fitted.put("data.ignore", ignored)
+    if not known:
+        what = "colours" if labels.coloured else "values"
+        fitted.decide(key, f"the names of these {what}; what stands for no class goes into ignore")
+
+
+def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[str, str], int]:
+    """Lists of what to train on and what to score on; the first, the others, and how many pictures are trained on."""
+    files = [(scene.image, scene.mask) for scene in source.scenes]
+    if not all(isinstance(path, Path) for pair in files for path in pair):
+        raise UserError(source.where, "one split", "another one to be scored on", "name it with #train and #val")
+    if len(files) < 2:
+        raise UserError(source.where, number_of(len(files), "pictures"), "2 or more: one to train on, another to score")
+    root = Path(os.path.commonpath([path.parent for pair in files for path in pair]))
+    held = set(sources.held_out(source.ids(), SCORED, seed, ("picture", "pictures")).tolist())
+    lists = {"train": io.StringIO(), "val": io.StringIO()}
+    for row, pair in enumerate(files):
+        part = "val" if row in held else "train"
+        csv.writer(lists[part], lineterminator="\n").writerow(path.relative_to(root).as_posix() for path in pair)
+    named = {part: fitted.keep(part, lines.getvalue()) for part, lines in lists.items()}
+    fitted.put("data.root", fit.as_named(root), "where the paths in the lists begin")
+    fitted.decide("data.evaluate", "a fifth, drawn: let one list have all that belongs together, as a video does")
+    return named["train"], {"val": named["val"]}, len(files) - len(held)
+
+
+def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
+    """Have pictures of which a crop shows little made smaller; the factor on their sides."""
+    height, width = np.median(shapes, axis=0).astype(int).tolist()
+    share = crop[0] * crop[1] / (height * width)
+    if share >= SMALL:
+        return 1.0
+    factor = math.sqrt(share / SHOWN)
+    size = [round(factor * side / 8) * 8 for side in (height, width)]
+    alike = np.ptp(shapes[:, 0] / shapes[:, 1]) < 0.02 * height / width
+    key = "data.size" if alike else "data.short_side"
+    data = fitted.get("data")
+    later = {name: data.pop(name) for name in list(data) if name not in ("name", "train", "evaluate")}
+    fitted.put(key, size if alike else min(size))
+    data |= later
+    what = f"{height} x {width} in the median, made smaller so that a crop shows half of one"
+    fitted.decide(key, f"pictures are {what}: larger ones show more and take longer, in proportion to their area")
+    return factor
+
+
+def _crop(fitted: Fitted, crop: Sequence[int], median: Sequence[int]) -> None:
+    sides = [
+        side if side <= most else max(COARSE // 2, most // COARSE * COARSE)
+        for side, most in zip(crop, median, strict=True)
+    ]
+    if sides != list(crop):
+        fitted.put("data.crop", sides, f"pictures are {median[0]} x {median[1]} in the median")

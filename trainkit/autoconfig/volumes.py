@@ -1,0 +1,179 @@
+"""Fitting recipes of volumes: labels, spacing, patch, and folds where nothing splits a set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainkit.autoconfig import fit
+from trainkit.autoconfig.fit import Fitted
+from trainkit.config.schema import Recipe
+from trainkit.data.formats import nifti
+from trainkit.data.sources import HELD_OUT
+from trainkit.data.storage import volume_store
+from trainkit.data.storage.import_images import threads
+from trainkit.data.storage.map_store import each
+from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes import importer, sources
+from trainkit.data.volumes.augment import sides
+from trainkit.data.volumes.sources import Case, VolumeSource
+from trainkit.errors import UserError, few
+from trainkit.models.patch_geometry import levels_for
+from trainkit.paths import locate
+
+READ = 20
+"""Label maps that are read for their labels where nothing names them."""
+
+FOLDS = 5
+
+UNLIKE = 1.5
+"""Factor between the spacings of the cases from which resampling is filled in."""
+
+_LOST = ("names", "spacing", "patient", "clinical", "fold", "folds")
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What the headers of a set of volumes say."""
+
+    axes: str
+    shapes: np.ndarray
+    """int64 (cases, 3), voxels along depth, height and width."""
+    spacings: np.ndarray
+    """float64 (cases, 3), mm from voxel to voxel along them."""
+
+
+def look(source: VolumeSource) -> Looked:
+    """Shapes and spacings of the cases of a source, in the order in which they are stored. Reads headers alone.
+
+    Raises UserError at the first that cannot be read.
+    """
+    headers = list(each(lambda case: nifti.read_header(case.image), source.cases, threads()))
+    axes = importer.order(headers)
+    grids = [nifti.orientation(header.affine, axes) for header in headers]
+    shapes = [[header.shape[axis] for axis in grid.order] for header, grid in zip(headers, grids, strict=True)]
+    spacings = [grid.spacing(header) for header, grid in zip(headers, grids, strict=True)]
+    return Looked(axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64))
+
+
+def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
+    """Fit a recipe with data `volumes`. Of a set without splits a fold is held out."""
+    fit.refuse(text, "volumes (NIfTI)", volumes=False)
+    train, sets = fit.parts(text, lambda name: sources.open_volumes(locate(name)))
+    if packed := volume_store.is_packed(locate(train)):
+        data = PackedVolumes(locate(train))
+        infos = [data.case(case) for case in range(len(data))]
+        shapes, spacings = [info.shape for info in infos], [info.spacing for info in infos]
+        looked = Looked(data.axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64))
+        names, known, patients, count = data.names[1:], True, len(set(data.patients())), len(data)
+        left_out: tuple[str, ...] = ()
+    else:
+        source = sources.open_volumes(locate(train))
+        looked = look(source)
+        known = source.names is not None
+        names = source.names[1:] if known else _numbered(source)
+        patients, count = len({case.patient for case in source.cases}), len(source.cases)
+        left_out = source.left_out
+    fitted.drop(*(f"data.{key}" for key in _LOST), "task.objective.class_weights")
+    if isinstance(getattr(recipe.task, "tolerance", None), dict):
+        fitted.drop("task.tolerance")
+    if recipe.data.augment.swap:
+        fitted.drop("data.augment.swap")
+    fitted.put("data.train", train)
+    if not known:
+        fitted.put("data.names", list(names))
+        fitted.decide("data.names", f"what the labels 1 to {len(names)} are")
+    count = count if sets else _fold(fitted, sets, patients, count, text)
+    spacing = np.median(looked.spacings, axis=0)
+    shape = np.median(looked.shapes, axis=0)
+    if not packed:
+        spacing, shape = _spacing(fitted, looked, spacing, shape)
+    _patch(fitted, recipe, shape, spacing)
+    if "left_right" in recipe.data.augment.flips:
+        _sides(fitted, names if known else ())
+    fit.score(fitted, sets)
+    fit.measure(fitted, count * recipe.data.patches)
+    voxels, mm = _by(np.median(looked.shapes, axis=0)), _by(np.median(looked.spacings, axis=0))
+    said = f"{len(looked.shapes)} volumes of {voxels} voxels of {mm} mm in the median, stored as {looked.axes}"
+    fitted.seen.append(f"{text}: {said}; labels {few(names, 12)}")
+    fitted.seen += [f"left out: {sentence}" for sentence in left_out]
+    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
+
+
+def _sides(fitted: Fitted, names: Sequence[str]) -> None:
+    """Labels of the left and the right, which a flip exchanges; where no names are known that is to be decided."""
+    if pairs := sides(names):
+        fitted.put("data.augment.swap", [list(pair) for pair in pairs])
+        fitted.notes["data", "augment"] = fit.Note("swap: labels that a flip of left_right exchanges", False)
+    elif not names:
+        fitted.decide("data.augment", "left_right in flips: labels of a left and a right go into swap, as [a, b]")
+
+
+def _numbered(source: VolumeSource) -> tuple[str, ...]:
+    """Names for labels that nothing names, up to the largest that some of the label maps hold."""
+
+    def highest(case: Case) -> int:
+        return int(nifti.read_labels(case.label)[0].max())
+
+    read = list(fit.spread(source.cases, len(source.cases), READ))
+    most = max(each(highest, read, threads()))
+    if not most:
+        raise UserError(source.where, f"no voxel is labelled in {len(read)} cases", "label maps with labels above 0")
+    return tuple(f"label {number}" for number in range(1, most + 1))
+
+
+def _fold(fitted: Fitted, sets: dict[str, str], patients: int, count: int, where: str) -> int:
+    """Hold out a part of the patients; how many cases are trained on, about."""
+    if patients < 2:
+        raise UserError(where, f"{patients} patient", "2 or more: one to train on, another to be scored")
+    folds = min(FOLDS, patients)
+    if folds < FOLDS:
+        fitted.put("data.folds", folds, f"{patients} patients")
+    fitted.put("data.fold", 0)
+    sets["val"] = HELD_OUT
+    if patients == count:
+        what = "each file is taken for a patient of its own; else `patient` finds them: '^([^_]+)_'"
+        fitted.decide("data.fold", what)
+    return max(1, count - round(count / folds))
+
+
+def _spacing(fitted: Fitted, looked: Looked, spacing: np.ndarray, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Resample to the median where spacings differ; spacing and shape of a case that is trained on, in the median."""
+    low, high = looked.spacings.min(0), looked.spacings.max(0)
+    if (high / low).max() < UNLIKE:
+        return spacing, shape
+    digits = [float(f"{mm:.4g}") for mm in spacing]
+    fitted.put("data.spacing", digits)
+    fitted.decide("data.spacing", f"the median: files have {_by(low)} to {_by(high)} mm, and all become alike")
+    return np.asarray(digits), np.median(looked.shapes * looked.spacings / digits, axis=0)
+
+
+def _patch(fitted: Fitted, recipe: Recipe, shape: np.ndarray, spacing: np.ndarray) -> None:
+    """The recipe's patch, as large as volumes are at most, in sides that the network can halve."""
+    patch = [min(side, max(1, int(most))) for side, most in zip(recipe.data.patch, shape, strict=True)]
+    net = recipe.task.net
+    lists = [given for given in (getattr(net, "blocks", 0), getattr(net, "filters", 0)) if isinstance(given, list)]
+    if lists:
+        patch = _divisible(patch, spacing.tolist(), len(lists[0]))
+    if patch != list(recipe.data.patch):
+        fitted.put("data.patch", patch, f"volumes are {_by(shape)} in the median")
+    elif (np.asarray(shape) >= 2 * np.asarray(patch)).all():
+        fitted.decide("data.patch", f"volumes are {_by(shape)} in the median: a larger patch sees more")
+
+
+def _divisible(patch: Sequence[int], spacing: Sequence[float], most: int) -> list[int]:
+    """A patch whose sides are multiples of what a network of so many levels divides them by."""
+    sides = list(patch)
+    for _ in range(most):  # a smaller patch may have fewer levels
+        multiple = levels_for(sides, spacing, most).multiple
+        smaller = [max(m, side // m * m) for side, m in zip(sides, multiple, strict=True)]
+        if smaller == sides:
+            break
+        sides = smaller
+    return sides
+
+
+def _by(numbers: Sequence[float] | np.ndarray) -> str:
+    return "x".join(f"{number:.4g}" for number in numbers)

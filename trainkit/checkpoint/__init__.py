@@ -1,0 +1,1 @@
+"""Checkpoints: written beside the training, verified, and read without unpickling."""

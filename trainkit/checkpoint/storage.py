@@ -1,0 +1,660 @@
+"""Checkpoints on disk: written aside, hashed, renamed into place, verified before use, and free of pickle.
+
+A checkpoint is a folder `step-000000123/` that holds
+
+| file                  | content                                                                            |
+|-----------------------|------------------------------------------------------------------------------------|
+| `<group>.safetensors` | tensors by name: `model`, `memory`, `ema`, `optimizer` (`<parameter>/<state key>`)  |
+| `state.json`          | all else that is needed to go on: step, gates, best records, recipe, data, versions |
+| `recipe.yaml`         | the resolved recipe                                                                |
+| `MANIFEST.json`       | written last: format version, and size and SHA-256 of each file above              |
+
+What is promised: after the first commit there is at every moment at least one complete checkpoint, whichever system
+call the process dies in; and a checkpoint whose bytes are not those of its manifest is never used.
+
+This module knows files and tensors; when to save, and what a state means, is the loop's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from trainkit.errors import UserError
+from trainkit.tracking.store import sync_folder
+
+FORMAT = 1
+"""Version of the layout above. Raised whenever an older reader would misunderstand a newer folder."""
+MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+RECIPE = "recipe.yaml"
+
+_STEP = re.compile(r"step-(\d{9,})(\.old)?")
+_ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-(\d+)-(\d+)-[0-9a-f]+")
+_GROUP = re.compile(r"[a-z][a-z0-9_]*")
+_HEADROOM = 1.2
+_FREE = "free some space; older checkpoints are intact"
+_MANIFEST_LIMIT = 1 << 20
+_CHUNK = 8 << 20
+_JOINED = 1 << 20
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+"""Words of safetensors for the types of tensors."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint could not be written, or what lies on disk is not one. Older checkpoints are untouched."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory, its hashes verified."""
+
+    path: Path
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    """Group (`model`, `optimizer`, ...) to tensors by name, on the CPU."""
+    state: dict[str, Any]
+    recipe_text: str
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def write(
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], recipe_text: str
+) -> Path:
+    """Commit a checkpoint of `step` under `folder`, which is made where it is missing, and return its path.
+
+    `tensors` is group to tensors by name, on any device; `state` is plain JSON data (tuples come back as lists) and
+    gets the key `step`. A valid checkpoint of the same step is replaced without a moment in which neither exists.
+
+    Raises `CheckpointError` when the disk is full or fails: nothing half-written stays, older checkpoints are intact,
+    and training may go on. Raises ValueError for states that JSON would not give back unchanged.
+    """
+    folder = Path(folder)
+    if state.get("step", step) != step:
+        raise ValueError(f"state says step {state['step']}, the checkpoint is of step {step}")
+    for group in tensors:
+        if not _GROUP.fullmatch(group):
+            raise ValueError(f"{group!r} is no name for a group of tensors")
+    texts = {STATE: _json({**state, "step": step}), RECIPE: recipe_text.encode()}
+    needed = int(_HEADROOM * (sum(map(_bytes_of, tensors.values())) + sum(map(len, texts.values()))))
+    target = folder / f"step-{step:09d}"
+    aside = _aside(folder, "tmp", step)
+    try:
+        if not os.path.isdir(folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)  # not what it lies in: of a run that was deleted meanwhile nothing is made again
+            sync_folder(folder.parent)
+        if shutil.disk_usage(folder).free < needed:
+            raise CheckpointError(str(folder), _room(folder, step, needed), remedy=_FREE)
+        os.mkdir(aside)
+        contents = {f"{group}.safetensors": _serialised(members) for group, members in tensors.items()}
+        contents |= {name: [memoryview(text)] for name, text in texts.items()}
+        files = {name: _write_file(aside / name, pieces) for name, pieces in contents.items()}
+        contents[MANIFEST] = [memoryview(_manifest(files))]
+        _write_file(aside / MANIFEST, contents[MANIFEST])
+        sync_folder(aside)
+        superseded = _make_room(target)
+        os.rename(aside, target)
+        aside = target  # from here on, a failure withdraws the committed folder
+        sync_folder(folder)
+        _read_back(target, contents)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        room = f"; {_room(folder, step, needed)}" if full else ""  # of what others have taken meanwhile, before it goes
+        _withdraw(aside, target)
+        remedy = _FREE if full else "older checkpoints are intact"
+        found = f"could not be written: {error.strerror or error}{room}"
+        raise CheckpointError(str(target), found, remedy=remedy) from error
+    except (MemoryError, RuntimeError) as error:  # PyTorch's own, where a tensor cannot be brought to the CPU
+        _withdraw(aside, target)
+        found = f"could not be written: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        raise CheckpointError(str(target), found, remedy="older checkpoints are intact") from error
+    except BaseException:
+        _withdraw(aside, target)
+        raise
+    if superseded is not None:
+        _discard(superseded)
+    return target
+
+
+def _room(folder: Path, step: int, needed: int) -> str:
+    """What a disk has and what a checkpoint takes, in words."""
+    try:
+        free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free, "
+    except OSError:
+        free = ""
+    return f"{free}a checkpoint of step {step} needs {needed / 1e6:.1f} MB"
+
+
+def _make_room(target: Path) -> Path | None:
+    """Move an existing checkpoint of the same step aside, under a name that still counts as a checkpoint."""
+    old = target.with_name(target.name + ".old")
+    if os.path.lexists(target) and os.path.lexists(old):
+        # An earlier replacement was cut short. Only the loser of the two goes, so that one is left whatever happens.
+        _discard(target if verify(target) else old)
+    if os.path.lexists(target):
+        os.rename(target, old)
+    return old if os.path.lexists(old) else None
+
+
+def _withdraw(aside: Path, target: Path) -> None:
+    """Delete what came of a checkpoint that could not be written, and give the one that it replaced its name again."""
+    _discard(aside)
+    with contextlib.suppress(OSError):
+        _put_back(target)
+
+
+def _put_back(target: Path) -> None:
+    """Give a checkpoint that was moved aside its name again, by which the best is found, if nothing else has it."""
+    old = target.with_name(target.name + ".old")
+    if os.path.lexists(old) and not os.path.lexists(target):
+        os.rename(old, target)
+        sync_folder(target.parent)
+
+
+def _write_file(path: Path, pieces: Iterable[memoryview]) -> tuple[int, str]:
+    """Write and sync a new file; returns its size and SHA-256."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    digest, size = hashlib.sha256(), 0
+    try:
+        for chunk in _chunks(pieces):
+            digest.update(chunk)
+            size += len(chunk)
+            while chunk:
+                taken = os.write(descriptor, chunk)  # the system may take less than it is given
+                if not taken:
+                    raise OSError(errno.EIO, f"{path.name}: the system takes nothing more")
+                chunk = chunk[taken:]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size, digest.hexdigest()
+
+
+def _chunks(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The same bytes in parts of at most 8 MB: long pieces are cut, short ones joined."""
+    joined = bytearray()
+    for piece in pieces:
+        if len(joined) + len(piece) > _CHUNK:
+            yield memoryview(joined)
+            joined = bytearray()
+        if len(piece) <= _JOINED:
+            joined += piece
+            continue
+        if joined:
+            yield memoryview(joined)
+            joined = bytearray()
+        for start in range(0, len(piece), _CHUNK):
+            yield piece[start : start + _CHUNK]
+    if joined:
+        yield memoryview(joined)
+
+
+def _read_back(path: Path, contents: Mapping[str, Iterable[memoryview]]) -> None:
+    """Raise OSError unless the files hold what was written, byte for byte."""
+    buffer = memoryview(bytearray(_CHUNK))
+    for name, pieces in contents.items():
+        with os.fdopen(_open(path / name), "rb") as file:
+            for chunk in _chunks(pieces):
+                part = buffer[: len(chunk)]
+                # Arrays, since these are compared without holding the interpreter: a training goes on beside this.
+                if file.readinto(part) != len(part) or not np.array_equal(np.asarray(part), np.asarray(chunk)):
+                    raise OSError(errno.EIO, f"{name} was read back differently from what was written")
+            if file.read(1):
+                raise OSError(errno.EIO, f"{name} was read back longer than it was written")
+
+
+def _serialised(members: Mapping[str, Tensor]) -> list[memoryview]:
+    """A safetensors file in pieces that share memory with the tensors, those on the CPU and contiguous at least.
+
+    The library's own writer holds the interpreter while it copies all of them twice.
+    """
+    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in members.items()}
+    # Wide types first, so that every tensor begins at a multiple of its own width.
+    plain = dict(sorted(plain.items(), key=lambda item: (-item[1].element_size(), str(item[1].dtype), item[0])))
+    entries, end = {}, 0
+    for name, tensor in plain.items():
+        if tensor.dtype not in _TYPES:
+            raise ValueError(f"{name} is of {tensor.dtype}, which a safetensors file cannot hold")
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    bits = [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) for tensor in plain.values()]
+    return [memoryview(struct.pack("<Q", len(header)) + header), *bits]
+
+
+def _bytes_of(members: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in members.values())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    refuse_unfaithful(value, "state")
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
+    entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in sorted(files.items())}
+    return _json({"format": FORMAT, "files": entries})
+
+
+def refuse_unfaithful(value: Any, where: str) -> None:
+    """Raise ValueError for what JSON would refuse, or silently change (1 as a key becomes "1")."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where} has the key {key!r}; keys of a state are strings")
+            refuse_unfaithful(member, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for position, member in enumerate(value):
+            refuse_unfaithful(member, f"{where}[{position}]")
+    elif not (value is None or isinstance(value, str | bool | int | float)):
+        raise ValueError(f"{where} is a {type(value).__name__}, which a state cannot hold")
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def verify(path: Path) -> list[str]:
+    """What is wrong with the checkpoint at `path`, a sentence each; empty when every byte is as it was written."""
+    path = Path(path)
+    try:
+        manifest, names = _look(path)
+        problems = _differences(manifest, {name: _fingerprint(path / name) for name in names})
+        if not problems:
+            _parsed_state(path, _read_file(path / STATE))
+    except CheckpointError as error:
+        return [f"{error.where}: {error.found}"]
+    except OSError as error:
+        return [f"{error.filename or path}: cannot be read: {error.strerror}"]
+    return [f"{path}/{problem}" for problem in problems]
+
+
+def read(path: Path) -> Loaded:
+    """Read a checkpoint. Raises `CheckpointError` naming the file when a byte differs from its manifest.
+
+    Each file is read once and the very bytes that were hashed are parsed: nothing can change in between.
+    """
+    path = Path(path)
+    try:
+        manifest, names = _look(path)
+        expected = _manifest_files(manifest)
+        if isinstance(expected, str):
+            raise _damaged(path, expected)
+        # The set of files first: nothing is read when it is wrong.
+        if problems := _differences(manifest, {name: expected.get(name, (0, "")) for name in names}):
+            raise _damaged(path, problems[0])
+        tensors, texts = {}, {}
+        for name in names:
+            content = _read_file(path / name)
+            if problems := _differences(manifest, {**expected, name: (len(content), _sha256(content))}):
+                raise _damaged(path, problems[0])
+            if name.endswith(".safetensors"):
+                tensors[name.removesuffix(".safetensors")] = _parsed_tensors(path / name, content)
+            else:
+                texts[name] = content
+        state = _parsed_state(path, texts[STATE])
+        recipe_text = texts[RECIPE].decode()
+    except OSError as error:
+        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _damaged(path, f"{RECIPE}: is no text") from error
+    return Loaded(path, state["step"], tensors, state, recipe_text)
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint alone. Raises `CheckpointError` where a byte of it is not what was written."""
+    path = Path(path)
+    try:
+        return _parsed_state(path, _verified(path, STATE))
+    except OSError as error:
+        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
+
+
+def check_file(path: Path) -> None:
+    """Raise `CheckpointError` for a file that lies in a checkpoint and is not what was written there.
+
+    One that lies in no checkpoint is left alone: nothing says what it was.
+    """
+    path = Path(path)
+    if not _STEP.fullmatch(path.absolute().parent.name) and not (path.parent / MANIFEST).is_file():
+        return
+    try:
+        _verified(path.absolute().parent, path.name)
+    except OSError as error:
+        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
+
+
+def _verified(path: Path, name: str) -> bytes:
+    """Bytes of one file of a checkpoint, as they were written; of the others only that they are there."""
+    manifest, names = _look(path)
+    expected = _manifest_files(manifest)
+    if isinstance(expected, str):
+        raise _damaged(path, expected)
+    content = _read_file(path / name)
+    found = {other: expected.get(other, (0, "")) for other in names} | {name: (len(content), _sha256(content))}
+    if problems := _differences(manifest, found):
+        raise _damaged(path, problems[0])
+    return content
+
+
+def _parsed_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise _damaged(path.parent, f"{path.name}: is no safetensors file: {error}") from error
+
+
+def _parsed_state(path: Path, content: bytes) -> dict[str, Any]:
+    """The state, if it is one and of the step that the folder's name says."""
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"{STATE}: is no JSON") from error
+    if not isinstance(state, dict) or type(state.get("step")) is not int:
+        raise _damaged(path, f"{STATE}: says no step")
+    named = _STEP.fullmatch(path.name)
+    if named and int(named[1]) != state["step"]:
+        raise _damaged(path, f"{STATE}: is of step {state['step']}, the folder's name says {int(named[1])}")
+    return state
+
+
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    where, _, found = problem.partition(": ")
+    return CheckpointError(f"{path}/{where}", found, remedy="the checkpoint is not used; resume from an older one")
+
+
+def _look(path: Path) -> tuple[bytes, list[str]]:
+    """Bytes of the manifest, and the names of all other files. Nothing but plain files may lie in a checkpoint."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise CheckpointError(str(path), "not a folder", "a checkpoint is a folder, and not a link to one")
+    names = sorted(os.listdir(path))
+    for name in names:
+        if not stat.S_ISREG(os.lstat(path / name).st_mode):
+            raise CheckpointError(str(path / name), "not a plain file", "links and folders are refused")
+    if MANIFEST not in names:
+        raise CheckpointError(str(path / MANIFEST), "missing", remedy="without it a checkpoint was never completed")
+    if os.path.getsize(path / MANIFEST) > _MANIFEST_LIMIT:
+        raise CheckpointError(str(path / MANIFEST), "too large to be a manifest")
+    names.remove(MANIFEST)
+    return _read_file(path / MANIFEST), names
+
+
+def _differences(manifest: bytes, found: Mapping[str, tuple[int, str]]) -> list[str]:
+    """Compare the manifest with name -> (size, SHA-256) of what is there."""
+    expected = _manifest_files(manifest)
+    if isinstance(expected, str):
+        return [expected]
+    problems = []
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            problems.append(f"{name}: missing")
+        elif name not in expected:
+            problems.append(f"{name}: not in the manifest")
+        elif found[name][0] != expected[name][0]:
+            problems.append(f"{name}: {found[name][0]} bytes, {expected[name][0]} were written")
+        elif found[name][1] != expected[name][1]:
+            problems.append(
+                f"{name}: its content has changed (SHA-256 {found[name][1][:12]}..., not {expected[name][1][:12]}...)"
+            )
+    return problems
+
+
+def _manifest_files(manifest: bytes) -> dict[str, tuple[int, str]] | str:
+    """Files a manifest lists, name -> (size, SHA-256), or what is wrong with it."""
+    try:
+        content = json.loads(manifest)
+        version = content["format"]
+        if type(version) is int and version > FORMAT:
+            return f"{MANIFEST}: format {version}, written by a newer trainkit; this one reads {FORMAT}"
+        if version != FORMAT:
+            return f"{MANIFEST}: format {version!r}, this trainkit reads {FORMAT}"
+        files = {name: (entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
+        # Whatever parses but was not written so (spaces, doubled keys, more fields) is damage as well.
+        canonical = _manifest(files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{MANIFEST}: damaged"
+    if canonical != manifest:
+        return f"{MANIFEST}: damaged"
+    if any("/" in name or "\\" in name or name in ("", ".", "..", MANIFEST) for name in files):
+        return f"{MANIFEST}: lists a name that no checkpoint has"
+    if not {STATE, RECIPE} <= files.keys():
+        return f"{MANIFEST}: lists no {STATE} or no {RECIPE}"
+    return files
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+
+
+def _read_file(path: Path) -> bytes:
+    with os.fdopen(_open(path), "rb") as file:
+        return file.read()
+
+
+def _fingerprint(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file of any size, in bounded memory."""
+    digest, size = hashlib.sha256(), 0
+    with os.fdopen(_open(path), "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------- a folder of many
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint under `folder` that verifies, and why newer ones were refused."""
+    refused: list[str] = []
+    for path in reversed(_checkpoints(Path(folder))):
+        problems = verify(path)
+        if not problems:
+            return path, refused
+        refused.append(problems[0])
+    return None, refused
+
+
+def valid_before(folder: Path, step: int, latest: int) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of `step` or earlier that verifies, else the first of a later one up to `latest`."""
+    paths = _checkpoints(Path(folder))
+    earlier = [path for path in paths if _step_of(path) <= step]
+    later = [path for path in paths if step < _step_of(path) <= latest]
+    refused: list[str] = []
+    for path in [*reversed(earlier), *later]:
+        problems = verify(path)
+        if not problems:
+            return path, refused
+        refused.append(problems[0])
+    return None, refused
+
+
+def prune(folder: Path, keep_last: int, keep_best: Iterable[int] = ()) -> list[Path]:
+    """Delete all but the newest `keep_last` complete checkpoints and those of the steps `keep_best`.
+
+    Call it after a commit. The checkpoint written last is kept in any case, also where later steps lie about that a
+    run had to go back behind. Returns what was deleted; raises `CheckpointError`.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}; the last checkpoint is always kept")
+    folder, best = Path(folder), set(keep_best)
+    complete = {path: written for path in _checkpoints(folder) if (written := _completed_at(path)) is not None}
+    kept = {*list(complete)[-keep_last:], *sorted(complete, key=complete.get)[-1:]}
+    deleted = [path for path in _checkpoints(folder) if path not in kept and _step_of(path) not in best]
+    # What is later than all that is kept is damaged, and of use to whoever wants to know why.
+    newest = max(map(_step_of, kept), default=-1)
+    deleted = [path for path in deleted if _step_of(path) <= newest]
+    _delete(deleted)
+    return deleted
+
+
+def drop_after(folder: Path, step: int) -> list[Path]:
+    """Delete checkpoints later than `step`: the future that a run gives up when it goes back to `step`."""
+    later = [path for path in _checkpoints(Path(folder)) if _step_of(path) > step]
+    _delete(later)
+    return later
+
+
+def clean(folder: Path) -> list[Path]:
+    """Remove what processes that are dead left half-written or half-deleted. Returns what was removed.
+
+    Call it at the start of a run, with the lock held.
+    """
+    folder, removed = Path(folder), []
+    for name in _listing(folder):
+        match, superseded = _ASIDE.fullmatch(name), False
+        if name.endswith(".old") and _STEP.fullmatch(name):
+            target = folder / name.removesuffix(".old")
+            with contextlib.suppress(OSError):
+                _put_back(target)
+            superseded = os.path.lexists(folder / name) and not verify(target)
+        if (superseded or (match and not _alive(int(match[1]), int(match[2])))) and _discard(folder / name) is None:
+            removed.append(folder / name)
+    return removed
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if (error := _discard(path)) is not None:
+            raise CheckpointError(str(path), f"could not be deleted: {error.strerror}") from error
+
+
+def _step_of(path: Path) -> int:
+    return int(_STEP.fullmatch(path.name)[1])
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Folders that bear a checkpoint's name, oldest step first; of two with one step the replaced one first."""
+    found = [(int(match[1]), not match[2], name) for name in _listing(folder) if (match := _STEP.fullmatch(name))]
+    return [folder / name for _, _, name in sorted(found)]
+
+
+def _listing(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _completed_at(path: Path) -> float | None:
+    """When a checkpoint was written, if all files are there with their sizes: what can be told without reading them."""
+    try:
+        manifest, names = _look(path)
+        files = _manifest_files(manifest)
+        sizes = {name: os.path.getsize(path / name) for name in names}
+        if isinstance(files, str) or {name: size for name, (size, _) in files.items()} != sizes:
+            return None
+        return os.path.getmtime(path / MANIFEST)
+    except (CheckpointError, OSError):
+        return None
+
+
+def _discard(path: Path) -> OSError | None:
+    """Delete a folder; one that counts as a checkpoint first loses its name, so that no half of it is ever found."""
+    try:
+        if not os.path.lexists(path):
+            return None
+        if match := _STEP.fullmatch(path.name):
+            trash = _aside(path.parent, "trash", int(match[1]))
+            os.rename(path, trash)
+            path = trash
+        if os.path.islink(path) or not os.path.isdir(path):
+            os.unlink(path)
+            return None
+        for name in os.listdir(path):
+            if os.path.isdir(path / name) and not os.path.islink(path / name):
+                shutil.rmtree(path / name)
+            else:
+                os.unlink(path / name)
+        os.rmdir(path)
+    except OSError as error:
+        return error
+    return None
+
+
+def _aside(folder: Path, kind: str, step: int) -> Path:
+    """A name nobody else uses, which tells who is at work there: process id and its start, since ids come round."""
+    return folder / f".{kind}-{step}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:12]}"
+
+
+def _started(pid: int) -> int:
+    """Second in which a process started; -1 when none of that id lives."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return -1 if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
+    except (psutil.Error, ValueError, TypeError, OverflowError):
+        return -1
+
+
+def _alive(pid: int, started: int) -> bool:
+    # The start is counted from the boot time, which the clock's corrections may move by a second.
+    return (now := _started(pid)) >= 0 and abs(now - started) <= 2
+
+
+def describe(path: Path) -> str:
+    """What is in a checkpoint, in a few lines, for people."""
+    path = Path(path)
+    problems = verify(path)
+    lines = [str(path)]
+    try:
+        state = json.loads(_read_file(path / STATE))
+        for key in ("step", "best", "identity", "machine", "versions"):
+            if key in state:
+                lines.append(f"  {key:<12} {_one_line(state[key])}")
+        for name in sorted(os.listdir(path)):
+            if name.endswith(".safetensors"):
+                count = _count_tensors(path / name)
+                lines.append(f"  {name:<24} {count} tensors, {os.path.getsize(path / name) / 1e6:.2f} MB")
+    except (OSError, ValueError, KeyError, struct.error, AttributeError, TypeError, RecursionError) as error:
+        lines.append(f"  cannot be read further: {error}")
+    lines += [f"  DAMAGED: {problem}" for problem in problems] or ["  every file is as it was written"]
+    return "\n".join(lines)
+
+
+def _one_line(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_one_line(member)}" for key, member in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_one_line, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _count_tensors(path: Path) -> int:
+    """Number of tensors by a safetensors file's header, without reading the tensors."""
+    with os.fdopen(_open(path), "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(100 << 20, os.path.getsize(path)):
+            raise ValueError(f"{path.name} has no header")
+        return len(json.loads(file.read(length)).keys() - {"__metadata__"})

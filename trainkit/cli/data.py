@@ -1,0 +1,286 @@
+"""Data sets: imported, described, verified, and checked for what is in two of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainkit.cli.options import bar, echo, plugins_option, recipe_file, words_argument
+from trainkit.errors import EXIT_CODE, UserError
+
+
+@click.group()
+def data() -> None:
+    """Import data sets once into the fast form, look at them, find damage."""
+
+
+@data.command("import")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--image-size", type=int, help="Faces: side of the pictures in pixels.  [default: 112]")
+@click.option("--align", is_flag=True, help="Faces: align by five points (landmarks5.json) to the ArcFace template.")
+@click.option(
+    "--resize",
+    type=click.Choice(["no", "down", "any"]),
+    help="Faces: make larger ones smaller, or all fit.  [default: no]",
+)
+@click.option("--evaluation", is_flag=True, help="Faces: an evaluation set: pairs.csv, .bin, templates or TinyFace.")
+@click.option("--size", metavar="HxW", help="Pictures of any kind: height x width, as 32x64, or `own` to keep theirs.")
+@click.option("--fit", type=click.Choice(["crop", "stretch"]), help="With --size: how it is reached.  [default: crop]")
+@click.option("--group", metavar="REGEX", help="With --size: finds person, video ... in a picture's path, in (...).")
+@click.option("--volumes", is_flag=True, help="Volumes (NIfTI) with label maps, prepared for segmentation.")
+@click.option("--spacing", metavar="DxHxW", help="Volumes: mm to resample to, depth x height x width, as 3.85x0.5x0.5.")
+@click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...")
+@click.option("--patient", metavar="REGEX", help="Volumes: finds the patient in a file's name, in (...).")
+@click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
+@click.option("--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: by slices]")
+@click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
+@click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: most that is left out, such as 1%.")
+def import_(
+    source: Path,
+    out: Path,
+    image_size: int | None,
+    align: bool,
+    resize: str | None,
+    evaluation: bool,
+    size: str | None,
+    fit: str | None,
+    group: str | None,
+    volumes: bool,
+    spacing: str | None,
+    names: str | None,
+    patient: str | None,
+    clinical: Path | None,
+    axes: str | None,
+    damaged: str,
+    damaged_most: str | None,
+) -> None:
+    """Convert faces, with --size pictures of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
+
+    SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train.
+    """
+    most = _share(damaged, damaged_most)
+    for_volumes = {
+        "--spacing": spacing, "--names": names, "--patient": patient, "--clinical": clinical, "--axes": axes
+    }  # fmt: skip
+    if volumes:
+        others = {"--image-size": image_size, "--align": align, "--resize": resize, "--evaluation": evaluation}
+        for flag, value in (others | {"--size": size, "--fit": fit, "--group": group}).items():
+            if value:
+                raise click.UsageError(f"{flag} is not for volumes")
+        mm, known = None if spacing is None else _spacing(spacing), _label_names(names)
+        how = {"spacing": mm, "names": known, "patient": patient, "clinical": clinical, "axes": axes}
+        _import_volumes(source, out, damaged=damaged, damaged_most=most, **how)
+        return
+    for flag, value in for_volumes.items():
+        if value is not None:
+            raise click.UsageError(f"{flag} is given with --volumes")
+    for_faces = {"--image-size": image_size, "--align": align, "--resize": resize, "--evaluation": evaluation}
+    for_pictures = {"--fit": fit, "--group": group}
+    for flag, value in (for_faces if size is not None else for_pictures).items():
+        if value:
+            raise click.UsageError(f"{flag} is {'for faces, not with' if size is not None else 'given with'} --size")
+    shape = None if size is None else _size(size)
+    from trainkit.data.storage import import_images
+    from trainkit.data.volumes import importer
+
+    if importer.holds_volumes(source):
+        raise UserError(str(source), "holds volumes (NIfTI)", "pictures", "import them with --volumes")
+    image_size, resize = 112 if image_size is None else image_size, resize or "no"
+    with bar("importing") as on_progress:
+        bad = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
+        if size is not None:
+            report = import_images.import_pictures(source, out, size=shape, fit=fit or "crop", group=group, **bad)
+        elif evaluation:
+            report = import_images.import_evaluation(source, out, image_size=image_size, resize=resize, **bad)
+        else:
+            report = import_images.import_faces(source, out, image_size=image_size, align=align, resize=resize, **bad)
+    what = "people" if size is None else f"classes and {report.groups} groups" if report.groups else "classes"
+    echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}, {report.store}, from {report.kind}")
+    for note in report.notes:
+        echo(f"  {note}")
+
+
+def _share(damaged: str, most: str | None) -> float:
+    from pydantic import TypeAdapter, ValidationError
+
+    from trainkit.config.units import Share
+
+    if most is None:
+        return 1.0
+    if damaged != "skip":
+        raise click.UsageError("--damaged-most is given with --damaged skip")
+    try:
+        return TypeAdapter(Share).validate_python(most)
+    except ValidationError:
+        raise click.UsageError(f"--damaged-most {most}: a share such as 1% is needed") from None
+
+
+def _import_volumes(source: Path, out: Path, **how: Any) -> None:
+    from trainkit.data.volumes import importer
+
+    with bar("importing", "case") as on_progress:
+        report = importer.import_volumes(source, out, on_progress=on_progress, **how)
+    for line in report.lines():
+        echo(line)
+
+
+def _label_names(text: str | None) -> list[str] | None:
+    return None if text is None else text.split(",")
+
+
+def _spacing(text: str) -> tuple[float, float, float]:
+    try:
+        depth, height, width = (float(side) for side in text.split("x"))
+    except ValueError:
+        depth = height = width = 0.0
+    if not all(0.01 <= side <= 100 for side in (depth, height, width)):
+        raise click.UsageError(f"--spacing {text!r} is not DEPTHxHEIGHTxWIDTH in mm, as 3.85x0.5x0.5, each 0.01 to 100")
+    return depth, height, width
+
+
+def _size(text: str) -> tuple[int, int] | None:
+    if text == "own":
+        return None
+    height, _, width = text.partition("x")
+    sides = [int(side) for side in (height, width) if side.isascii() and side.isdigit()]
+    if len(sides) != 2 or not all(1 <= side <= 4096 for side in sides):
+        raise click.UsageError(f"--size {text!r} is not HEIGHTxWIDTH, as 32x64, each 1 to 4096, nor `own`")
+    return sides[0], sides[1]
+
+
+@data.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--names", metavar="A,B,...", help="Masks: names of the values 0, 1, ... where the layout has none.")
+@plugins_option
+def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
+    """Say what the packed set at PATH holds; of volumes also a folder of NIfTI files, from their headers.
+
+    PATH may be pictures with masks as well, a list or a folder of them, or a recipe that names such: their sizes, and
+    the share of the pixels that each class has.
+    """
+    from trainkit.data.scenes import verify
+    from trainkit.data.storage import import_images
+    from trainkit.data.volumes import importer
+
+    volumes = importer.holds_volumes(path)
+    if not volumes and verify.holds_scenes(path):
+        with bar("reading") as on_progress:
+            lines = verify.described(path, names=_label_names(names), plugins=plugins, on_progress=on_progress)
+        for line in lines:
+            echo(line)
+        return
+    if names is not None:
+        raise click.UsageError("--names is for pictures with masks")
+    for key, value in (importer if volumes else import_images).info(path).items():
+        echo(f"{key:14} {value}")
+    for line in importer.table(path) if volumes else ():
+        echo(line)
+
+
+@data.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--against", multiple=True, type=click.Path(path_type=Path), help="Other splits to compare with.")
+@click.option("--names", metavar="A,B,...", help="NIfTI: names of the labels 1, 2, ...; masks: of the values 0, 1, ...")
+@click.option("--patient", metavar="REGEX", help="NIfTI files: finds the patient in a file's name, in (...).")
+@plugins_option
+def verify(
+    path: Path, against: tuple[Path, ...], names: str | None, patient: str | None, plugins: tuple[str, ...]
+) -> int:
+    """Read every byte of the packed set, of the NIfTI files, or of the pictures and masks at PATH and name what is
+    damaged or odd.
+
+    Damage is exit code 2. Of files it is all that keeps a set from being imported or trained on. Of a folder of splits,
+    such as train and val, each is read and compared with the others. PATH may be a recipe of pictures with masks: each
+    set that it names is read, and its crop and scales are held against the pictures.
+    """
+    from trainkit.data.scenes import verify
+    from trainkit.data.storage import import_images
+    from trainkit.data.volumes import importer
+
+    volumes = importer.holds_volumes(path)
+    scenes = not volumes and verify.holds_scenes(path)
+    if names is not None and not (volumes or scenes):
+        raise click.UsageError("--names is for NIfTI files and for masks")
+    if patient is not None and not volumes:
+        raise click.UsageError("--patient is for NIfTI files")
+    with bar("verifying", "case" if volumes else "picture") as on_progress:
+        if volumes:
+            found = importer.verify(
+                path, against=against, names=_label_names(names), patient=patient, on_progress=on_progress
+            )
+        elif scenes:
+            found = verify.verify(
+                path, against=against, names=_label_names(names), plugins=plugins, on_progress=on_progress
+            )
+        else:
+            found = import_images.verify(path, against=against, on_progress=on_progress)
+    for line in found:
+        echo(line)
+    problems = sum(not line.startswith("warning: ") for line in found)
+    echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
+    return EXIT_CODE if problems else 0
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--most", type=click.IntRange(min=20), default=6000, show_default=True, help="Pairs, half of one person.")
+def pairs(folder: Path, most: int) -> None:
+    """Draw pairs of faces for verification into FOLDER/pairs.csv, of people who are not trained on.
+
+    FOLDER holds a folder for each of them, with several pictures.
+    """
+    from trainkit.data.formats import pairs_csv as drawing
+
+    count, people = drawing.write_drawn(folder, most)
+    echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
+
+
+@data.command()
+@click.argument("recipe")
+@words_argument
+@click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are.")
+@click.option(
+    "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+)
+@click.option(
+    "--pictures",
+    "drawn",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Draw what looks the same side by side, as a PNG.",
+)
+@plugins_option
+def check(
+    recipe: str,
+    overrides: tuple[str, ...],
+    whole: bool,
+    out: Path | None,
+    drawn: Path | None,
+    plugins: tuple[str, ...],
+) -> int:
+    """Look in the sets of RECIPE for what is both trained on and scored, and for what is odd. Trains nothing.
+
+    Exit code 2 where a score would be too good, or a set is damaged. Every training does the same when it begins.
+    """
+    from trainkit.analysis import data_integrity
+    from trainkit.config import run_request
+    from trainkit.plots import curves
+
+    report, opened = data_integrity.check(run_request.Order(recipe_file(recipe), overrides, plugins), whole)
+    figure = data_integrity.pictures(report, opened) if drawn is not None else None
+    try:
+        if out is not None:
+            out.write_text(report.json(), encoding="utf-8")
+        if figure is not None:
+            curves.save(figure, drawn, format="png")
+    except OSError as error:
+        raise UserError(str(error.filename), f"cannot be written ({error.strerror or error})") from None
+    for line in data_integrity.lines(report):
+        echo(line)
+    if drawn is not None:
+        echo(f"{drawn}: what looks the same" if figure is not None else f"{drawn}: not written, nothing to draw")
+    echo(f"{recipe}: {report.summary}")
+    return EXIT_CODE if report.bad else 0

@@ -1,0 +1,29 @@
+"""The `trainkit` command. Its verbs are in `verbs`."""
+
+from __future__ import annotations
+
+import click
+
+from trainkit import __version__
+from trainkit.cli import data, models, recipes, runs, speed, stores, train
+from trainkit.cli.options import Commands
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Training for computer vision in which every run proves what it did."""
+
+
+for verb in (
+    *(train.run, train.repeat, train.sweep, runs.compare),
+    *(recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch),
+    *(speed.preflight, speed.ceilings, speed.syncs, speed.ladder, speed.claims),
+    *(models.evaluate, models.predict, models.export_, models.projector, runs.promote),
+    *(stores.ui, stores.sync, stores.relocate, data.data),
+):
+    main.add_command(verb)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the verbs of the command line share: how they fail, and words that several of them take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainkit.environment import min_versions
+from trainkit.errors import EXIT_CODE, UserError, of_disk, visible
+from trainkit.redact import hide_in_logs, without_secrets
+
+if TYPE_CHECKING:
+    from trainkit.config.run_request import Order
+
+
+class Plain(click.Command):
+    """A command whose user's mistakes are one message and exit code 2, without a traceback."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run the words of a command line."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = EXIT_CODE
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else self.name
+            code = _say(f"{error.format_message().rstrip('.')}; see {path} --help")
+        except click.ClickException as error:
+            code = _say(error.format_message())
+        except UserError as error:
+            code = EXIT_CODE if error.told else _say(str(error))
+        except click.Abort:
+            code = 130
+        except Exception as error:
+            if isinstance(error, OSError) and (said := of_disk(error)) is not None:
+                code = _say(str(said))
+            else:
+                # As Python would, but what is printed goes into logs that others read.
+                echo(without_secrets("".join(traceback.format_exception(error))), err=True, nl=False)
+                code = 1
+        # A verb returns nothing, or its exit code.
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, if nothing that is installed is known to be unsafe."""
+        min_versions.check()
+        hide_in_logs()
+        return super().invoke(ctx)
+
+
+class Commands(Plain, click.Group):
+    """A group of such commands."""
+
+
+def _say(message: str) -> int:
+    rank = os.environ.get("RANK", "0")
+    echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {without_secrets(message)}", err=True)
+    return EXIT_CODE
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text, whatever names stand in it."""
+    click.echo(visible(str(text)), err=err, nl=nl)
+
+
+plugins_option = click.option(
+    "--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words."
+)
+words_argument = click.argument("overrides", nargs=-1)
+
+
+def recipe_file(word: str) -> Path:
+    """The recipe's file: as given, else one that comes with trainkit: `adadistill` or `recipes/adadistill.yaml`."""
+    path = Path(word)
+    try:
+        there = path.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        found = f"cannot be read ({error.strerror})"
+        raise UserError(f"{word[:60]}...", found, "a path, or the name of a shipped recipe") from None
+    if there or path.parent not in (Path("."), Path("recipes")):
+        return path
+    shipped = shipped_recipes() / (path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml")
+    return shipped if shipped.is_file() else path
+
+
+def shipped_recipes() -> Path:
+    """The folder of the recipes that come with trainkit."""
+    return Path(__file__).resolve().parents[2] / "recipes"
+
+
+def announce(recipe: str) -> None:
+    """Say on rank 0 that a recipe is begun with: importing torch takes seconds in which nothing else is said.
+
+    To stderr, where it is in the way of no output; of a file that is not there only the error is said.
+    """
+    if os.environ.get("RANK", "0") == "0" and recipe_file(recipe).is_file():
+        echo(f"{recipe}: starting; loading torch and accelerate", err=True)
+
+
+def say_valid(order: Order) -> None:
+    """Print the resolved recipe of an order, and to stderr, so that the output stays a recipe, that it is valid."""
+    from trainkit.config import run_request as orders
+
+    echo(orders.check(order), nl=False)
+    echo(f"valid: {order.path}", err=True)
+
+
+@contextlib.contextmanager
+def bar(what: str, unit: str = "picture") -> Iterator[Callable[[int, int], None]]:
+    """A progress bar; what it gives is called with how many are done, of how many."""
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit=unit, disable=None) as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield on_progress

@@ -1,0 +1,159 @@
+"""Recipes: found, shown, checked, copied, and what they need fetched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trainkit.cli.options import echo, plugins_option, recipe_file, say_valid, shipped_recipes
+from trainkit.errors import UserError
+
+if TYPE_CHECKING:
+    from trainkit.tracking.store import RunFolder
+
+
+@click.command()
+def ls() -> None:
+    """List the recipes that come with trainkit."""
+    from trainkit.autoconfig import new_recipe
+
+    found = sorted(shipped_recipes().glob("*.yaml"))
+    if not found:
+        raise UserError(str(shipped_recipes()), "holds no recipes", remedy="they are part of the repository")
+    for path in found:
+        echo(f"{path.stem:24} {new_recipe.headline(path)}")
+
+
+@click.command()
+@click.argument("what")
+@plugins_option
+def show(what: str, plugins: tuple[str, ...]) -> None:
+    """Show a recipe with its defaults, a run (name, beginning of it, or MLflow id), or a checkpoint folder."""
+    path = recipe_file(what)
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
+        from trainkit.autoconfig import new_recipe
+        from trainkit.config import loader
+
+        resolved = loader.dump(loader.load(path, (), plugins))
+        echo(new_recipe.header(path) + resolved, nl=False)
+        return
+    from trainkit.checkpoint import storage
+
+    if path.is_dir() and (path / storage.MANIFEST).exists():
+        echo(storage.describe(path))
+        return
+    from trainkit.experiments import group
+    from trainkit.tracking import lineage
+    from trainkit.tracking.store import Store
+
+    folder = Store.locate().find(what)
+    for key, text in _outcome(folder):
+        echo(f"{key:14} {text}")
+    echo()
+    for key, value in vars(folder.info()).items():
+        if value not in (None, "", []) and key not in ("status", "last_step"):
+            text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if key == "started" else value
+            if isinstance(text, dict):
+                text = [f"{name} {word}" for name, word in text.items()]
+            echo(f"{key:14} {', '.join(text) if isinstance(text, list) else text}")
+    for text in (lineage.read(folder), group.summary(folder)):
+        if text:
+            echo(f"\n{text}", nl=False)
+    for step in sorted(folder.checkpoints.glob("step-*")):
+        echo()
+        echo(storage.describe(step))
+
+
+def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
+    """Status, primary score, speed and time of a run, as far as they are known, each with its name."""
+    from trainkit.config import diff
+    from trainkit.experiments import group
+    from trainkit.tracking import journal
+
+    info = folder.info()
+    yield "status", f"{info.status} at step {info.last_step}"
+    try:
+        metrics = journal.read(folder.journal).metrics if folder.journal.is_file() else {}
+        primary = ((diff.read(folder.recipe) if folder.recipe.is_file() else {}).get("best") or {}).get("metric")
+    except (UserError, OSError, ValueError, AttributeError) as error:  # somebody else may have laid the folder here
+        yield "score", f"cannot be read: {error}"
+        return
+
+    def last(name: str, unit: str = "") -> str:
+        if name not in metrics:
+            return ""
+        point = metrics[name][-1]
+        return f"{point.value:.1f} {unit}" if unit else f"{point.value:.4g} at step {point.step}"
+
+    ends = {"best": last(f"best/{primary}"), "last": last(str(primary)) or last(f"final/{primary}")}
+    if primary and any(ends.values()) and not group.members(folder):  # of those beneath it more is said below
+        yield "score", f"{primary}: {', '.join(f'{when} {value}' for when, value in ends.items() if value)}"
+    logged = last("speed/samples_per_s", "samples/s at its last log line")
+    if speed := last("final/speed/samples_per_s", "samples/s in training") or logged:
+        yield "speed", speed
+    times = (last("final/time/wall_s", "s in all"), last("final/time/total_s", "s of training"))
+    if any(times):
+        yield "time", ", ".join(filter(None, times))
+
+
+@click.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@plugins_option
+def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+    """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
+    from trainkit.config.run_request import Order
+
+    say_valid(Order(recipe_file(recipe), overrides, plugins))
+
+
+@click.command()
+@click.argument("recipe", metavar="RECIPE|RUN")
+@click.argument("new", type=click.Path(path_type=Path))
+@click.option("--data", metavar="FOLDER|hf://NAME", help="Look at this data, and fill in what follows from it.")
+@plugins_option
+def cp(recipe: str, new: Path, data: str | None, plugins: tuple[str, ...]) -> None:
+    """Copy RECIPE, or the recipe of RUN, to NEW for another data set; the lines to decide are marked."""
+    from trainkit.autoconfig import new_recipe
+
+    path, run = recipe_file(recipe), ""
+    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+        folder = _run(recipe)
+        path, run = folder.recipe, folder.name
+    copied = new_recipe.copy(path, new, plugins, data=data, run=run)
+    for sentence in copied.seen:
+        echo(sentence)
+    lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
+    files, then = ", ".join(map(str, copied.files)), f"then: trainkit check {new}"
+    if data is None:
+        echo(f"{files}: change {lines} marked with {new_recipe.MARK!r}, {then}")
+    else:
+        echo(f"{files}: decide {lines} marked with {new_recipe.SIGN.strip()!r}, {then}")
+
+
+def _run(word: str) -> RunFolder:
+    """The run that a word stands for. Raises UserError that thinks of recipes too."""
+    from trainkit.config.validation import nearest
+    from trainkit.tracking.store import Store
+
+    try:
+        return Store.locate().find(word)
+    except UserError as error:
+        near = nearest(word, [file.stem for file in shipped_recipes().glob("*.yaml")])
+        remedy = f"did you mean the recipe {near}?" if near else f"trainkit ls lists recipes; of runs {error.remedy}"
+        raise UserError(repr(word), "neither a recipe nor a run", remedy=remedy) from None
+
+
+@click.command()
+@click.argument("recipe")
+@plugins_option
+def fetch(recipe: str, plugins: tuple[str, ...]) -> None:
+    """Download what RECIPE names, each file checked by its SHA-256. Training itself never uses the network."""
+    from trainkit.autoconfig import download
+
+    for line in download.fetch(recipe_file(recipe), plugins):
+        echo(line)

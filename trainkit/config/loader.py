@@ -1,0 +1,282 @@
+"""YAML -> Recipe: the file, the `key=value` words after it, and every mistake in both at once; and back again.
+
+`yamltext` reads and writes the text, `blocks` checks the values; this module joins them. Knows no machine learning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from trainkit.config.schema import TABLES, Recipe
+from trainkit.config.validation import Named, Tables, explain, nearest, one_of, to_tree, validate
+from trainkit.config.yaml_reader import (
+    FORBIDDEN,
+    MAX_DEPTH,
+    KeyPath,
+    Problem,
+    Source,
+    Tree,
+    cut,
+    dotted,
+    flow,
+    holds_blocks,
+    read,
+    shown,
+    write,
+)
+from trainkit.errors import UserError
+from trainkit.redact import holds_secret
+
+__all__ = ["ConfigError", "Named", "Problem", "digest", "dump", "flat", "load", "parse"]
+
+T = TypeVar("T")
+
+MAX_BYTES = 1_000_000
+MAX_SHOWN = 50
+"""Problems that an error message spells out."""
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+
+class ConfigError(UserError):
+    """A recipe or override that cannot be used; `problems` are all its mistakes."""
+
+    def __init__(self, where: str, problems: Sequence[Problem]):
+        self.problems = list(problems)
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
+        super().__init__(where, count)
+        lines = [f"  {problem}" for problem in self.problems[:MAX_SHOWN]]
+        if len(self.problems) > MAX_SHOWN:
+            lines.append(f"  and {len(self.problems) - MAX_SHOWN} more")
+        self.args = ("\n".join([f"{where}: {count}", *lines]),)
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Recipe:
+    """Read a recipe, apply `key=value` words to it in their order, and check it.
+
+    `plugins` are packages whose `TABLES`, of the form of `trainkit.config.schema.TABLES`, add words for named blocks.
+    Raises ConfigError with every mistake.
+    """
+    tables = _with_plugins(TABLES, plugins)
+    return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables)
+
+
+def parse(
+    cls: type[T], text: str | bytes, where: str, overrides: Sequence[str] = (), tables: Tables | None = None
+) -> T:
+    """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every mistake."""
+    tables = tables or {}
+    source = read(_decode(text, where) if isinstance(text, bytes) else text)
+    if source.tree is None and source.problems:
+        raise ConfigError(where, source.problems)
+    if not isinstance(source.tree, dict):
+        found = "nothing" if source.tree is None else shown(source.tree)
+        raise ConfigError(where, [Problem(found=found, expected="a block of keys", **source.at(()))])
+    given: set[KeyPath] = set()
+    for word in overrides:
+        _override(word, source, given)
+    _refuse_secrets(source.tree, (), source)
+    made = None
+    try:
+        made = validate(cls, source.tree, tables)
+    except ValidationError as error:
+        source.problems += explain(error, cls, source, tables)
+    if made is None or source.problems:
+        raise ConfigError(where, sorted(source.problems, key=lambda p: (bool(p.override), p.line or 0)))
+    return made
+
+
+# ---- The file --------------------------------------------------------------------------------------------------------
+
+
+def _decode(text: bytes, where: str) -> str:
+    if len(text) > MAX_BYTES:
+        raise ConfigError(where, [Problem(found=f"more than {MAX_BYTES} bytes", expected="a recipe")])
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        found = f"byte 0x{text[error.start]:02X}, which is not UTF-8"
+        raise ConfigError(where, [Problem(line=line, found=found, remedy="save the file as UTF-8")]) from None
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        if not path.exists():
+            found = "no such file"
+        elif not path.is_file():
+            found = "a folder, not a recipe" if path.is_dir() else "not a regular file"
+        elif path.suffix not in (".yaml", ".yml"):
+            found = "not the name of a YAML file"
+        else:
+            with path.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        found = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise ConfigError(cut(str(path), 200), [Problem(found=found, remedy=_near_file(path))])
+
+
+def _near_file(path: Path) -> str:
+    """A remedy: the recipe whose name is nearest to the one asked for, else the recipes there are."""
+    shipped = sorted(RECIPES.glob("*.yaml"))
+    try:
+        own = [file for file in sorted(path.parent.iterdir()) if file.suffix in (".yaml", ".yml")]
+    except (OSError, ValueError):
+        own = []
+    files = {file.stem: Path("recipes", file.name) for file in shipped} | {file.stem: file for file in own}
+    if path.stem in files:
+        return f"did you mean {files[path.stem]}?"
+    if near := nearest(path.stem, list(files)):
+        return f"did you mean {files[near]}?"
+    return f"in recipes/ there are {', '.join(f.name for f in shipped)}" if shipped else "give the path of a .yaml file"
+
+
+# ---- Overrides -------------------------------------------------------------------------------------------------------
+
+
+def _override(word: str, source: Source, given: set[KeyPath]) -> None:
+    """Apply one `key=value` word to the tree: it replaces the value whole, and makes the blocks around it."""
+    key, equals, text = word.partition("=")
+    parts = key.strip().split(".")
+    wrong = ""
+    if FORBIDDEN.search(key) or not equals or not all(parts):
+        wrong = "not of the form key=value; write it like optim.lr=0.05"
+    elif not text.strip():
+        # An unset variable of the shell looks like this, so it is no way to write null.
+        wrong = f"""no value; write {cut(key)}=null for none, {cut(key)}='""' for empty text"""
+    elif len(parts) > MAX_DEPTH:
+        wrong = f"blocks nested more than {MAX_DEPTH} deep; a recipe needs a few levels"
+    path: KeyPath = ()
+    node: Any = source.tree
+    for at, part in enumerate(parts if not wrong else ()):
+        step: str | int = part
+        if isinstance(node, list) and re.fullmatch("[0-9]{1,5}", part) and int(part) < len(node):
+            step = int(part)
+        elif isinstance(node, list):
+            wrong = f"{dotted(path)} is a list of {len(node)} without an entry {shown(part)}; give the whole list"
+            break
+        elif not isinstance(node, dict):
+            wrong = f"{dotted(path)} is {shown(node)}, not a block; give the whole block: {dotted(path)}={{...}}"
+            break
+        path = (*path, step)
+        if at < len(parts) - 1:
+            if isinstance(node, dict) and node.get(step) is None:
+                node[step] = {}
+                source.places[path] = word
+            node = node[step]
+    if path in given and not wrong:
+        wrong = f"{dotted(path)} is given twice; keep one of them"
+    if wrong:
+        source.problems.append(Problem(found=wrong, override=word))
+        return
+    given.add(path)
+    new = read(text, path, word)
+    unread = {path} if new.tree is None and new.problems else set()
+    source.places = {p: at for p, at in source.places.items() if p[: len(path)] != path} | new.places | {path: word}
+    source.broken = {p for p in source.broken if p[: len(path)] != path} | new.broken | unread
+    source.problems += new.problems
+    node[path[-1]] = new.tree
+
+
+def _refuse_secrets(tree: Tree, path: KeyPath, source: Source) -> None:
+    """Note the values that are secrets: the whole recipe goes into the store, into checkpoints and to MLflow."""
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            _refuse_secrets(value, (*path, key), source)
+    elif path and holds_secret(str(path[-1]), tree):
+        remedy = "take it out of the recipe, which is kept with every run, and have the environment name it"
+        source.problems.append(Problem(dotted(path), found="holds a secret", remedy=remedy, **source.at(path)))
+
+
+# ---- Plug-ins --------------------------------------------------------------------------------------------------------
+
+
+def _with_plugins(tables: Tables, plugins: Sequence[str]) -> Tables:
+    """The tables with the words of plug-in packages added. Raises UserError."""
+    merged = {table: dict(words) for table, words in tables.items()}
+    for plugin in plugins:
+        where = f"--plugin {cut(plugin)}"
+        if not all(part.isidentifier() for part in plugin.split(".")):
+            raise UserError(where, "not the name of a package", "a name such as mypackage")
+        try:
+            added = importlib.import_module(plugin).TABLES
+        except ModuleNotFoundError as error:
+            raise UserError(
+                where, f"no module {error.name!r}", remedy="install it, or run where it is found"
+            ) from error
+        except AttributeError as error:
+            raise UserError(where, "no TABLES in it", 'TABLES = {"task": {"word": "package.module:Class"}}') from error
+        for table, words in added.items():
+            if table not in merged:
+                raise UserError(where, f"adds words for {table!r} blocks", one_of(list(merged)))
+            for word, place in words.items():
+                if word in merged[table]:
+                    raise UserError(where, f"the {table} {word!r} is there already", remedy="choose another word")
+                if not re.fullmatch(r"[\w.]+:\w+", place):
+                    raise UserError(where, f"{table} {word!r} is {place!r}", "package.module:Class")
+                merged[table][word] = place
+    return merged
+
+
+# ---- Back again ------------------------------------------------------------------------------------------------------
+
+
+def dump(recipe: Any) -> str:
+    """The recipe with all its defaults as YAML, in the order of the fields; it loads back to an equal recipe."""
+    return write(_resolved(recipe))
+
+
+def brief(recipe: Any) -> str:
+    """The recipe as a person would write it, without what is as by default; it loads back to an equal recipe."""
+    return write(_resolved(recipe, lambda block, f: f.name != "name" and getattr(block, f.name) == _default(f)))
+
+
+def _default(f: Field[Any]) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+def flat(recipe: Any) -> dict[str, bool | int | float | str | None]:
+    """Dotted key to value. A list of plain values is one text, `[0.9, 0.999]`; one of blocks has numbered keys."""
+    out: dict[str, bool | int | float | str | None] = {}
+
+    def walk(tree: Tree, path: str) -> None:
+        if tree and holds_blocks(tree):
+            for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+                walk(value, f"{path}.{key}" if path else str(key))
+        else:
+            out[path] = flow(tree) if isinstance(tree, dict | list) else tree
+
+    walk(_resolved(recipe), "")
+    return out
+
+
+def digest(recipe: Any) -> str:
+    """SHA-256, hexadecimal, of the resolved recipe without the fields whose metadata says `{"hash": False}`."""
+    text = json.dumps(
+        _resolved(recipe, lambda _, f: f.metadata.get("hash") is False), sort_keys=True, separators=(",", ":")
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _resolved(recipe: Any, without: Callable[[Any, Field[Any]], bool] = lambda *_: False) -> Tree:
+    """The recipe as values, but for the fields of blocks of which `without` is true."""
+
+    def prune(value: Any, tree: Tree) -> Tree:
+        if is_dataclass(value) and isinstance(tree, dict):
+            gone = {f.name for f in fields(value) if not f.init or without(value, f)}
+            return {key: prune(getattr(value, key, None), part) for key, part in tree.items() if key not in gone}
+        if isinstance(value, list | tuple) and isinstance(tree, list):
+            return [prune(entry, part) for entry, part in zip(value, tree, strict=True)]
+        if isinstance(value, dict) and isinstance(tree, dict):
+            return {key: prune(value.get(key), part) for key, part in tree.items()}
+        return tree
+
+    return prune(recipe, to_tree(recipe))

@@ -1,0 +1,290 @@
+"""When things happen: spans of training, learning-rate curves and gates. Pure functions of the step where they can be.
+
+A span is written with its unit: `500 steps`, `1 epoch`, `1M samples`, `30 min`. A gate turns a span into the next step
+at which something is due, so that between two events the loop pays one comparison of integers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from trainkit.config.ranges import FractionBelowOne, FractionBetween
+
+_UNITS = {
+    "step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs", "sample": "samples",
+    "samples": "samples", "s": "seconds", "sec": "seconds", "second": "seconds", "seconds": "seconds",
+    "min": "minutes", "minute": "minutes", "minutes": "minutes", "h": "hours", "hour": "hours", "hours": "hours",
+}  # fmt: skip
+_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600}
+_LONGEST = 100_000 * 3600
+"""Seconds; clocks of the system and of torch take no time that is much longer."""
+_WRITTEN = {"seconds": "s", "minutes": "min", "hours": "h"}
+_FACTORS = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kKM]?)\s+([a-z]+)")
+
+
+@dataclass(frozen=True)
+class Span:
+    """An amount of training: steps, epochs or samples; or of wall-clock: seconds."""
+
+    amount: float
+    unit: str
+
+    @staticmethod
+    def parse(text: object) -> Span:
+        """Read `500 steps`, `1 epoch`, `0.5 epochs`, `1M samples`, `30 min`. Raises ValueError."""
+        match = _SPAN.fullmatch(text.strip()) if isinstance(text, str) else None
+        unit = _UNITS.get(match[3]) if match else None
+        # A millionth is the least that is written, so that the text of a span reads back as the same span.
+        amount = round(float(match[1]) * _FACTORS[match[2]], 6) if match else 0
+        if match is None or unit is None or not 0 < amount < 1e12:
+            raise ValueError(f"{text!r} is no span; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min")
+        span = Span(amount, unit)
+        if span.timed and span.seconds > _LONGEST:
+            raise ValueError(f"{text!r} is longer than the {_LONGEST / 3600:g} h that a time can be")
+        if unit in ("steps", "samples") and amount != int(amount):
+            raise ValueError(f"{text!r}: {unit} are counted in whole numbers")
+        return span
+
+    def __str__(self) -> str:
+        amount = f"{self.amount:.6f}".rstrip("0").rstrip(".")
+        unit = _WRITTEN.get(self.unit, self.unit)
+        return f"{amount} {unit[:-1] if self.amount == 1 and unit in ('steps', 'epochs', 'samples') else unit}"
+
+    @property
+    def timed(self) -> bool:
+        """Whether the span is one of wall-clock."""
+        return self.unit in _SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """Length of a timed span."""
+        return self.amount * _SECONDS[self.unit]
+
+    def steps(self, steps_per_epoch: int, batch_size: int) -> int:
+        """Length of an untimed span in optimizer steps, at least 1."""
+        steps = {"steps": 1, "epochs": steps_per_epoch, "samples": 1 / batch_size}[self.unit] * self.amount
+        return max(1, round(steps))
+
+
+def _read_span(value: object) -> Span:
+    return value if isinstance(value, Span) else Span.parse(value)
+
+
+def _read_untimed(value: object) -> Span:
+    span = _read_span(value)
+    if span.timed:
+        raise ValueError(f"'{span}' is a time; here a length of training is needed: steps, epochs or samples")
+    return span
+
+
+def _read_share(value: object) -> float:
+    share = value
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", value.strip())):
+        share = float(match[1]) / 100
+    # Eight digits are what a percentage with six says, so that the text of a share reads back as the same share.
+    if isinstance(share, float) and 0 < round(share, 8) < 1:
+        return round(share, 8)
+    raise ValueError(f"{value!r} is no share; write a percentage between 0% and 100%, such as 5%")
+
+
+def _write_share(share: float) -> str:
+    return f"{100 * share:.6f}".rstrip("0").rstrip(".") + "%"
+
+
+_as_text = PlainSerializer(str, return_type=str)
+AnySpan = Annotated[Span, BeforeValidator(_read_span), _as_text]
+"""A span of training or of wall-clock."""
+TrainingSpan = Annotated[Span, BeforeValidator(_read_untimed), _as_text]
+"""A span of training."""
+Share = Annotated[FractionBetween, BeforeValidator(_read_share), PlainSerializer(_write_share, return_type=str)]
+"""A percentage."""
+
+
+@dataclass(kw_only=True)
+class Warmup:
+    """The climb to the full learning rate at the start.
+
+    Over W updates, the update that follows t finished ones has the share (t + 1) / W of the climb behind it: the first
+    is made at 1 / W of it, update W at the full rate, and the curve begins with update W + 1. docs/recipes.md compares
+    this with published codes.
+    """
+
+    over: TrainingSpan
+    """Not longer than the training."""
+    kind: Literal["linear", "exponential", "quadratic"] = "linear"
+    start: FractionBelowOne = 0.0
+    """Factor from which the climb begins, before the first update; an exponential climb needs one above 0."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "exponential" and self.start == 0:
+            raise ValueError("an exponential warm-up needs start above 0, such as 0.1")
+
+    def factor(self, done: float) -> float:
+        """Factor when the share `done` of the warm-up is behind."""
+        if self.kind == "exponential":
+            return self.start ** (1 - done)
+        return self.start + (1 - self.start) * (done if self.kind == "linear" else done * done)
+
+
+@dataclass(kw_only=True)
+class Curve:
+    """Learning rate over the training, as a factor of `optim.lr`."""
+
+    name: Literal["constant", "steps", "cosine", "poly"] = "constant"
+    at: list[TrainingSpan] = field(default_factory=list)
+    """For `steps`: when the rate is multiplied by `gamma`."""
+    gamma: FractionBetween = 0.1
+    power: Annotated[float, Field(gt=0, le=100)] = 0.9
+    """For `poly`: (1 - share of training)^power."""
+    floor: FractionBelowOne = 0.0
+    """Factor at the end of `cosine` and `poly`."""
+    warmup: Warmup | None = None
+
+    def __post_init__(self) -> None:
+        if (self.name == "steps") != bool(self.at):
+            raise ValueError("`at` lists where a `steps` curve drops, and belongs to that curve alone")
+
+    def refuse_short(self, length: Span, steps_per_epoch: int | None, batch_size: int) -> None:
+        """Raise ValueError when the warm-up is longer than the training, which would end below the full rate.
+
+        `steps_per_epoch` is None where the data is not known yet: then only spans that compare without it are refused.
+        """
+        if self.warmup is None:
+            return
+        over = self.warmup.over
+        if steps_per_epoch is None:
+            if (over.unit == "epochs") != (length.unit == "epochs"):
+                return
+            steps_per_epoch = 1_000_000  # an epoch of this many updates compares two spans in epochs exactly
+        warm, steps = (span.steps(steps_per_epoch, batch_size) for span in (over, length))
+        if warm > steps:
+            part = length.amount / 10
+            tenth = Span(max(1e-6, round(part, 6)) if length.unit == "epochs" else max(1, part // 1), length.unit)
+            raise ValueError(
+                f"the warm-up, schedule.warmup.over '{over}', is longer than the training, length '{length}', which "
+                f"would end at {self.warmup.factor(steps / warm):.2g} of the full rate; shorten the warm-up too: "
+                f'train.schedule.warmup.over="{tenth}"'
+            )
+
+    def factor(self, step: int, steps: int, steps_per_epoch: int, batch_size: int) -> float:
+        """Factor for the update that follows `step` finished ones, of `steps` in all.
+
+        A function of the step alone: equal on any number of processes, and nothing to save.
+        """
+        warm = self.warmup.over.steps(steps_per_epoch, batch_size) if self.warmup else 0
+        if self.warmup and step < warm:
+            # Its last update has the full rate, and no update is spent on a rate of 0.
+            return self.warmup.factor((step + 1) / warm)
+        if self.name == "steps":
+            return self.gamma ** sum(step >= at.steps(steps_per_epoch, batch_size) for at in self.at)
+        done = min(1.0, (step - warm) / max(1, steps - warm))
+        if self.name == "cosine":
+            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        if self.name == "poly":
+            return self.floor + (1 - self.floor) * (1 - done) ** self.power
+        return 1.0
+
+
+@dataclass
+class Gate:
+    """Decides when something is due, as a step number known in advance.
+
+    A gate in steps, epochs or samples is a pure function of the step. One in wall-clock, or one held to a share of
+    wall-clock, looks at the clock when its step has come and moves the step on if it is too early: the caller makes
+    that decision on one process, shares it and writes it down, so that a resumed run can repeat it.
+    """
+
+    every: Span | None
+    """None: never by itself."""
+    steps_per_epoch: int
+    batch_size: int
+    budget: float | None = None
+    """Largest share of wall-clock that the events may take."""
+    due: int = 0
+    spent: float = 0.0
+    """Seconds that past events took."""
+    cost: float = 0.0
+    """Seconds that the last event took: the estimate for the next."""
+    last: float = 0.0
+    """Elapsed seconds at the last event of a timed gate."""
+
+    NEVER = 1 << 62
+    REPEATED: ClassVar[bool] = True
+    """Whether decisions that hang on the clock are noted, and made again by a run that is resumed."""
+
+    def __post_init__(self) -> None:
+        every = self.every
+        self.clocked = every is not None and (every.timed or self.budget is not None)
+        """Whether the gate needs to look at the clock."""
+        self._length = every.steps(self.steps_per_epoch, self.batch_size) if every and not every.timed else 0
+        self.due = self.after(0)
+
+    def after(self, step: int, seconds_per_step: float = 0.0) -> int:
+        """The first step after `step` at which the event may be due."""
+        if self._length:
+            return (step // self._length + 1) * self._length
+        if self.every is None:
+            return self.NEVER
+        # Rather too early than too late, since the pace of now may not last: then it asks again.
+        ahead = 0.5 * self.every.seconds / seconds_per_step if seconds_per_step > 0 else 1
+        return step + max(1, min(int(ahead), 1_000_000))
+
+    def decide(self, step: int, elapsed: float, seconds_per_step: float) -> tuple[bool, int]:
+        """Whether the event happens at `step`, and the step at which to ask again.
+
+        `elapsed` is wall-clock since training began, in seconds. Called on one process only.
+        """
+        if self.every is None:
+            return False, self.NEVER
+        pace = max(seconds_per_step, 1e-9)
+        if self.every.timed and elapsed - self.last < self.every.seconds:
+            return False, step + max(1, math.ceil(0.5 * (self.every.seconds - (elapsed - self.last)) / pace))
+        if self.budget is not None and self.spent + self.cost > self.budget * (elapsed + self.cost):
+            wait = (self.spent + self.cost) / self.budget - self.cost - elapsed
+            later = step + max(1, math.ceil(wait / pace))
+            # Stretched gates keep to their own grid: an evaluation `every: 1 epoch` stays at ends of epochs.
+            return False, later if self.every.timed else self.after(later - 1)
+        return True, self.after(step, seconds_per_step)
+
+    def took(self, seconds: float, elapsed: float) -> None:
+        """Record that an event took place."""
+        self.cost = seconds
+        self.spent += seconds
+        self.last = elapsed
+
+
+@dataclass
+class Safeguard(Gate):
+    """Decides when a checkpoint has to be written so that a process which is killed takes little with it.
+
+    `every` seconds after the last at the latest. Before that the distance between two doubles, from 5 s on: a process
+    that is killed loses at most half of what it did since it began, so that a run gets on however often that happens,
+    and one that is left alone writes seven more for an `every` of 10 minutes. The copies of a large network hold the
+    training up; the distance is at least 20 times that. Nothing of a training hangs on when a checkpoint is written:
+    decisions are not repeated, and every process begins anew.
+    """
+
+    REPEATED: ClassVar[bool] = False
+    SOONEST: ClassVar[float] = 5.0
+    DEAREST: ClassVar[float] = 20.0
+    began: float | None = None
+    """Elapsed seconds when this process was first asked."""
+
+    def decide(self, step: int, elapsed: float, seconds_per_step: float) -> tuple[bool, int]:
+        """As `Gate.decide`."""
+        if self.every is None:
+            return False, self.NEVER
+        if self.began is None:
+            self.began = elapsed
+        last = max(self.began, self.last)
+        distance = max(self.SOONEST, self.DEAREST * self.cost, last - self.began)
+        wait = last + min(self.every.seconds, distance) - elapsed
+        if wait <= 0:
+            return True, step + 1
+        return False, step + max(1, math.floor(0.5 * wait / max(seconds_per_step, 1e-9)))

@@ -1,0 +1,1 @@
+"""Faces: the block, its split and alignment."""

@@ -1,0 +1,430 @@
+"""Pictures in Arrow tables: parquet files, and sets saved by Hugging Face `datasets`, read with pyarrow alone.
+
+Splits are files (`val-00000-of-00001.parquet`, the folders of a DatasetDict) or the values of a column `split`, as in
+OCEC's parquet: split, label (`open`, `closed`), class_id, image_path, source, image_bytes.
+
+Reading the tables directly leaves out every decoder and builder that `datasets` would choose from the file's content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.data.formats import parquet_footers
+from trainkit.data.record import Record, Source
+from trainkit.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes")
+LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id", "labels", "fine_label")
+SPLIT_COLUMN = "split"
+NAME_COLUMN = "image_path"
+"""Where it is there, a row is called by it: groups are found in it."""
+NUMBER_COLUMN = "class_id"
+"""Beside a label in words: the same class as a number."""
+
+DEFAULT_SPLIT = "train"
+_ROWS = 256
+BATCH_BYTES = 64 << 20
+"""Bytes of rows that are read together, about; a single row may take more."""
+RATIO = 100
+"""Of the unpacked bytes of a column to those of its file, where they are more than BATCH_BYTES."""
+
+Batches = Callable[["Sequence[str]"], "Iterator[pyarrow.RecordBatch]"]
+"""The batches of a table, with at least the columns named."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of some files, not read yet."""
+
+    kind: str
+    path: Path
+    files: list[Path]
+    rows: int
+    schema: pyarrow.Schema
+    batches: Batches
+    names: list[str] | None
+    """Of a ClassLabel."""
+
+
+def is_saved(path: Path) -> bool:
+    """Whether `path` was written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def parquet_files(path: Path, split: str | None = None) -> list[Path]:
+    """The parquet files at `path`: itself, or those of a folder or its `data/`.
+
+    Of a folder only those named after the split (`val.parquet`, `val-00000-of-00002.parquet`) where there are any;
+    without a split those of `train*`.
+    """
+    if path.is_file():
+        return [path] if path.suffix == ".parquet" else []
+    files = sorted(path.glob("*.parquet")) or sorted((path / "data").glob("*.parquet"))
+    if split is None:
+        return [file for file in files if file.name.startswith(DEFAULT_SPLIT)] or files
+    return [file for file in files if _is_of(file, split)] or files
+
+
+def _is_of(file: Path, split: str) -> bool:
+    return file.stem == split or file.stem.startswith(f"{split}-")
+
+
+def saved(path: Path, split: str | None = None) -> Source:
+    """A set saved by Hugging Face `datasets`; of a DatasetDict the split, `train` where none is named.
+
+    Raises UserError when it holds no pictures, no labels or no such split.
+    """
+    return _source(*_saved(path, split))
+
+
+def _saved(path: Path, split: str | None) -> tuple[Table, str | None, bool]:
+    path, split, whole = _split_folder(path, split)
+    files, names = saved_files(path)
+    rows, schema = _stream_size(files)
+    return Table("datasets folder", path, files, rows, schema, lambda _: stream_batches(files), names), split, whole
+
+
+def parquet(path: Path, split: str | None = None) -> Source:
+    """Parquet files with a picture and a label column. Raises UserError when they have none, or no such split."""
+    return _source(*_parquet(path, split))
+
+
+def open_table(path: Path, split: str | None = None, at_once: int = _ROWS) -> tuple[Table, str | None, int]:
+    """A saved set or parquet files, whatever their columns: the table, the value of its split column whose rows are
+    meant (None: all), and how many rows that is. Of parquet files `at_once` rows are read together.
+
+    Raises UserError when there is nothing, it cannot be read, or there is no such split.
+    """
+    table, split, whole = _saved(path, split) if is_saved(path) else _parquet(path, split, at_once)
+    counts = _count(table) if _holds_text(table.schema, SPLIT_COLUMN) else None
+    return table, *_choose(table, counts, split, whole)
+
+
+def _parquet(path: Path, split: str | None, at_once: int = _ROWS) -> tuple[Table, str | None, bool]:
+    import pyarrow.parquet as pq
+
+    files = parquet_files(path, split)
+    rows, schema = 0, None
+    for file in files:
+        with naming(str(file)), pq.ParquetFile(file) as table:
+            rows += table.metadata.num_rows
+            if schema is not None and not table.schema_arrow.equals(schema):
+                raise UserError(str(file), "other columns", f"those of {files[0].name}")
+            schema = table.schema_arrow
+
+    def batches(columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        for file in files:
+            yield from parquet_batches(file, columns, at_once)
+
+    if schema is None:
+        raise UserError(str(path), "no parquet files", "at least one")
+    named = split is not None and path.is_dir() and all(_is_of(file, split) for file in files)
+    return Table("parquet", path, files, rows, schema, batches, _class_names(schema)), split, named
+
+
+def parquet_batches(file: Path, columns: Sequence[str], at_once: int) -> Iterator[pyarrow.RecordBatch]:
+    """Some columns of a parquet file, checked, `at_once` rows together or fewer where they are large."""
+    import pyarrow.parquet as pq
+
+    parquet_footers.refuse_fatal(file)
+    # Where the writer left checksums of its pages, a flipped bit is found; unasked, pyarrow does not look.
+    with naming(str(file)), pq.ParquetFile(file, page_checksum_verification=True) as table:
+        for batch in table.iter_batches(_bounded(table, file, columns, at_once), columns=list(columns)):
+            batch.validate(full=True)
+            yield batch
+
+
+def _bounded(table: pyarrow.parquet.ParquetFile, file: Path, columns: Sequence[str], at_once: int) -> int:
+    """How many rows of a parquet file, `at_once` at most, are read together so that they take about BATCH_BYTES.
+
+    In a column with a dictionary thousands of rows may be one large value, which is made once for each of them: then a
+    row is taken to be as large as all of its part of the file. Raises UserError for what unpacks to too much.
+    """
+    groups, largest = table.metadata, 0
+    for group in map(groups.row_group, range(groups.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            if part.path_in_schema.split(".")[0] not in columns:
+                continue
+            unpacked = part.total_uncompressed_size
+            if unpacked > max(BATCH_BYTES, RATIO * file.stat().st_size):
+                found = f"{part.path_in_schema}: {unpacked} bytes unpacked, of a file of {file.stat().st_size}"
+                raise UserError(str(file), found, f"at most {RATIO} times the file")
+            if part.has_dictionary_page or any("DICTIONARY" in kind for kind in part.encodings):
+                largest = max(largest, unpacked)
+    return max(1, min(at_once, BATCH_BYTES // max(1, largest)))
+
+
+def saved_files(path: Path) -> tuple[list[Path], list[str] | None]:
+    """The Arrow files of a saved set and the names of its ClassLabel, if it has one."""
+    state = _json(path / "state.json")
+    entries = state.get("_data_files")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(str(path / "state.json"), "no _data_files", "the Arrow files of the set")
+    files = []
+    for entry in entries:
+        name = entry.get("filename") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or Path(name).name != name or not (path / name).is_file():
+            raise UserError(str(path / "state.json"), f"file {name!r}"[:200], "the name of an Arrow file beside it")
+        files.append(path / name)
+    features = _json(path / "dataset_info.json").get("features") if (path / "dataset_info.json").is_file() else None
+    return files, _label_names(features)
+
+
+def stream_batches(files: list[Path]) -> Iterator[pyarrow.RecordBatch]:
+    """The record batches of Arrow stream files, memory-mapped and checked."""
+    import pyarrow as pa
+
+    for file in files:
+        _refuse_compressed(file)
+        with naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in _counted(stream, file):
+                batch.validate(full=True)
+                yield batch
+
+
+def _counted(stream: pyarrow.RecordBatchReader, file: Path) -> Iterator[pyarrow.RecordBatch]:
+    """Record batches; one without columns may claim any number of rows, which pyarrow believes."""
+    for batch in stream:
+        if batch.num_rows < 0:
+            raise UserError(str(file), f"a record batch of {batch.num_rows} rows", "0 or more", "save the set anew")
+        yield batch
+
+
+def picture_bytes(value: Any, where: str) -> bytes:
+    """The encoded picture in a cell: bytes, or the struct of bytes and path that `datasets` writes."""
+    data = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(data, bytes):
+        remedy = "save the set with its pictures in it (to_parquet and save_to_disk do so)"
+        raise UserError(where, "no picture, only a path" if isinstance(value, dict) else "no picture", "bytes", remedy)
+    return data
+
+
+def image_column(where: str, schema: pyarrow.Schema) -> str:
+    """The column of pictures: of a known name, or else the only struct with a field `bytes`."""
+    named = [name for name in IMAGE_COLUMNS if name in schema.names and holds_pictures(schema.field(name).type)]
+    structs = [field.name for field in schema if _is_picture_struct(field.type)]
+    if not named and len(structs) != 1:
+        raise UserError(where, f"columns {', '.join(schema.names)}"[:300], f"pictures in one of {IMAGE_COLUMNS}")
+    return named[0] if named else structs[0]
+
+
+def _source(table: Table, split: str | None, whole: bool) -> Source:
+    """The rows of a split; `whole` where the files are those of the split, so that no column need say so."""
+    image, label = _columns(str(table.path), table.schema)
+    texts = [name for name in (SPLIT_COLUMN, NAME_COLUMN) if _holds_text(table.schema, name)]
+    number = NUMBER_COLUMN if label != NUMBER_COLUMN and NUMBER_COLUMN in table.schema.names else None
+    counts = _count(table) if SPLIT_COLUMN in texts else None
+    chosen, size = _choose(table, counts, split, whole)
+    place = str(table.path) if split is None and chosen is None else f"{table.path}#{chosen or split}"
+    wanted = [image, label, *texts, *([number] if number else [])]
+
+    def records() -> Iterator[Record]:
+        row, numbers = -1, {}
+        for batch in table.batches(wanted):
+            columns = {name: batch.column(name) for name in wanted}
+            splits = columns[SPLIT_COLUMN].to_pylist() if chosen is not None else None
+            ids = columns[NAME_COLUMN].to_pylist() if NAME_COLUMN in columns else None
+            for place in range(batch.num_rows):
+                row += 1
+                if splits is not None and splits[place] != chosen:
+                    continue
+                name = ids[place] if ids is not None and ids[place] else None
+                where = f"{table.path}, row {row}" + (f" ({name[:200]})" if name else "")
+                value = columns[label][place].as_py()
+                if isinstance(value, bool) or not isinstance(value, int | str):
+                    raise UserError(where, f"{label}: {value!r}"[:200], "a whole number or a name")
+                if table.names is not None and not (isinstance(value, int) and 0 <= value < len(table.names)):
+                    raise UserError(
+                        where, f"{label}: {value!r}"[:200], f"0 to {len(table.names) - 1}, its named classes"
+                    )
+                if number is not None and isinstance(value, str):
+                    same = columns[number][place].as_py()
+                    if numbers.setdefault(value, same) != same:
+                        found = f"{number} {same!r} for {value!r}"[:200]
+                        raise UserError(where, found, f"{numbers[value]!r}, as in rows before")
+                data = picture_bytes(columns[image][place].as_py(), where)
+                yield Record(name or f"row {row}", value, data, where)
+
+    names = None if table.names is None else tuple(table.names)
+    return Source(table.kind, place, size, records, tuple(table.files), names, split=chosen or split)
+
+
+def _count(table: Table) -> dict[str, int]:
+    """Rows of each split that the column names."""
+    counts: Counter[str | None] = Counter()
+    for batch in table.batches([SPLIT_COLUMN]):
+        for entry in batch.column(SPLIT_COLUMN).value_counts().to_pylist():
+            counts[entry["values"]] += entry["counts"]
+    if None in counts:
+        raise UserError(str(table.path), f"{counts[None]} rows whose {SPLIT_COLUMN} is empty", "a split in every row")
+    return dict(counts)
+
+
+def _choose(table: Table, counts: dict[str, int] | None, split: str | None, whole: bool) -> tuple[str | None, int]:
+    """The value of the split column whose rows are taken, or None for all of them; and how many rows that is."""
+    there = sorted(counts or {})
+    if split is None:
+        if len(there) < 2:
+            return None, table.rows
+        split, whole = DEFAULT_SPLIT, False
+    elif whole and split not in there:
+        return None, table.rows
+    if split not in there:
+        listed = ", ".join(there[:10]) or ", ".join(sorted({_stem(file) for file in table.files})[:10])
+        raise UserError(f"{table.path}#{split}", f"no such split; there is {listed}"[:300], "one of these after #")
+    return split, counts[split]
+
+
+def _stem(file: Path) -> str:
+    return re.sub(r"-\d{5}-of-\d{5}.*", "", file.stem)
+
+
+def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:
+    label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
+    if label is None:
+        raise UserError(where, f"columns {', '.join(schema.names)}"[:300], f"labels in one of {LABEL_COLUMNS}")
+    return image_column(where, schema), label
+
+
+def _holds_text(schema: pyarrow.Schema, name: str) -> bool:
+    import pyarrow as pa
+
+    if name not in schema.names:
+        return False
+    kind = schema.field(name).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def holds_pictures(kind: pyarrow.DataType) -> bool:
+    """Whether a column of this type can hold encoded pictures: bytes, or the struct that `datasets` writes."""
+    import pyarrow as pa
+
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or _is_picture_struct(kind)
+
+
+def _is_picture_struct(kind: pyarrow.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_struct(kind) and "bytes" in [kind.field(i).name for i in range(kind.num_fields)]
+
+
+def _stream_size(files: list[Path]) -> tuple[int, pyarrow.Schema]:
+    import pyarrow as pa
+
+    size, schema = 0, None
+    for file in files:
+        _refuse_compressed(file)
+        with naming(str(file)), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+            if schema is not None and not stream.schema.equals(schema):
+                raise UserError(str(file), "other columns", f"those of {files[0].name}")
+            schema = stream.schema
+            size += sum(batch.num_rows for batch in _counted(stream, file))
+    return size, schema
+
+
+def _split_folder(path: Path, split: str | None) -> tuple[Path, str | None, bool]:
+    """The folder of the split, the split, and whether the folder is the split."""
+    if (path / "state.json").is_file():
+        own = _json(path / "state.json").get("_split")
+        return path, split, split is not None and split == own
+    splits = _json(path / "dataset_dict.json").get("splits")
+    wanted = split or DEFAULT_SPLIT
+    if not isinstance(splits, list) or wanted not in splits or not (path / wanted / "state.json").is_file():
+        found = f"no such split; there is {splits}" if split else f"splits {splits}"
+        where = f"{path}#{split}" if split else str(path)
+        raise UserError(where, found[:300], f"a split {wanted!r}", "name one of these after #")
+    return path / wanted, split, True
+
+
+def _class_names(schema: pyarrow.Schema) -> list[str] | None:
+    try:
+        info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        return _label_names(info["info"]["features"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _label_names(features: Any) -> list[str] | None:
+    if not isinstance(features, dict):
+        return None
+    label = next((features[name] for name in LABEL_COLUMNS if name in features), None)
+    names = label.get("names") if isinstance(label, dict) else None
+    usable = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return names if usable else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > 64 << 20:
+            raise UserError(str(path), "more than 64 MB", "a description")
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(str(path), f"cannot be read ({error})"[:300]) from None
+    if not isinstance(value, dict):
+        raise UserError(str(path), type(value).__name__, "a mapping")
+    return value
+
+
+def _refuse_compressed(file: Path) -> None:
+    """Raise UserError for an Arrow stream with compressed buffers: `datasets` writes none, and 20 KB unpack to 600 MB.
+
+    What is compressed is said in the metadata of each message (format/Message.fbs of Apache Arrow), which are read
+    alone: buffers stay where they are.
+    """
+    import pyarrow as pa
+
+    with naming(str(file)), pa.memory_map(str(file)) as source:
+        for message in pa.ipc.MessageReader.open_stream(source):
+            if message.type in ("record batch", "dictionary") and _compressed(message):
+                raise UserError(str(file), "compressed buffers", "an Arrow stream as `datasets` writes it")
+
+
+def _compressed(message: pyarrow.ipc.Message) -> bool:
+    """Whether the flatbuffer of a message has the field `compression` of a record batch."""
+    data = message.metadata.to_pybytes()
+
+    def number(place: int, size: int = 4) -> int:
+        if not 0 <= place <= len(data) - size:
+            raise ValueError("a message that points outside itself")
+        return int.from_bytes(data[place : place + size], "little", signed=size == 4)
+
+    def entry(table: int, k: int) -> int:
+        """Where entry `k` of a table is, 0 where it has none."""
+        listed = table - number(table)
+        offset = number(listed + 4 + 2 * k, 2) if 4 + 2 * k < number(listed, 2) else 0
+        return table + offset if offset else 0
+
+    header = entry(number(0), 2)
+    table = header + number(header)
+    if message.type == "dictionary":
+        field = entry(table, 1)
+        table = field + number(field)
+    return entry(table, 3) != 0
+
+
+class naming:
+    """Turns pyarrow's exceptions into UserErrors that name the file."""
+
+    def __init__(self, where: str):
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        import pyarrow as pa
+
+        if isinstance(error, pa.ArrowException | OSError | ValueError):  # names of columns that are no UTF-8, too
+            text = " ".join(str(error).split())[:200]
+            raise UserError(self.where, f"cannot be read ({text})", "a whole Arrow or parquet file") from None

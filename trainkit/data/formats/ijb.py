@@ -1,0 +1,234 @@
+"""Template sets (IJB-B, IJB-C) and identification sets (TinyFace): metadata in plain files, pictures beside it.
+
+Template folders, in one of three forms:
+
+- `templates.csv` (path,template,media,faceness; faceness may be left out) and `template_pairs.csv` (first,second,same);
+- `metadata.npz` with image_paths, templates, medias, faceness_scores, p1, p2, label, without objects;
+- InsightFace's: `meta/<set>_face_tid_mid.txt` (picture template media), `meta/<set>_template_pair_label.txt` (template
+  template same), `meta/<set>_name_5pts_score.txt` (picture, five points, faceness), pictures in `loose_crop/`,
+  aligned by the five points when they are packed.
+
+TinyFace: folders `Probe`, `Gallery_Match`, `Gallery_Distractor` (or those in `Testing_Set/`), or lists of relative
+paths `probe.txt`, `gallery_match.txt`, `gallery_distractor.txt`. The identity is the file name before its first `_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.data.folders import inside
+from trainkit.data.formats.image_decode import SUFFIXES
+from trainkit.data.record import Record, Source
+from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Identification, Templates
+
+NPZ_BYTES = 4 << 30
+"""Most bytes that the arrays of an npz may take; the 15.7 million pairs of IJB-C take 0.4 GB."""
+NPZ_RATIO = 100
+"""Of unpacked bytes to those of the file."""
+
+_PARTS = ("probe", "gallery_match", "gallery_distractor")
+_FOLDERS = ("Probe", "Gallery_Match", "Gallery_Distractor")
+
+
+def metadata(root: Path) -> list[Path]:
+    """The files that make `root` a template folder; empty where it is none."""
+    if (root / "templates.csv").is_file():
+        return [root / "templates.csv", root / "template_pairs.csv"]
+    if (root / "metadata.npz").is_file():
+        return [root / "metadata.npz"]
+    for folder in (root / "meta", root):
+        for faces in sorted(folder.glob("*_face_tid_mid.txt")):
+            name = faces.name.removesuffix("_face_tid_mid.txt")
+            pairs, points = folder / f"{name}_template_pair_label.txt", folder / f"{name}_name_5pts_score.txt"
+            return [faces, pairs, points] if points.is_file() else [faces, pairs]
+    return []
+
+
+def read_templates(root: Path) -> tuple[Source, Templates]:
+    """The pictures and the protocol of a template folder. Raises UserError naming file and line."""
+    files = metadata(root)
+    for file in files:
+        if not file.is_file():
+            raise UserError(str(file), "is missing", "the pairs that belong to the templates")
+    landmarks: np.ndarray | None = None
+    pictures = root
+    if files[0].suffix == ".npz":
+        names, template, media, faceness, first, second, same = _npz(files[0])
+    elif files[0].suffix == ".csv":
+        table = _table(files[0], ",", ("path", "template", "media", "faceness"), header=True, optional=1)
+        names, template, media = table["path"], table["template"], table["media"]
+        faceness = table.get("faceness", np.ones(len(names), np.float32))
+        table = _table(files[1], ",", ("first", "second", "same"), header=True)
+        first, second, same = table["first"], table["second"], table["same"]
+    else:
+        table = _table(files[0], " ", ("path", "template", "media"))
+        names, template, media = table["path"], table["template"], table["media"]
+        faceness = np.ones(len(names), np.float32)
+        if len(files) == 3:
+            points = _table(files[2], " ", ("path", *(f"{axis}{i}" for i in range(5) for axis in "xy"), "faceness"))
+            if points["path"].tolist() != names.tolist():
+                raise UserError(str(files[2]), "other pictures or another order", f"those of {files[0].name}")
+            faceness = points["faceness"]
+            landmarks = np.stack([[points[f"x{i}"], points[f"y{i}"]] for i in range(5)]).transpose(2, 0, 1)
+        table = _table(files[1], " ", ("first", "second", "same"))
+        first, second, same = table["first"], table["second"], table["same"]
+        pictures = root / "loose_crop" if (root / "loose_crop").is_dir() else root
+    where = str(files[0])
+    if len(names) == 0 or len(first) == 0:
+        raise UserError(where, f"{len(names)} pictures, {len(first)} pairs", "at least one of each")
+    if not np.isin(same, (0, 1)).all():
+        row = int(np.flatnonzero(~np.isin(same, (0, 1)))[0])
+        raise UserError(f"{files[-1] if len(files) < 3 else files[1]}, pair {row}", f"same: {same[row]}", "0 or 1")
+    known = np.unique(template)
+    for column in (first, second):
+        strange = np.flatnonzero(~np.isin(column, known))
+        if len(strange):
+            place = f"{files[min(1, len(files) - 1)]}, pair {strange[0]}"
+            raise UserError(place, f"template {column[strange[0]]}", f"a template of {files[0].name}")
+    if not np.isfinite(faceness).all():
+        raise UserError(where, f"faceness of picture {int(np.flatnonzero(~np.isfinite(faceness))[0])}", "a number")
+    paths = [inside(pictures, str(name), f"{where}, picture {row}") for row, name in enumerate(names)]
+
+    def records() -> Iterator[Record]:
+        for row, path in enumerate(paths):
+            points = None if landmarks is None else landmarks[row]
+            yield Record(str(names[row]), -1, path, f"{path} (picture {row})", points)
+
+    protocol = Templates(
+        template.astype(np.int64),
+        media.astype(np.int64),
+        faceness.astype(np.float32),
+        first.astype(np.int64),
+        second.astype(np.int64),
+        same.astype(bool),
+    )
+    return Source("templates", str(root), len(paths), records, (*files, *paths), aligned=landmarks is None), protocol
+
+
+def identification_parts(root: Path) -> list[Path]:
+    """The three lists or folders that make `root` an identification set; empty where it is none."""
+    for folder in (root, root / "Testing_Set"):
+        for names in (tuple(f"{part}.txt" for part in _PARTS), _FOLDERS):
+            if all((folder / name).exists() for name in names[:2]):
+                return [folder / name for name in names]
+    return []
+
+
+def read_identification(root: Path) -> tuple[Source, Identification]:
+    """The pictures and the protocol of a TinyFace folder. Raises UserError naming file and line."""
+    parts = identification_parts(root)
+    listed = [_listed(part) for part in parts]
+    if not listed[0] or not listed[1]:
+        raise UserError(
+            str(root), f"{len(listed[0])} probes, {len(listed[1])} gallery pictures", "at least one of each"
+        )
+    paths = [path for files in listed for path in files]
+    labels: list[int] = []
+    for path in (*listed[0], *listed[1]):
+        prefix = path.name.split("_")[0]
+        if "_" not in path.name or not (prefix.isascii() and prefix.isdigit() and len(prefix) < 18):
+            raise UserError(str(path), "no identity in its name", "<identity>_<anything>.jpg")
+        labels.append(int(prefix))
+    probes, matches = len(listed[0]), len(listed[1])
+    label = np.full(len(paths), -1, np.int64)
+    label[: probes + matches] = labels
+    alone = np.flatnonzero(~np.isin(label[:probes], label[probes : probes + matches]))
+    if len(alone):
+        expected = "a match for every probe: the protocol is closed-set"
+        raise UserError(str(paths[alone[0]]), f"identity {label[alone[0]]} is not in the gallery", expected)
+
+    def records() -> Iterator[Record]:
+        for path in paths:
+            yield Record(path.relative_to(parts[0].parent).as_posix(), -1, path, str(path))
+
+    protocol = Identification(np.arange(probes), np.arange(probes, len(paths)), label)
+    lists = tuple(part for part in parts if part.is_file())
+    return Source("identification", str(root), len(paths), records, (*lists, *paths)), protocol
+
+
+def _listed(part: Path) -> list[Path]:
+    # TinyFace's distractors may be left out; probes and matches were looked for before.
+    if not part.exists():
+        return []
+    if part.is_dir():
+        return sorted(path for path in part.iterdir() if path.suffix.lower() in SUFFIXES)
+    try:
+        lines = part.read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(str(part), f"cannot be read ({error})", "a list of paths") from None
+    paths = [inside(part.parent, line.strip(), f"{part}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+    if len(set(paths)) != len(paths):
+        raise UserError(str(part), "a path twice", "each once")
+    return paths
+
+
+def _table(
+    file: Path, delimiter: str, columns: tuple[str, ...], header: bool = False, optional: int = 0
+) -> dict[str, np.ndarray]:
+    """Columns of a text table as arrays: `path` as text, coordinates and faceness as float64, all others as int64."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    kinds = {
+        name: pa.string() if name == "path" else pa.float64() if name[0] in "xyf" and name != "first" else pa.int64()
+        for name in columns
+    }
+    try:
+        if file.stat().st_size == 0:
+            raise UserError(str(file), "0 bytes", f"columns {' '.join(columns)}")
+        table = csv.read_csv(
+            file,
+            csv.ReadOptions(column_names=None if header else list(columns)),
+            csv.ParseOptions(delimiter=delimiter, quote_char='"' if delimiter == "," else False),
+            csv.ConvertOptions(column_types=kinds, strings_can_be_null=False),
+        )
+    except (OSError, pa.ArrowException) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(str(file), f"cannot be read ({text})", f"columns {' '.join(columns)}") from None
+    needed = columns[: len(columns) - optional]
+    if tuple(table.column_names) not in (columns, needed):
+        raise UserError(f"{file}, line 1", delimiter.join(table.column_names)[:200], delimiter.join(columns))
+    for name in table.column_names:
+        if table.column(name).null_count:
+            raise UserError(str(file), f"an empty {name}", "a value in every line")
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def load_npz(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz, none of them objects. Raises UserError for damage, and for what unpacks to too much."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # Sizes are taken from the directory before anything is unpacked; no more is read than they say.
+            total = sum(entry.file_size for entry in archive.infolist())
+            if total > NPZ_BYTES or total > NPZ_RATIO * file.stat().st_size:
+                expected = f"at most {NPZ_BYTES}, and {NPZ_RATIO} times the file"
+                raise UserError(str(file), f"{total} bytes unpacked", expected)
+        with np.load(file, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+        if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+            raise UserError(str(file), f"{other[0]!r} is no array"[:200], "arrays without objects")
+        return found
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError, NotImplementedError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(str(file), f"cannot be read ({text})", "arrays without objects") from None
+
+
+def _npz(file: Path) -> tuple[np.ndarray, ...]:
+    keys = ("image_paths", "templates", "medias", "faceness_scores", "p1", "p2", "label")
+    arrays = load_npz(file)
+    missing = [key for key in keys if key not in arrays]
+    if missing:
+        raise UserError(str(file), f"no {', '.join(missing)}", ", ".join(keys))
+    columns = tuple(arrays[key].reshape(-1) for key in keys)
+    if columns[0].dtype.kind != "U" or any(column.dtype.kind not in "iufb" for column in columns[1:]):
+        raise UserError(str(file), "columns of other types", "text paths, all else numbers")
+    for group in (columns[:4], columns[4:]):
+        if len({len(column) for column in group}) != 1:
+            raise UserError(str(file), "columns of different lengths", "one entry per picture, and per pair")
+    return columns

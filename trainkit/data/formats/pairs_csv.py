@@ -1,0 +1,136 @@
+"""Verification sets: pictures and pairs of them, as pairs.csv or in InsightFace's `.bin`."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.data.folders import inside
+from trainkit.data.record import Record, Source
+from trainkit.errors import UserError, listing, number_of
+from trainkit.evaluation_protocols import Pairs
+
+COLUMNS = ["path_a", "path_b", "same"]
+FOLDS = 10
+"""Runs of lines that accuracy is counted over: the ten folds of LFW."""
+
+_SAME = {"1": True, "0": False, "true": True, "false": False}
+
+
+def read_csv(file: Path) -> tuple[Source, Pairs]:
+    """Read `path_a,path_b,same` with paths relative to the folder of the file; same is 1 or 0. No picture comes twice.
+
+    Raises UserError for a line of another form, a path out of the folder, and all pairs that would count for more or
+    less than one comparison: of a picture with itself, or of two that were compared before, in either order.
+    """
+    rows: dict[str, int] = {}
+    first, second, same = [], [], []
+    before: dict[frozenset[str], int] = {}
+    wrong: list[str] = []
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            lines = csv.reader(text, strict=True)
+            header = next(lines, [])
+            if header != COLUMNS:
+                raise UserError(f"{file}, line 1", ",".join(header)[:200] or "nothing", ",".join(COLUMNS))
+            for line in lines:
+                where = f"{file}, line {lines.line_num}"
+                if len(line) != 3 or line[2].strip().lower() not in _SAME:
+                    raise UserError(where, ",".join(line)[:200] or "an empty line", "two paths and 1 or 0")
+                for name, column in ((line[0], first), (line[1], second)):
+                    if name not in rows:
+                        inside(file.parent, name, where)
+                    column.append(rows.setdefault(name, len(rows)))
+                pair = frozenset(map(os.path.normpath, line[:2]))
+                if len(pair) == 1:
+                    wrong.append(f"line {lines.line_num}: {line[0]} with itself")
+                elif earlier := before.get(pair):
+                    wrong.append(f"line {lines.line_num}: {line[0]} with {line[1]}, as in line {earlier}")
+                before.setdefault(pair, lines.line_num)
+                same.append(_SAME[line[2].strip().lower()])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(str(file), f"cannot be read ({error})", "a CSV file of pairs") from None
+    if not same:
+        raise UserError(str(file), "no pairs", "at least one line below the header")
+    if wrong:
+        found = f"{number_of(len(wrong), 'pairs')} of one picture, or there before:{listing(wrong)}\n"
+        raise UserError(str(file), found, "each pair of two pictures once, in either order", "remove these lines")
+    names = list(rows)
+
+    def records() -> Iterator[Record]:
+        for row, name in enumerate(names):
+            path = file.parent / name
+            yield Record(name, -1, path, f"{path} (picture {row} of {file.name})")
+
+    files = (file, *(file.parent / name for name in names))
+    return Source("pairs", str(file), len(names), records, files), _pairs(first, second, same)
+
+
+def _pairs(first: list[int], second: list[int], same: list[bool]) -> Pairs:
+    return Pairs(np.asarray(first, np.int64), np.asarray(second, np.int64), np.asarray(same, bool))
+
+
+def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int]:
+    """Draw pairs of pictures of a folder of people, `<person>/<picture>`, into its `pairs.csv`; pairs and people.
+
+    Half are of one person, and connect what is shown of each: so the pairs say who is whom. They come in ten runs, each
+    of other people where there are 20 or more, for the ten folds that accuracy is counted by. `most` pairs at the most.
+    Raises UserError where it is there, or pairs are too few.
+    """
+    from trainkit.data import sources
+
+    file = folder / "pairs.csv"
+    if file.exists():
+        raise UserError(str(file), "already exists", remedy="move it away to draw others")
+    people: dict[str, list[str]] = {}
+    for record in sources.folder(folder, nested=False).records():
+        people.setdefault(str(record.label), []).append(record.id)
+    rng = np.random.default_rng(seed)
+    names = rng.permutation(sorted(people)).tolist()
+    runs = [names[run::FOLDS] for run in range(FOLDS)] if len(names) >= 2 * FOLDS else [names]
+    groups = [[people[name] for name in run] for run in runs]
+    same = [_same(group, rng, most // (2 * len(runs))) for group in groups]
+    each = min(map(len, same))
+    while True:
+        others = [_different(group, pairs[:each], rng) for group, pairs in zip(groups, same, strict=True)]
+        if min(map(len, others)) >= each:
+            break
+        each = min(map(len, others))
+    if len(names) < 2 or each * len(runs) < FOLDS:
+        found = f"{len(names)} people, {each * len(runs)} pairs of one of them"
+        raise UserError(str(folder), found, f"{FOLDS} pairs or more, of people with several pictures each")
+    with file.open("w", newline="", encoding="utf-8") as text:
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(COLUMNS)
+        for of_one, of_two in zip(same, others, strict=True):
+            for one, other in zip(of_one[:each], of_two, strict=True):
+                lines.writerows(((*one, 1), (*other, 0)))
+    return 2 * each * len(runs), len(names)
+
+
+def _same(people: list[list[str]], rng: np.random.Generator, most: int) -> list[tuple[str, str]]:
+    """Up to so many pairs of one person each, no pair twice; any first ones connect what they have of a person."""
+    shuffled = [rng.permutation(pictures).tolist() for pictures in people]
+    paths = [list(itertools.pairwise(pictures)) for pictures in shuffled]
+    pairs = [pair for step in itertools.zip_longest(*paths) for pair in step if pair is not None]
+    there = set(pairs)
+    more = [pair for pictures in shuffled for pair in itertools.combinations(pictures, 2) if pair not in there]
+    return (pairs + [more[place] for place in rng.permutation(len(more)).tolist()])[:most]
+
+
+def _different(people: list[list[str]], same: list[tuple[str, str]], rng: np.random.Generator) -> list[tuple[str, str]]:
+    """As many pairs of two people as there are of one, or as can be found, of pictures that those have."""
+    shown = set(itertools.chain.from_iterable(same))
+    known = [[picture for picture in pictures if picture in shown] or pictures[:1] for pictures in people]
+    found: dict[tuple[str, str], None] = {}
+    for _ in range(20 * len(same)):
+        if len(found) == len(same) or len(people) < 2:
+            break
+        first, second = sorted(rng.choice(len(people), 2, replace=False).tolist())
+        found[str(rng.choice(known[first])), str(rng.choice(known[second]))] = None
+    return list(found)

@@ -1,0 +1,1 @@
+"""Pictures with labels: the block, its split and what changes the pictures."""

@@ -1,0 +1,450 @@
+"""Pictures of classes: to train a classifier or an embedding on, and to score by classes, separation or retrieval."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
+from torch import Tensor
+
+from trainkit import rng
+from trainkit.config.ranges import Deviation, Fraction, FractionBetween, Positive, Side
+from trainkit.config.units import Share
+from trainkit.data import leakage as duplicates
+from trainkit.data import sources
+from trainkit.data.images import augment
+from trainkit.data.images.augment import AnyAugment, Augment, Light, Plain, Timm
+from trainkit.data.leakage import Held
+from trainkit.data.sources import HELD_OUT, SAMPLE
+from trainkit.data.storage import cache
+from trainkit.data.storage.image_store import Packed, is_packed
+from trainkit.errors import UserError, few
+from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
+from trainkit.interfaces import Batch, Meta, Opened
+from trainkit.paths import locate
+
+_log = logging.getLogger(__name__)
+
+EACH = "each"
+"""In place of a regular expression: every picture is a group of its own."""
+
+SAMPLES = {
+    "objects": ("trainkit.data.synthetic.objects", None),
+    "eyes": ("trainkit.data.synthetic.eyes", r"(p\d+)_\d+\.png$"),
+}
+"""Built-in sets by name: the module that draws it, and the expression that finds the group of a picture."""
+
+Kind = Literal["classes", "separation", "inspection", "retrieval"]
+
+
+_share = TypeAdapter(Share)
+
+
+def _read_hold_out(value: object) -> float | list[str]:
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return value
+    try:
+        return _share.validate_python(value)
+    except ValidationError:
+        raise ValueError(f"{value!r} is neither a share such as 20% nor a list of group names") from None
+
+
+def _write_hold_out(value: float | list[str]) -> str | list[str]:
+    return _share.dump_python(value) if isinstance(value, float) else value
+
+
+HoldOut = Annotated[
+    FractionBetween | list[str],
+    "a share such as 20%, or a list of group names",
+    BeforeValidator(_read_hold_out),
+    PlainSerializer(_write_hold_out, return_type=str | list[str]),
+]
+"""A share of the groups, or their names."""
+
+
+@dataclass(kw_only=True)
+class Images:
+    """Labelled pictures. Every set NAME that is scored offers the splits NAME (as classes), NAME.separation,
+    NAME.inspection and NAME.retrieval, and so does `train`, without augmentation."""
+
+    train: str
+    """Folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`, packed folder,
+    or a built-in set: `sample:objects`, `sample:eyes`. What is not packed is packed once, into the cache."""
+    evaluate: dict[str, str] = field(default_factory=dict)
+    """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
+    image_size: Side | tuple[Side, Side] = 224
+    """Side of a picture, or height and width, in pixels."""
+    fit: Literal["crop", "stretch", "keep"] = "crop"
+    """How pictures get there when they are packed: the largest middle part of that shape, or the whole, squeezed.
+    `keep`: they stay encoded at their own sizes and are cut when they are read, by `augment: {name: timm}`."""
+    mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
+    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
+    """What the difference is divided by."""
+    augment: Augment = field(default_factory=Plain)
+    group: str | None = None
+    """Regular expression with one part in parentheses, which finds in the id of a picture (its relative path, or its
+    `image_path`) what must not be in two splits: person, video, alphabet. `each`: every picture is its own group.
+    None: what the source says, if it does."""
+    hold_out: HoldOut | None = None
+    """Groups that are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
+    of their names."""
+    leakage: Literal["refuse", "allow"] = "refuse"
+    """What a group or a picture that is both trained on and scored does: end the run, or warn."""
+    open_set: bool = False
+    """What is scored is of other classes than those that are trained: only retrieval is offered. Groups that are held
+    out take their classes with them."""
+    sampling: Literal["uniform", "balanced"] | dict[str, Positive] = "uniform"
+    """Each picture once an epoch; or draws with replacement: classes alike often, or a picture of a class as often as
+    its weight here says (others: 1). A picture drawn twice in an epoch is augmented alike."""
+    cap: Annotated[int, Field(ge=1, le=1000000000)] = 50_000
+    """Most pictures that separation, inspection and scores of `train` look at: a fixed random subset, in the
+    proportions of the classes."""
+    name: Literal["images"] = "images"
+
+    def __post_init__(self) -> None:
+        if self.fit == "keep" and not isinstance(self.augment, Timm):
+            raise ValueError("fit: keep leaves the cutting to augment: {name: timm}; with others take crop or stretch")
+        if HELD_OUT in self.evaluate.values() and self.hold_out is None:
+            raise ValueError(f"evaluate names {HELD_OUT}, and hold_out does not say which groups that are")
+        if self.hold_out is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
+            raise ValueError(f"evaluate.{HELD_OUT} is another set than the groups of hold_out; choose another name")
+        sources.check_names(self.evaluate)
+
+    @property
+    def side(self) -> tuple[int, int]:
+        """Height and width of a picture."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    def open(self, seed: int) -> Opened:
+        """Find, check and where needed pack the files.
+
+        Raises UserError naming file and row, classes that differ, groups and pictures that are in two splits.
+        """
+        whole = self._packed(self.train, "train")
+        kept, held = self._divided(whole, seed)
+        names = _present(whole, kept) if self.open_set else whole.class_names
+        train = self._split("train", whole, kept, names, seed)
+        self._check_classes("data.train", train, names)
+        scored: dict[str, ImageSplit] = {}
+        places = dict(self.evaluate)
+        if held is not None and HELD_OUT not in places.values():
+            places[HELD_OUT] = HELD_OUT
+        for name, place in places.items():
+            data = whole if place == HELD_OUT else self._packed(place, "val")
+            rows = held if place == HELD_OUT else np.arange(len(data))
+            known = _present(data, rows) if self.open_set else names
+            scored[name] = self._split(name, data, rows, known, seed)
+            self._check_classes(f"data.evaluate.{name}", scored[name], names)
+        self._check_leaks(train, scored)
+        evaluations: dict[str, ImageSplit] = {}
+        for name, split in scored.items():
+            evaluations |= self._kinds(name, split, self.open_set)
+        evaluations |= self._kinds("train", train.some(self.cap), False)
+        meta = Meta(len(names), (3, *self.side), train.digest, tuple(names))
+        return Opened(meta, replace(train, augment=self._checked_augment(), weights=self._weights(train)), evaluations)
+
+    def missing(self) -> list[str]:
+        """Sentences about files that are not there yet."""
+        return [f"{key}: {sentence}" for key, sentence in sources.all_missing(self.train, self.evaluate).items()]
+
+    def _packed(self, text: str, part: str) -> Packed:
+        size, fit = (None, "no") if self.fit == "keep" else (self.side, self.fit)
+        group = None if self.group == EACH else self.group
+        if text.startswith(SAMPLE):
+            place, own = _sample(text, part)
+            return cache.pack_once(sources.folder(place), size, fit, group or own)
+        if is_packed(locate(text)):
+            data = Packed(locate(text))
+            if data.manifest["protocol"] is None and data.size == size and group is None:
+                return data
+        return cache.pack_once(sources.named(text), size, fit, group)
+
+    def _divided(self, whole: Packed, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows to train on, and rows that are held out."""
+        if self.hold_out is None:
+            return np.arange(len(whole)), None
+        if self.group == EACH:
+            groups, names = np.arange(len(whole)), tuple(whole.ids())
+        elif whole.groups is None:
+            found, expected = "pictures of which nothing says what they have in common", "groups to hold out"
+            remedy = f"name them with data.group, a regular expression; `group: {EACH}` splits by picture"
+            raise UserError("data.hold_out", found, expected, remedy)
+        else:
+            groups, names = np.asarray(whole.groups), whole.group_names
+        chosen = sources.held_out(names, self.hold_out, seed, ("group", "groups"))
+        out = np.isin(groups, chosen)
+        rows = np.flatnonzero(~out), np.flatnonzero(out)
+        if not len(rows[0]) or not len(rows[1]):
+            found = (
+                f"{len(chosen)} of {len(names)} groups, which leaves nothing {'to train on' if len(rows[1]) else ''}"
+            )
+            raise UserError("data.hold_out", found.strip(), "some groups on either side")
+        if self.open_set:
+            both = sorted(set(_present(whole, rows[0])) & set(_present(whole, rows[1])))
+            if both:
+                found = f"{len(both)} classes have pictures in held-out groups and in others: {few(both)}"
+                raise UserError("data.hold_out", found, "groups of whole classes, since open_set is on")
+        return rows
+
+    def _split(self, name: str, data: Packed, rows: np.ndarray, names: Iterable[str], seed: int) -> ImageSplit:
+        names = tuple(names)
+        place = {known: number for number, known in enumerate(names)}
+        numbers = np.asarray([place.get(known, -1) for known in data.class_names], np.int64)
+        label = numbers[data.labels[rows]] if len(numbers) else np.full(len(rows), -1)
+        plain = self.augment if self.fit == "keep" else Plain()
+        rows, grouped = rows.astype(np.int64), self.group != EACH
+        return ImageSplit(name, data, rows, label, names, seed, self.side, self.mean, self.std, plain, grouped=grouped)
+
+    def _check_classes(self, where: str, split: ImageSplit, trained: Iterable[str]) -> None:
+        present = _present(split.packed, split.rows)
+        place = f"{where} ({split.packed.manifest.get('made_from') or split.packed.path})"
+        if not self.open_set:
+            new, absent = sorted(set(present) - set(trained)), sorted(set(trained) - set(present))
+            if split.name == "train" and absent:
+                found = f"no pictures of {few(absent)} are left to train on, all are held out"
+                raise UserError("data.hold_out", found, "groups that leave some of each class", "name other groups")
+            if new:
+                found = f"classes that are not trained: {few(new)}"
+                expected = f"those of data.train: {few(sorted(trained))}"
+                missing = f"; of those it has no {few(absent)}" if absent else ""
+                raise UserError(place, found, expected + missing, "open_set: true scores other classes by retrieval")
+            if absent:
+                _log.warning("%s: no pictures of %d classes that are trained: %s", place, len(absent), few(absent))
+        if len(present) < 2:
+            raise UserError(place, f"pictures of {len(present)} class ({few(present)})", "at least 2 to tell apart")
+
+    def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
+        trained = train.held()
+        found = [(f"data.evaluate.{n}", leak) for n, one in scored.items() for leak in self._leaks(train, trained, one)]
+        remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
+        sources.report_leaks(found, self.leakage, "each group and each picture in one split", remedy)
+
+    def _leaks(self, train: ImageSplit, trained: Held, split: ImageSplit) -> list[str]:
+        leaks = [shared.said for shared in duplicates.leaks(trained, split.held())]
+        if self.open_set and (both := sorted(set(train.names) & set(split.names))):
+            said = f"{len(both)} of its {len(split.names)} classes are trained, with open_set on: {few(both)}"
+            leaks.insert(0, said)
+        return leaks
+
+    def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
+        """The splits by which a set is scored, by the words that evaluations name them by."""
+        few = split.some(self.cap)
+        plain = replace(split, name=name, kind="retrieval" if retrieval_only else "classes")
+        searched = {f"{name}.retrieval": replace(split, name=f"{name}.retrieval", kind="retrieval")}
+        if retrieval_only:
+            return {name: plain} | searched
+        looked_at = ("separation", "inspection")
+        return {name: plain} | {f"{name}.{k}": replace(few, name=f"{name}.{k}", kind=k) for k in looked_at} | searched
+
+    def _checked_augment(self) -> AnyAugment:
+        if isinstance(self.augment, Timm):
+            try:
+                self.augment.training(self.side, self.mean, self.std)
+            except ValueError as error:
+                raise UserError("data.augment", str(error), "a policy such as rand-m9-mstd0.5-inc1") from None
+        return self.augment
+
+    def _weights(self, train: ImageSplit) -> np.ndarray | None:
+        if self.sampling == "uniform":
+            return None
+        counts = np.bincount(train.label, minlength=len(train.names))
+        if self.sampling == "balanced":
+            return (1.0 / np.maximum(counts, 1))[train.label]
+        absent = sorted(set(self.sampling) - set(train.names))
+        if absent:
+            found = f"weights for classes that are not there: {few(absent)}"
+            raise UserError("data.sampling", found, f"some of: {few(sorted(train.names), 20)}")
+        return np.asarray([self.sampling.get(name, 1.0) for name in train.names])[train.label]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSplit:
+    """Rows of a packed set as the loop sees them.
+
+    Keys: image, uint8 or, where timm has normalised it, float32; label, index, view; `augment`, the numbers of `light`.
+    """
+
+    name: str
+    packed: Packed
+    rows: np.ndarray
+    """int64 (size,), rows of the packed set."""
+    label: np.ndarray
+    """int64 (size,), class of each, as `names` numbers them."""
+    names: tuple[str, ...]
+    """Class names of the training set; with an open set, those of this one."""
+    seed: int
+    side: tuple[int, int]
+    """Height and width."""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    augment: AnyAugment
+    """What is done to pictures in training; what is scored is only cut, where pictures keep their own sizes."""
+    kind: Kind | None = None
+    """How it is scored; None for training."""
+    weights: np.ndarray | None = None
+    """float64 (size,): how often each is drawn in training, relative to the others; None: each once an epoch."""
+    grouped: bool = True
+    """Whether a group must not be in two splits; not with `group: each`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_cut"}  # transforms may not pickle
+
+    @property
+    def at_once(self) -> None:
+        """Pictures are read in batches of any size."""
+        return None
+
+    @property
+    def any_thread(self) -> bool:
+        """Whether `fetch` may run beside the training: timm's augmentation sets the generators of the process."""
+        return not isinstance(self.augment, Timm)
+
+    @property
+    def size(self) -> int:
+        """Number of pictures."""
+        return len(self.rows)
+
+    @functools.cached_property
+    def views(self) -> int:
+        """One without augmentation, two with mirrored pictures alone, 0 where there is no counting them."""
+        if self.kind is not None or isinstance(self.augment, Plain):
+            return 1
+        return self.augment.views if isinstance(self.augment, Light) else 0
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of pictures, labels and names; that of the packed set where it is taken whole."""
+        if self.names == self.packed.class_names and np.array_equal(self.rows, np.arange(len(self.packed))):
+            return self.packed.digest
+        text = "\n".join((self.packed.digest, *self.names)).encode(errors="surrogateescape")
+        return hashlib.sha256(text + b"\n" + self.rows.tobytes() + self.label.tobytes()).hexdigest()
+
+    @property
+    def protocol(self) -> Classes | Retrieval | None:
+        """How the split is scored; None for training."""
+        if self.kind is None:
+            return None
+        if self.kind == "retrieval":
+            return Retrieval(self.label)
+        if self.kind == "inspection":
+            ids = self.packed.ids()
+            return Inspection(self.label, self.names, tuple(ids[row] for row in self.rows.tolist()))
+        if self.kind == "separation":
+            return Separation(self.label, self.names)
+        group = None if self.packed.groups is None else np.asarray(self.packed.groups[self.rows])
+        return Classes(self.label, self.names, group=group)
+
+    def groups(self) -> set[str]:
+        """Names of the groups of which it has pictures; empty where none are known."""
+        if self.packed.groups is None:
+            return set()
+        names = self.packed.group_names
+        return {names[group] for group in np.unique(self.packed.groups[self.rows]).tolist()}
+
+    def held(self) -> Held:
+        """What it can be compared with other splits by."""
+        known = self.label[self.label >= 0]
+        return duplicates.held_in(
+            self.packed,
+            self.rows,
+            subjects=frozenset(self.groups() if self.grouped else ()),
+            label=self.label,
+            classes=self.names,
+            counts=np.bincount(known, minlength=len(self.names)),
+            unlabelled=self.size - len(known),
+        )
+
+    def some(self, most: int) -> ImageSplit:
+        """At most so many of the pictures, in the proportions of their classes: a hash of seed and row chooses."""
+        if self.size <= most:
+            return self
+        chance = rng.uniform(self.seed, "cap", 0, np.arange(self.size))
+        order = np.lexsort((chance, self.label))
+        begins = np.searchsorted(self.label[order], np.arange(len(self.names)))
+        counts = np.bincount(self.label, minlength=len(self.names))
+        # The share of its class that stands before each: cut at one level, every class gives in proportion.
+        before = np.empty(self.size)
+        before[order] = (np.arange(self.size) - begins[self.label[order]] + 0.5) / counts[self.label[order]]
+        chosen = np.sort(np.lexsort((chance, before))[:most])
+        return replace(self, rows=self.rows[chosen], label=self.label[chosen])
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray | rng.Shuffled:
+        """Rows of one epoch, int64 (updates, batch_size): shuffled, or drawn by weight with replacement.
+
+        What fills no batch is left for other epochs. Raises UserError when a batch takes more than there are.
+        """
+        if not 1 <= batch_size <= self.size:
+            raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
+        if self.weights is None:
+            return rng.order(self.seed, epoch, self.size, batch_size)
+        updates = self.size // batch_size
+        ends = np.cumsum(self.weights)
+        draws = rng.uniform(self.seed, "sampling", epoch, np.arange(updates * batch_size))
+        rows = np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), self.size - 1)
+        return rows.astype(np.int64).reshape(updates, batch_size)
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """The pictures at `indices`, in training with their augmentation or the numbers for it.
+
+        Raises UserError at a damaged row.
+        """
+        indices = np.array(indices, dtype=np.int64)
+        rows, views = self.rows[indices], np.zeros(len(indices), np.int64)
+        batch = {"label": torch.from_numpy(self.label[indices]), "index": torch.from_numpy(indices)}
+        training = self.kind is None
+        if isinstance(self.augment, Timm):
+            pictures = self.packed.pictures(rows)
+            if training:
+                batch["image"] = augment.per_picture(pictures, self._cut, self.seed, epoch, indices)
+            else:
+                batch["image"] = torch.stack([self._cut(pixels) for pixels in pictures])
+        else:
+            images = self.packed.fetch(rows)
+            if training and isinstance(self.augment, Light):
+                self.augment.equalise(images, self.seed, epoch, indices)
+                numbers = self.augment.numbers(self.seed, epoch, indices, self.side, view)
+                views = numbers[:, augment.NUMBERS.index("flip")].astype(np.int64) * (self.views == 2)
+                batch["augment"] = torch.from_numpy(numbers)
+            batch["image"] = torch.from_numpy(images)
+        return batch | {"view": torch.from_numpy(views)}
+
+    def on_device(self, batch: Batch) -> Batch:
+        """`light` for the whole batch, then (pixels / 255 - mean) / std, where that is not done yet."""
+        image = batch["image"]
+        if "augment" in batch:
+            image = self.augment.apply(image, batch["augment"], self.mean)
+        elif image.is_floating_point():
+            return batch
+        done = {key: value for key, value in batch.items() if key != "augment"}
+        return done | {"image": augment.normalise(image, self.mean, self.std)}
+
+    @functools.cached_property
+    def _cut(self) -> Callable[[np.ndarray], Tensor]:
+        if self.kind is None:
+            return self.augment.training(self.side, self.mean, self.std)
+        return self.augment.scoring(self.side)
+
+
+def _sample(text: str, part: str) -> tuple[Path, str | None]:
+    word = text.removeprefix(SAMPLE)
+    if word not in SAMPLES:
+        raise UserError("data", f"no built-in set {text!r}", " or ".join(SAMPLE + name for name in SAMPLES))
+    module, group = SAMPLES[word]
+    return importlib.import_module(module).folder() / part, group
+
+
+def _present(data: Packed, rows: np.ndarray) -> tuple[str, ...]:
+    """Names of the classes that rows of a set have pictures of, in their order."""
+    names = data.class_names
+    counts = np.bincount(data.labels[rows], minlength=len(names)) if len(names) else ()
+    return tuple(name for name, count in zip(names, counts, strict=True) if count)

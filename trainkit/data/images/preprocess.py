@@ -1,0 +1,74 @@
+"""How new pictures become what a network was trained on: brought to its size and normalised, as the data's own were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from trainkit.data.formats import image_decode
+from trainkit.data.images import augment
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a picture goes through on its way into a network, and the same in numbers for who does it elsewhere."""
+
+    side: tuple[int, int]
+    """Height and width that the network sees."""
+    mean: tuple[float, float, float]
+    """Taken from pixels 0 .. 1, for red, green and blue."""
+    std: tuple[float, float, float]
+    """What the difference is divided by."""
+    pixels: Callable[[np.ndarray, str], np.ndarray]
+    """A picture, uint8 (h, w, 3), and its place in words, to uint8 (3, *side). Raises UserError where it does not fit.
+    """
+    normal: Callable[[Tensor], Tensor]
+    """Pictures, uint8 (B, 3, *side), to float ones, with the bits with which the run was scored."""
+    words: str
+    """How pictures get to their size."""
+    crop_pct: float = 1.0
+    """Share of the shorter side that is cut from the middle."""
+    crop_mode: str = "center"
+    """The same in timm's words: `center`, or `squash` where the whole is squeezed."""
+
+
+def of(data: Any) -> Preparation | None:
+    """The preparation of the data `faces`, `images` and `people`; None for data of another kind."""
+    match getattr(data, "name", None):
+        case "faces":
+            side, half = (data.image_size, data.image_size), (0.5, 0.5, 0.5)
+            words = "an aligned square face; a larger one is made smaller, any other shape is refused"
+            return Preparation(side, half, half, partial(_fitted, side=side, how="down"), _faces, words)
+        case "images" if data.fit == "keep":
+            cut = data.augment.scoring(data.side)
+            share = data.augment.crop_pct
+            words = f"resized, and the middle cut out: {100 * share:.4g} % of the shorter side"
+            return _normalised(data, lambda pixels, where: cut(pixels).numpy(), words, share, "center")
+        case "images" | "people":
+            pixels = partial(_fitted, side=data.side, how=data.fit)
+            if data.fit == "stretch":
+                return _normalised(data, pixels, "the whole picture, squeezed", 1.0, "squash")
+            return _normalised(data, pixels, "the largest middle part of that shape, resized", 1.0, "center")
+    return None
+
+
+def _normalised(
+    data: Any, pixels: Callable[[np.ndarray, str], np.ndarray], words: str, share: float, mode: str
+) -> Preparation:
+    mean, std = tuple(data.mean), tuple(data.std)
+    normal = partial(augment.normalise, mean=mean, std=std)
+    return Preparation(data.side, mean, std, pixels, normal, words, share, mode)
+
+
+def _fitted(pixels: np.ndarray, where: str, side: tuple[int, int], how: image_decode.Fit) -> np.ndarray:
+    return np.ascontiguousarray(image_decode.fit(pixels, side, where, how).transpose(2, 0, 1))
+
+
+def _faces(images: Tensor) -> Tensor:
+    # As `FaceSplit.on_device`, whose bits it gives.
+    return images.float().div(127.5).sub(1)

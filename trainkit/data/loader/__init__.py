@@ -1,0 +1,1 @@
+"""Samples to batches: worker processes, decode threads and damaged samples."""

@@ -1,0 +1,1 @@
+"""People in several modalities: the block, its index and its sampler."""

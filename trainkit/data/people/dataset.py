@@ -1,0 +1,576 @@
+"""People as records of several modalities: to learn who is who, and to find people again by any of them together."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from trainkit import rng
+from trainkit.config.ranges import Deviation, Fraction, FractionBelowOne, Side, Whole
+from trainkit.data import leakage as duplicates
+from trainkit.data import sources
+from trainkit.data.images import augment
+from trainkit.data.images.augment import Light, Plain
+from trainkit.data.images.dataset import HoldOut
+from trainkit.data.leakage import Held
+from trainkit.data.people import index as people_index
+from trainkit.data.people import pk_report, tokenizer
+from trainkit.data.people.index import PeopleIndex
+from trainkit.data.people.modalities import MODALITIES, RGB, TEXT, subsets, title
+from trainkit.data.people.pk_sampler import Cells, Draw, Sampler
+from trainkit.data.people.tokenizer import Captions
+from trainkit.data.sources import HELD_OUT
+from trainkit.data.storage import cache
+from trainkit.data.storage.image_store import Packed
+from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Search
+from trainkit.interfaces import Batch, Meta, Opened
+
+TRIALS = 10
+"""Galleries that SYSU-MM01's protocol draws (Wu et al., ICCV 2017, section 3.3)."""
+
+_SYSU = {"": (False, 1), ".multi": (False, 10), ".indoor": (True, 1), ".indoor_multi": (True, 10)}
+"""Its four settings by the end of a split's name: whether indoors alone, and pictures of a person and camera."""
+_INDOORS = ("1", "2")
+"""Cameras of its indoor gallery, by the last character of their names."""
+_FIXED = 0
+"""Seed of the galleries that are drawn: whatever the run's, so that runs are scored on the same ones."""
+
+
+@dataclass(kw_only=True)
+class ModalityDropout:
+    """Queries of several modalities that lose some of them in training, so that none is relied on alone."""
+
+    p: FractionBelowOne
+    """Share of the records of queries that are left out. One of each query stays."""
+    from_epoch: Whole = 0
+    """First epoch, from 0, in which any are."""
+
+
+@dataclass(kw_only=True)
+class People:
+    """Records of people. Every set NAME that is scored offers the splits NAME, NAME.ranked (with pictures of ranked
+    lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
+
+    train: str
+    """`ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`) with a row for each
+    record, the built-in `sample:people`, or `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
+    evaluate: dict[str, str] = field(default_factory=dict)
+    """Name of a set that is scored to its place, as `train`; `held_out`: the people of `hold_out`."""
+    modalities: list[Literal["rgb", "nir", "cp", "sk", "text"]] | None = None
+    """Those that are used, `rgb` among them; None: all that `train` has."""
+    image_size: Side | tuple[Side, Side] = (256, 128)
+    """Side of a picture, or height and width, in pixels."""
+    fit: Literal["crop", "stretch"] = "stretch"
+    """How pictures get there when they are packed: the whole, squeezed, or the largest middle part of that shape."""
+    mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
+    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
+    """What the difference is divided by."""
+    augment: Annotated[Plain | Light, Field(discriminator="name")] = field(default_factory=Plain)
+    """What is done to pictures of every modality in training."""
+    text: Captions = field(default_factory=Captions)
+    token_dropout: FractionBelowOne = 0.0
+    """Share of the words (with `clip`, of its pieces) that captions lose in training; one stays."""
+    sampler: Sampler
+    queries: Literal["all", "one"] = "all"
+    """What people of a training batch are asked for with: every combination of the modalities, RGB apart, that they
+    have records of in the batch; or the one of all of these."""
+    modality_dropout: ModalityDropout | None = None
+    hold_out: HoldOut | None = None
+    """People who are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
+    of their names."""
+    rerank_strict: bool = False
+    """When NAME.reranked joins two neighbourhoods: where two thirds or more of the one are in the other, as the paper
+    of k-reciprocal re-ranking writes; or, true, where more than two thirds are, as its authors' code computes."""
+    leakage: Literal["refuse", "allow"] = "refuse"
+    """What a person or a picture that is both trained on and scored does: end the run, or warn."""
+    name: Literal["people"] = "people"
+
+    def __post_init__(self) -> None:
+        if self.modalities is not None and "rgb" not in self.modalities:
+            raise ValueError(f"modalities are {self.modalities}; rgb is needed, in which people are looked for")
+        if HELD_OUT in self.evaluate.values() and self.hold_out is None:
+            raise ValueError(f"evaluate names {HELD_OUT}, and hold_out does not say who that is")
+        if self.hold_out is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
+            raise ValueError(f"evaluate.{HELD_OUT} is another set than the people of hold_out; choose another name")
+        sources.check_names(self.evaluate)
+
+    @property
+    def side(self) -> tuple[int, int]:
+        """Height and width of a picture."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def block(self) -> int:
+        """Records of a micro-batch: P x K."""
+        return self.sampler.block
+
+    def open(self, seed: int) -> Opened:
+        """Find, index, check and where needed pack the files.
+
+        Raises UserError naming file and row, people and pictures that are in two splits, a modality that is asked for
+        and not there, and fewer people than the sampler takes.
+        """
+        whole = people_index.indexed(self.train, "train")
+        known = self._known(whole)
+        kept, held = self._divided(whole, np.flatnonzero(np.isin(whole.modality, known)), seed)
+        coder = self.text.make() if TEXT in known else None
+        kept = kept[whole.person[kept] >= 0]
+        numbers, label = np.unique(whole.person[kept], return_inverse=True)
+        names = tuple(whole.persons[number] for number in numbers.tolist())
+        # All is found, and the sampler tried, before the first picture is packed: a mistake should not show after that.
+        draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
+        places = dict(self.evaluate)
+        if held is not None and HELD_OUT not in places.values():
+            places[HELD_OUT] = HELD_OUT
+        asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
+        told: list[str] = []
+        for name, place in places.items():
+            index = whole if place == HELD_OUT else people_index.indexed(place, "val")
+            rows = held if place == HELD_OUT else np.arange(len(index))
+            asked[name] = index, searches(index, rows, known, f"data.evaluate.{name}", self.rerank_strict)
+            if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
+                words = ", ".join(MODALITIES[m] for m in strange)
+                told.append(f"{name}: its records of {words} are left out, for none are trained on")
+        train = self._split("train", whole, kept, names, known, coder, seed)
+        scored: dict[str, PeopleSplit] = {}
+        for name, (index, every) in asked.items():
+            for end, (rows, search) in every.items():
+                like = scored.get(name)
+                if like is not None and np.array_equal(rows, like.rows):
+                    scored[name + end] = replace(like, name=name + end, protocol=search)
+                    continue
+                split = self._split(name + end, index, rows, names, known, coder, seed)
+                scored[name + end] = replace(split, protocol=search)
+        self._check_leaks(train, {name: scored[name] for name in places})
+        meta = Meta(
+            len(names),
+            (3, *self.side),
+            train.digest,
+            names,
+            modalities=tuple(MODALITIES[m] for m in known),
+            vocabulary=coder.vocabulary if coder else 0,
+            text_length=coder.length if coder else 0,
+        )
+        said = pk_report.report(draw, names, whole.seconds, whole.memory).sentences()
+        train = replace(train, draw=draw, dropout=self.modality_dropout)
+        return Opened(meta, train, scored, (*said, *told), self.block)
+
+    def missing(self) -> list[str]:
+        """Sentences about files that are not there yet."""
+        places = {"data.train": self.train} | {f"data.evaluate.{name}": text for name, text in self.evaluate.items()}
+        found = {key: people_index.missing(text) for key, text in places.items() if text != HELD_OUT}
+        found["data.text.file"] = self.text.missing()
+        return [f"{key}: {sentence}" for key, sentence in found.items() if sentence]
+
+    def _known(self, index: PeopleIndex) -> tuple[int, ...]:
+        """Codes of the modalities that are used."""
+        there = tuple(np.unique(index.modality).tolist())
+        asked = there if self.modalities is None else tuple(sorted({MODALITIES.index(m) for m in self.modalities}))
+        for code in {RGB, *asked} - set(there):
+            found = f"no records of {MODALITIES[code]}, only {', '.join(MODALITIES[m] for m in there)}"
+            raise UserError(f"data.train ({index.where})", found, f"some of {', '.join(MODALITIES[m] for m in asked)}")
+        return asked
+
+    def _divided(self, index: PeopleIndex, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Of `rows` those to train on, and those of people who are held out."""
+        if self.hold_out is None:
+            return rows, None
+        there = np.unique(index.person[rows][index.person[rows] >= 0])
+        names = [index.persons[number] for number in there.tolist()]
+        chosen = there[sources.held_out(names, self.hold_out, seed, ("person", "people"))]
+        out = np.isin(index.person[rows], chosen)
+        if out.all() or not out.any():
+            rest = "which leaves nobody to train on" if out.any() else "nobody"
+            raise UserError("data.hold_out", f"{len(chosen)} of {len(names)} people, {rest}", "people on either side")
+        return rows[~out], rows[out]
+
+    def _split(
+        self,
+        name: str,
+        index: PeopleIndex,
+        rows: np.ndarray,
+        names: tuple[str, ...],
+        known: tuple[int, ...],
+        coder: tokenizer.Tokens | None,
+        seed: int,
+    ) -> PeopleSplit:
+        place = {known: number for number, known in enumerate(names)}
+        numbers = np.asarray([*(place.get(known, -1) for known in index.persons), -1], np.int32)
+        captions = rows[index.modality[rows] == TEXT]
+        ids, ends = None, None
+        if coder is not None:
+            texts = index.texts()
+            ids, ends = tokenizer.table(coder, [texts[row] for row in captions.tolist()]), (coder.begin, coder.end)
+        return PeopleSplit(
+            name,
+            index,
+            cache.pack_once(index.pictures(), self.side, self.fit),
+            rows.astype(np.int32),
+            numbers[index.person[rows]],
+            np.asarray(index.modality[rows]),
+            names,
+            known,
+            ids,
+            ends,
+            seed,
+            self.side,
+            self.mean,
+            self.std,
+            self.augment,
+            self.token_dropout,
+            self.queries,
+        )
+
+    def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
+        trained = train.held()
+        shared = [(f"data.evaluate.{n}", duplicates.leaks(trained, split.held())) for n, split in scored.items()]
+        found = [(where, leak.said) for where, leaks in shared for leak in leaks]
+        remedy = "divide the sets by person (data.hold_out can), or go on with `leakage: allow`"
+        sources.report_leaks(found, self.leakage, "each person and each picture in one split", remedy)
+
+
+@dataclass(frozen=True, eq=False)
+class PeopleSplit:
+    """Records of an index as the loop sees them.
+
+    Keys: `image.M`, uint8, for each modality that is a picture; `text`; label, modality, index, view; in training
+    `queries`, and `augment`, the numbers of `light` for all pictures of the batch.
+    """
+
+    name: str
+    index: PeopleIndex
+    packed: Packed
+    """Its pictures."""
+    rows: np.ndarray
+    """int32 (records,), rows of the index."""
+    label: np.ndarray
+    """int32 (records,), class of each, as `names` numbers them; -1 for people who are not trained on."""
+    modality: np.ndarray
+    """int8 (records,), ascending."""
+    names: tuple[str, ...]
+    """People of the training set."""
+    known: tuple[int, ...]
+    """Codes of the modalities that batches have keys for."""
+    ids: np.ndarray | None
+    """Token ids of the captions, which are the last of the records, (captions, length); None without text."""
+    ends: tuple[int | None, int] | None
+    """Ids that begin and end a caption."""
+    seed: int
+    side: tuple[int, int]
+    """Height and width."""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    augment: Plain | Light
+    token_dropout: float
+    queries: Literal["all", "one"]
+    protocol: Search | None = None
+    """How it is scored; None for training."""
+    draw: Draw | None = None
+    """What draws the batches of a training split."""
+    dropout: ModalityDropout | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"draw": None}  # workers that read batches draw none
+
+    @property
+    def any_thread(self) -> bool:
+        """Whether `fetch` may run beside the training: no generator of the process is drawn from."""
+        return True
+
+    @property
+    def at_once(self) -> None:
+        """Records are read in batches of any size."""
+        return None
+
+    @property
+    def size(self) -> int:
+        """Records of an evaluation; of a training split as many as an epoch draws."""
+        return self.draw.size if self.draw is not None else len(self.rows)
+
+    @property
+    def views(self) -> int:
+        """1 where nothing is changed; 0 in training, where a record is another one in every batch."""
+        return 0 if self.protocol is None else 1
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of pictures, captions as ids, people and modalities."""
+        hashed = hashlib.sha256(
+            "\n".join((self.index.digest, self.packed.digest, *self.names)).encode(errors="replace")
+        )
+        for array in (self.rows, self.label, self.modality, self.ids):
+            hashed.update(b"\n" if array is None else b"\n" + array.tobytes())
+        return hashed.hexdigest()
+
+    def persons(self) -> set[str]:
+        """Names of the people of whom it has records."""
+        numbers = np.unique(self.index.person[self.rows]).tolist()
+        return {self.index.persons[number] for number in numbers if number >= 0}
+
+    def pictures(self) -> np.ndarray:
+        """Rows of `packed` that it has, int32."""
+        return self.index.picture[self.rows[self.modality != TEXT]]
+
+    def held(self) -> Held:
+        """What it can be compared with other splits by: its people, and its pictures."""
+        whose = self.index.person[self.rows[self.modality != TEXT]]
+        there, number = np.unique(whose[whose >= 0], return_inverse=True)
+        label = np.full(len(whose), -1, np.int64)
+        label[whose >= 0] = number
+        return duplicates.held_in(
+            self.packed,
+            self.pictures(),
+            subjects=frozenset(self.persons()),
+            kind="people",
+            label=label,
+            classes=tuple(self.index.persons[person] for person in there.tolist()),
+            counts=np.bincount(number, minlength=len(there)),
+            unlabelled=int((whose < 0).sum()),
+        )
+
+    def picture(self, row: int) -> np.ndarray | None:
+        """Pixels of a record, uint8 (height, width, 3); None for a caption."""
+        place = int(self.index.picture[self.rows[row]])
+        return None if place < 0 else self.packed.picture(place)
+
+    def caption(self, row: int) -> str:
+        """Words of a record; empty for a picture."""
+        return self._texts[int(self.rows[row])]
+
+    @functools.cached_property
+    def _texts(self) -> list[str]:
+        return self.index.texts()
+
+    def order(self, epoch: int, batch_size: int) -> Any:
+        """Rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
+
+        Raises UserError when a batch is not made of whole blocks, or asks for more people than there are.
+        """
+        if self.draw is None:
+            raise ValueError(f"{self.name} is no split to train on")
+        return self.draw.order(epoch, batch_size)
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """The records at `indices`: in training in the order of their modalities, with queries among them and the
+        numbers of their augmentation; in evaluation as they come, which is in that order.
+
+        What is drawn for a record depends on its batch, so that one drawn twice, in an epoch or in a batch, is not seen
+        twice alike. Raises UserError at a damaged row, ValueError where an evaluation is asked for out of order.
+        """
+        indices = np.array(indices, dtype=np.int64)
+        training = self.protocol is None
+        modality = self.modality[indices]
+        if (modality[1:] < modality[:-1]).any():
+            if not training:
+                raise ValueError(f"{self.name}: records that are not in the order of their modalities")
+            order = np.argsort(modality, kind="stable")
+            indices, modality = indices[order], modality[order]
+        rows, label = self.rows[indices], self.label[indices].astype(np.int64)
+        cuts = np.searchsorted(modality, np.arange(len(MODALITIES) + 1))
+        # Mapped arrays give mapped arrays, which take numpy longer.
+        images = np.asarray(self.packed.fetch(self.index.picture[rows[: cuts[TEXT]]]))
+        batch = {
+            "label": torch.from_numpy(label),
+            "modality": torch.from_numpy(modality.astype(np.int64)),
+            "index": torch.from_numpy(indices),
+            "view": torch.zeros(len(indices), dtype=torch.int64),
+        }
+        ids = self.ids[indices[cuts[TEXT] :] - self._first_caption] if self.ids is not None else None
+        if training:
+            salt = zlib.crc32(indices.tobytes())
+            # A number for each record of the batch, by which all else that is drawn for it is drawn.
+            keys = rng.words(self.seed, "batch", epoch, salt, np.arange(len(indices))).view(np.int64)
+            if isinstance(self.augment, Light):
+                self.augment.equalise(images, self.seed, epoch, keys[: cuts[TEXT]])
+                numbers = self.augment.numbers(self.seed, epoch, keys[: cuts[TEXT]], self.side, view)
+                batch["augment"] = torch.from_numpy(numbers)
+            if ids is not None and self.token_dropout:
+                draws = rng.uniform(self.seed, "tokens", epoch, keys[cuts[TEXT] :, None], np.arange(ids.shape[1]))
+                ids = tokenizer.leave_out(ids, draws, self.token_dropout, *self.ends)
+            batch["queries"] = torch.from_numpy(self._asked(label, modality, epoch, salt))
+        for code in self.known:
+            if code != TEXT:
+                batch[f"image.{MODALITIES[code]}"] = torch.from_numpy(images[cuts[code] : cuts[code + 1]])
+        if ids is not None:
+            batch["text"] = torch.from_numpy(ids.astype(np.int64))
+        return batch
+
+    def on_device(self, batch: Batch) -> Batch:
+        """`light` for all pictures of the batch at once, then (pixels / 255 - mean) / std."""
+        keys = [f"image.{MODALITIES[code]}" for code in self.known if code != TEXT]
+        images = torch.cat([batch[key] for key in keys]) if len(keys) > 1 else batch[keys[0]]
+        if "augment" in batch:
+            images = self.augment.apply(images, batch["augment"], self.mean) if len(images) else images.float()
+        images = augment.normalise(images, self.mean, self.std).split([len(batch[key]) for key in keys])
+        done = {key: value for key, value in batch.items() if key != "augment"}
+        return done | dict(zip(keys, images, strict=True))
+
+    @functools.cached_property
+    def _first_caption(self) -> int:
+        return int(np.searchsorted(self.modality, TEXT))
+
+    @functools.cached_property
+    def _subsets(self) -> list[tuple[int, ...]]:
+        return subsets(tuple(MODALITIES[code] for code in self.known))
+
+    def _asked(self, label: np.ndarray, modality: np.ndarray, epoch: int, salt: int) -> np.ndarray:
+        """The queries of a training batch, int64 (queries, 5): rows of the batch, -1 for a modality not asked with.
+
+        A combination is asked once for each of the records that a person has of the modality with the most of them, of
+        several modalities no more often than half of the person's records. So a batch of n records has n + n/2 x S
+        queries at the most, with S the combinations of several: a bound that does not depend on who is in it.
+        """
+        _, person = np.unique(label, return_inverse=True)
+        others = tuple(code for code in self.known if code != RGB)
+        if self.queries == "one":
+            asked = combined(person, modality, [others], any_of=True, cap=True)[0]
+        elif others:
+            asked = np.concatenate(combined(person, modality, self._subsets, cap=True))
+        else:
+            asked = np.zeros((0, len(MODALITIES)), np.int64)
+        if self.dropout is None or epoch < self.dropout.from_epoch or not len(asked):
+            return asked
+        draws = rng.uniform(
+            self.seed, "modality_dropout", epoch, salt, np.arange(len(asked))[:, None], np.arange(len(MODALITIES))
+        )
+        draws = np.where(asked >= 0, draws, -1.0)
+        stays = (draws >= self.dropout.p) | (draws == draws.max(1, keepdims=True))
+        return np.where(stays, asked, -1)
+
+
+def combined(
+    person: np.ndarray,
+    modality: np.ndarray,
+    wanted: Sequence[tuple[int, ...]],
+    *,
+    any_of: bool = False,
+    cap: bool = False,
+) -> list[np.ndarray]:
+    """Queries for people by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
+
+    `person` is 0 or more for each record. Of whoever has records of all modalities of a set (with `any_of`, of one at
+    least) there are as many queries as records of the modality with the most of them; query t takes of each modality
+    record t, and begins again where there are fewer. So with one modality each record asks once. With `cap` a person is
+    asked for with several at once no more often than half of the person's records.
+    """
+    people, kinds = int(person.max(initial=-1)) + 1, len(MODALITIES)
+    cell = np.asarray(person, np.int64) * kinds + modality
+    ordered = np.argsort(cell, kind="stable")
+    sizes = np.bincount(cell, minlength=people * kinds)
+    starts = (np.cumsum(sizes) - sizes).reshape(people, kinds)
+    sizes = sizes.reshape(people, kinds)
+    chosen = np.zeros((len(wanted), 1, kinds), bool)
+    for number, some in enumerate(wanted):
+        chosen[number, 0, list(some)] = True
+    # (sets, people, 5): how many records of each of its modalities.
+    held = sizes * chosen
+    there = held > 0
+    able = there.any(2) if any_of else (there == chosen).all(2)
+    times = held.max(2, initial=0) * able
+    if cap:
+        times = np.where(there.sum(2) > 1, np.minimum(times, sizes.sum(1) // 2), times)
+    flat = times.reshape(-1)
+    # Which set and person each query is of, and the how manieth of these it is.
+    which = np.repeat(np.arange(len(flat)), flat)
+    turn = np.arange(len(which)) - np.repeat(np.cumsum(flat) - flat, flat)
+    held, starts = held.reshape(-1, kinds)[which], starts[which % max(people, 1)]
+    place = starts + turn[:, None] % np.maximum(held, 1)
+    rows = np.where(held > 0, ordered[np.where(held > 0, place, 0)], -1) if len(which) else place
+    return np.split(rows, np.cumsum(times.sum(1))[:-1])
+
+
+def searches(
+    index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str, strict: bool
+) -> dict[str, tuple[np.ndarray, Search]]:
+    """What is scored of `rows` of a set, by the end of a split's name: rows of the index, and who asks for whom.
+
+    Queries are those that the set itself lists, else every combination of modalities, RGB apart, that are `known`;
+    where there are none but RGB, RGB pictures. The gallery is RGB. Raises UserError where one of the two is empty.
+    """
+    queries = _queries(index, rows, known)
+    gallery = rows[(index.modality[rows] == RGB) & (index.role[rows] != 1)]
+    asking = sum(len(some) for some in queries.values())
+    if not asking or not len(gallery):
+        found = f"{asking} queries and {len(gallery)} gallery pictures"
+        raise UserError(f"{where} ({index.where})", found, "some of either", "look at its modalities and roles")
+    if index.trials == "sysu":
+        # Another set with such trials (LLCM) has them of single pictures, and no part of it is indoors.
+        settings = _SYSU if index.kind == "SYSU-MM01" else {"": _SYSU[""]}
+        drawn = {end: _drawn(index, gallery, *setting) for end, setting in settings.items()}
+    else:
+        drawn = {"": (gallery,)}
+    made = {end: _search(index, queries, galleries, where) for end, galleries in drawn.items()}
+    own, first = made[""]
+    return made | {f".{kind}": (own, replace(first, kind=kind, strict=strict)) for kind in ("ranked", "reranked")}
+
+
+def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Name of a list to rows of the index, (queries, 5)."""
+    if lists := index.lists():
+        # A query with a record of somebody else, or of another modality, is not asked. Row -1 is none.
+        there = np.zeros(len(index) + 1, bool)
+        there[rows[np.isin(index.modality[rows], known)]] = there[-1] = True
+        lists = {name: some[there[some].all(1)].astype(np.int64) for name, some in lists.items()}
+        return {name: some for name, some in lists.items() if len(some)}
+    asks = rows[(index.role[rows] != 2) & (index.person[rows] >= 0) & np.isin(index.modality[rows], known)]
+    person, modality = index.person[asks], index.modality[asks]
+    wanted = subsets(tuple(MODALITIES[m] for m in known)) or [(RGB,)]
+    # Row -1 stays that: it looks up the entry behind the last.
+    asks = np.append(asks, -1)
+    found = zip(wanted, combined(person, modality, wanted), strict=True)
+    return {title(some): asks[rows] for some, rows in found if len(rows)}
+
+
+def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) -> tuple[np.ndarray, ...]:
+    """SYSU-MM01's galleries: of each person and camera `most` pictures, drawn by a hash of their names."""
+    if indoors:
+        cameras = [number for number, name in enumerate(index.cameras) if name[-1:] in _INDOORS]
+        gallery = gallery[np.isin(index.camera[gallery], cameras)]
+    ids = index.ids()
+    codes = np.asarray([zlib.crc32(ids[row].encode(errors="surrogateescape")) for row in gallery.tolist()], np.int64)
+    cell = index.person[gallery].astype(np.int64) * (len(index.cameras) + 1) + index.camera[gallery]
+    trials = []
+    for trial in range(TRIALS):
+        order = np.lexsort((codes, rng.words(_FIXED, "gallery", trial, codes), cell))
+        first = np.searchsorted(cell[order], cell[order], side="left")
+        trials.append(np.sort(gallery[order[np.arange(len(order)) - first < most]]))
+    return tuple(trials)
+
+
+def _search(
+    index: PeopleIndex, queries: Mapping[str, np.ndarray], galleries: tuple[np.ndarray, ...], where: str
+) -> tuple[np.ndarray, Search]:
+    """Rows of the index that take part, ascending, and the search among them."""
+    if not all(len(rows) for rows in galleries):
+        raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb pictures of every setting")
+    asked = [some.reshape(-1) for some in queries.values()]
+    rows = np.unique(np.concatenate([*asked, *galleries]))
+    rows = rows[rows >= 0]
+    place = np.full(len(index) + 1, -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    ids = index.ids()
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, some in queries.items():
+        group = f"modal_{int((some[0] >= 0).sum())}"
+        groups[group] = (*groups.get(group, ()), name)
+    search = Search(
+        np.asarray(index.person[rows], np.int64),
+        np.asarray(index.place[rows], np.int64),
+        tuple(place[some] for some in galleries),
+        {name: place[some] for name, some in queries.items()},
+        tuple(ids[row] for row in rows.tolist()),
+        dict(sorted(groups.items())),
+        index.by_person,
+        index.hides,
+    )
+    return rows, search

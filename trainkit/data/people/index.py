@@ -1,0 +1,343 @@
+"""What a set of people holds, as arrays: scanned once, kept in the cache, reopened in milliseconds.
+
+A folder with
+
+| file           | content                                                                                         |
+|----------------|-------------------------------------------------------------------------------------------------|
+| `person.npy`   | int32 (records,), whom each shows, as `names.json` numbers them; -1 for a distractor            |
+| `camera.npy`   | int16 (records,), -1 unknown                                                                    |
+| `place.npy`    | int16 (records,), which records of a person hide each other in a search; -1 hides nothing       |
+| `modality.npy` | int8 (records,), a place in `modalities.MODALITIES`                                             |
+| `role.npy`     | int8 (records,), 0 as it comes, 1 query only, 2 gallery only                                    |
+| `of.npy`       | int32 (records,), for a caption the record of the picture that it describes, else -1            |
+| `queries.npy`  | int32 (queries, 5), queries that the set itself gives, list after list                          |
+| `ids.txt`      | one line per record: the path of a picture below the root, a name for each caption              |
+| `texts.txt`    | one line per caption                                                                            |
+| `names.json`   | names of persons and cameras                                                                    |
+| `manifest.json` | root, lists, seconds, size and SHA-256 of every file, and the digest of the whole              |
+
+Records are in the order of their modalities, and in that of the set within one: pictures first, captions last.
+
+Whether a set has changed is seen by its annotation files and by the folders its pictures are in, not by every picture:
+a folder changes when a file is added, removed or renamed. What is in a picture is not in the index.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trainkit.data import folders
+from trainkit.data.people import records as people_records
+from trainkit.data.people import sources
+from trainkit.data.people.modalities import MODALITIES, TEXT
+from trainkit.data.people.records import Layout, Rows
+from trainkit.data.record import Record, Source
+from trainkit.data.storage import cache, hashed_folder
+from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+FORMAT = "trainkit-people"
+VERSION = 1
+"""Raised with any change to how a set is read, so that an older index is not taken for a new one."""
+
+_ARRAYS = {"person": "int32", "camera": "int16", "place": "int16", "modality": "int8", "role": "int8", "of": "int32"}
+_FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts.txt", "names.json")
+
+
+def indexed(text: str, part: str = "train") -> PeopleIndex:
+    """The index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
+
+    Processes that start together scan once. Raises UserError at the first mistake in the set, naming file and row.
+    """
+    layout = sources.find(text, part)
+    made = [FORMAT, VERSION, layout.kind, layout.where]
+    # The folders are known only from a scan, so they are noted under a name that the annotations alone give.
+    first = cache.key(made, layout.annotations)
+    noted = cache.place(f"{first}.folders")
+    found: list[Path] = []
+
+    def is_there(_: Path) -> bool:
+        try:
+            folders = noted.read_text("utf-8", errors="surrogateescape").split("\n")[:-1]
+        except OSError:
+            return False
+        stamps = {name: people_records.stamp(f"{layout.root}/{name}") for name in folders}
+        folder = noted.parent / _key(first, stamps)
+        found[:] = [folder]
+        return (folder / "manifest.json").is_file()
+
+    def make() -> None:
+        begin = time.perf_counter()
+        rows = Rows(layout.root)
+        layout.read(rows)
+        folder = noted.parent / _key(first, rows.stamps)
+        if not (folder / "manifest.json").is_file():
+            _write(folder, layout, rows, begin)
+        aside = noted.with_name(f"{noted.name}.{uuid.uuid4().hex[:8]}")
+        aside.write_text("".join(f"{name}\n" for name in rows.stamps), "utf-8", errors="surrogateescape")
+        aside.rename(noted)
+        found[:] = [folder]
+        _log.info("scanned %s in %.2f s, once: %d records", layout.where, time.perf_counter() - begin, len(rows))
+
+    cache.make_once(noted, is_there, make)
+    return PeopleIndex(found[0])
+
+
+def _key(first: str, stamps: Mapping[str, str]) -> str:
+    """Names the index of a set by its annotations and by when each of its folders last changed."""
+    text = "".join(f"\n{folder} {when}" for folder, when in stamps.items())
+    return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def missing(text: str) -> str | None:
+    """A sentence about a set that a recipe names and that is not there yet."""
+    return sources.missing(text)
+
+
+def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """One SHA-256 for an index, from the hashes of its files."""
+    lines = [FORMAT, str(VERSION), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+class PeopleIndex(hashed_folder.Hashed):
+    """The index of a set of people, opened for reading; arrays are mapped, names and texts read when asked for."""
+
+    person: np.ndarray
+    """int32 (records,), a place in `persons`; -1 for a distractor."""
+    camera: np.ndarray
+    """int16 (records,), a place in `cameras`; -1 unknown."""
+    place: np.ndarray
+    """int16 (records,), as `Search.place`: which records of a person hide each other; -1 hides nothing."""
+    modality: np.ndarray
+    """int8 (records,), a place in `modalities.MODALITIES`, in ascending order."""
+    role: np.ndarray
+    """int8 (records,): 0 as it comes, 1 query only, 2 gallery only."""
+    of: np.ndarray
+    """int32 (records,): for a caption the record of the picture that it describes, else -1."""
+
+    def __init__(self, path: Path | str):
+        """Open and check: sizes and hashes of the files, shapes, ranges. Raises UserError."""
+        super().__init__(Path(path), _read_manifest(Path(path)))
+        self._check_arrays()
+
+    def __len__(self) -> int:
+        return self.manifest["records"]
+
+    @property
+    def kind(self) -> str:
+        """Its layout in words."""
+        return self.manifest["kind"]
+
+    @property
+    def where(self) -> str:
+        """The set in words, with its split."""
+        return self.manifest["where"]
+
+    @property
+    def root(self) -> Path:
+        """Where the paths of pictures begin."""
+        return Path(self.manifest["root"])
+
+    @property
+    def hides(self) -> Literal["person", "place"]:
+        """What a query does not meet in its own `place`: records of its person, or (SYSU-MM01) of anybody."""
+        return self.manifest["hides"]
+
+    @property
+    def by_person(self) -> bool:
+        """Whether its protocol counts persons in place of gallery records for CMC."""
+        return self.manifest["by_person"]
+
+    @property
+    def trials(self) -> Literal["none", "sysu"]:
+        """Whether its protocol draws galleries, as SYSU-MM01's does."""
+        return self.manifest["trials"]
+
+    @property
+    def seconds(self) -> float:
+        """What the scan took."""
+        return self.manifest["seconds"]
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its arrays when all are in memory, without ids and texts."""
+        return sum(getattr(self, name).nbytes for name in _ARRAYS) + self._queries.nbytes
+
+    @property
+    def persons(self) -> tuple[str, ...]:
+        """Names of the persons, in the order of their numbers."""
+        return self._names[0]
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the cameras, in the order of their numbers."""
+        return self._names[1]
+
+    @functools.cached_property
+    def picture(self) -> np.ndarray:
+        """int32 (records,), the row of each in `pictures()`; -1 for a caption."""
+        return np.where(self.modality == TEXT, -1, np.arange(len(self))).astype(np.int32)
+
+    def ids(self) -> list[str]:
+        """The name of every record: the path of a picture below `root`, a name for each caption."""
+        return self._lines("ids.txt")
+
+    def texts(self) -> list[str]:
+        """The words of every record; empty for pictures."""
+        return [""] * int(np.count_nonzero(self.modality != TEXT)) + self._lines("texts.txt")
+
+    def lists(self) -> dict[str, np.ndarray]:
+        """Queries that the set itself gives, int32 (queries, 5) by name in its order; empty where it gives none."""
+        found, begin = {}, 0
+        for name, count in self.manifest["lists"]:
+            found[name], begin = np.asarray(self._queries[begin : begin + count]), begin + count
+        return found
+
+    def pictures(self) -> Source:
+        """The pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
+        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.manifest["root"]
+
+        def records() -> Iterator[Record]:
+            names = (*self.persons, people_records.DISTRACTOR)  # -1 is the last
+            for id, number in zip(ids, self.person.tolist(), strict=False):
+                path = os.path.join(root, id)
+                yield Record(id, names[number], Path(path), path)
+
+        annotations = tuple(Path(file) for file in self.manifest["annotations"])
+        files = (*annotations, *(Path(os.path.join(root, id)) for id in ids))
+        return Source(self.kind, self.where, len(ids), records, files)
+
+    @functools.cached_property
+    def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        try:
+            names = json.loads((self.path / "names.json").read_text("utf-8"))
+            persons, cameras = tuple(names["persons"]), tuple(names["cameras"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise hashed_folder.unreadable(self.path / "names.json", error) from None
+        folders.check_names(self.where, (*persons, *cameras))
+        return persons, cameras
+
+    def _lines(self, name: str) -> list[str]:
+        try:
+            return (self.path / name).read_text("utf-8").split("\n")[:-1]
+        except (OSError, ValueError) as error:
+            raise hashed_folder.unreadable(self.path / name, error) from None
+
+    def _map(self) -> None:
+        for name in _ARRAYS:
+            setattr(self, name, hashed_folder.mapped(self.path / f"{name}.npy"))
+        self._queries = hashed_folder.mapped(self.path / "queries.npy")
+
+    def _check_arrays(self) -> None:
+        n, persons, cameras = len(self), len(self.persons), len(self.cameras)
+        above = {
+            "person": persons,
+            "camera": cameras,
+            "place": 1 << 15,
+            "modality": len(MODALITIES),
+            "role": 3,
+            "of": n,
+        }
+        sound = all(
+            (array := getattr(self, name)).shape == (n,)
+            and array.dtype == kind
+            and (n == 0 or (array.min() >= (0 if name in ("modality", "role") else -1) and array.max() < above[name]))
+            for name, kind in _ARRAYS.items()
+        )
+        asked = self._queries
+        sound = sound and asked.dtype == np.int32 and asked.shape[1:] == (len(MODALITIES),)
+        sound = sound and len(asked) == sum(count for _, count in self.manifest["lists"])
+        if sound and len(asked):
+            sound = asked.min() >= -1 and asked.max() < n
+            # A query has a record in the place of its modality, or none.
+            sound = sound and np.all((asked < 0) | (self.modality[asked] == np.arange(len(MODALITIES))))
+        if not sound or not np.all(self.modality[1:] >= self.modality[:-1]):
+            raise UserError(str(self.path), "arrays that do not fit each other", remedy=REBUILD)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "an index of people", "trainkit")
+    hashed_folder.check_entries(path, manifest, _FILES)
+    hashed_folder.check_digest(path, manifest, digest_of(manifest["files"]))
+    kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
+    kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
+    for key, kind in kinds.items():
+        if type(manifest.get(key)) is not kind:
+            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, REBUILD)
+    for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
+        if manifest[key] not in words:
+            raise UserError(str(path / "manifest.json"), f"{key}: {manifest[key]!r}"[:200], " or ".join(words), REBUILD)
+    if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
+        raise UserError(str(path / "manifest.json"), "lists of another form", "names and counts", REBUILD)
+    return manifest
+
+
+class _Writer(hashed_folder.Aside):
+    def finish(self, manifest: dict[str, Any]) -> None:
+        self._publish(manifest, lambda whole: digest_of(whole["files"]))
+
+
+def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
+    """Bring records into their order, and write them as arrays."""
+    if not len(rows):
+        raise UserError(layout.where, "no records", "at least one")
+    people_records.check_persons(rows)
+    modality = np.asarray(rows.modality, np.int8)
+    order = np.argsort(modality, kind="stable")
+    # Where each record went, and behind them -1 to itself.
+    moved = np.full(len(rows) + 1, -1, np.int32)
+    moved[order] = np.arange(len(rows), dtype=np.int32)
+    persons, person = _numbered(rows.person)
+    cameras, camera = _numbered([name or None for name in rows.camera])
+    if len(cameras) > np.iinfo(np.int16).max:
+        raise UserError(layout.where, f"{len(cameras)} cameras", f"at most {np.iinfo(np.int16).max}")
+    hidden = np.asarray([*(rows.places.get(name, -1) for name in cameras), -1], np.int16)
+    arrays = {
+        "person": person[order],
+        "camera": camera[order].astype(np.int16),
+        "place": hidden[camera[order]],
+        "modality": modality[order],
+        "role": np.asarray(rows.role, np.int8)[order],
+        "of": moved[np.asarray(rows.of, np.int32)[order]],
+        "queries": moved[np.asarray([q for some in rows.lists.values() for q in some], np.int32).reshape(-1, 5)],
+    }
+    texts = [rows.text[row] for row in order.tolist() if rows.modality[row] == TEXT]
+    with _Writer(folder, ()) as writer:
+        for name, array in arrays.items():
+            np.save(writer.folder / f"{name}.npy", array, allow_pickle=False)
+        lines = {"ids.txt": [rows.ids[row] for row in order.tolist()], "texts.txt": texts}
+        for name, every in lines.items():
+            text = "".join(f"{line}\n" for line in every)
+            (writer.folder / name).write_text(text, "utf-8", newline="")
+        names = json.dumps({"persons": persons, "cameras": cameras}, ensure_ascii=True)
+        (writer.folder / "names.json").write_text(names, "utf-8")
+        manifest = {"format": FORMAT, "version": VERSION, "kind": layout.kind, "where": layout.where}
+        manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
+        manifest |= {"records": len(rows), "persons": len(persons), "hides": rows.hides}
+        manifest |= {"by_person": rows.by_person, "trials": rows.trials}
+        manifest["modalities"] = dict(zip(MODALITIES, np.bincount(modality, minlength=5).tolist(), strict=True))
+        manifest["lists"] = [[name, len(some)] for name, some in rows.lists.items()]
+        manifest["seconds"] = time.perf_counter() - begin
+        writer.finish(manifest)
+
+
+def _numbered(names: list[str | None]) -> tuple[list[str], np.ndarray]:
+    """The names in their order, and of each entry its number, int32; -1 for none."""
+    distinct = sorted({name for name in names if name is not None})
+    number: dict[str | None, int] = {name: n for n, name in enumerate(distinct)}
+    number[None] = -1
+    return distinct, np.asarray([number[name] for name in names], np.int32)

@@ -1,0 +1,476 @@
+"""Batches of P people with K records each, at a cost that does not grow with the people or the records.
+
+Records are kept by person and modality as one array of rows and one of where each cell begins (compressed sparse
+rows): 4 bytes a record, and 4 for each person and modality. Nothing is drawn ahead and nothing is carried along: who
+and what is in a batch is a hash of seed and place, by permutations that need no table (`seeding.permuted`). So any
+batch of any epoch is there at once, on any process, and resuming needs no more than the number of the next one.
+
+**People** come in passes: each person that can be drawn once, in another order every time; what a pass leaves over,
+fewer people than an update takes, is left out of it. Passes go on from epoch to epoch, so an epoch may be shorter or
+longer than one. **Records** of a cell come in passes too, so far as a person's draws ask for equally many of them: each
+once before one comes again, in another order every time. Within a draw a record is repeated only where the person has
+too few of what is asked for.
+
+P x K batches are of Hermans, Beyer and Leibe 2017, *In defense of the triplet loss*, arXiv 1703.07737.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trainkit import rng
+from trainkit.config.ranges import Count
+from trainkit.data.people.modalities import MODALITIES, RGB
+from trainkit.errors import UserError
+
+WHERE = "data.sampler"
+
+CHUNK = 256
+"""Blocks that are drawn at once when batches are asked for one after another: a call of numpy costs 1 us or more."""
+FIRST = 8
+"""Blocks that are drawn at once where nobody has asked for the ones before."""
+
+_NONE = (0, 0, np.zeros((0, 0), np.int64))
+
+
+@dataclass(kw_only=True)
+class PK:
+    """P people with K records each, of any modality."""
+
+    people: Annotated[int, Field(ge=2, le=100000)]
+    """P: different people in a block, which is one micro-batch."""
+    each: Annotated[int, Field(ge=2, le=10000)]
+    """K: records of each of them."""
+    short: Literal["repeat", "drop"] = "repeat"
+    """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
+    epoch: Literal["people", "records"] = "people"
+    """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
+    batches_per_epoch: Count | None = None
+    """Blocks of an epoch; None: as `epoch` says."""
+    name: Literal["pk"] = "pk"
+
+    @property
+    def block(self) -> int:
+        """Records of a block: P x K."""
+        return self.people * self.each
+
+
+@dataclass(kw_only=True)
+class ModalPK:
+    """P people with K records each, of several modalities: of people with an RGB record and one of another modality."""
+
+    people: Annotated[int, Field(ge=2, le=100000)]
+    """P: different people in a block, which is one micro-batch."""
+    each: Annotated[int, Field(ge=2, le=10000)]
+    """K: records of each of them."""
+    ensure_rgb: bool = True
+    """One of the K is RGB and the rest of other modalities; without it, RGB is one modality among the others."""
+    prefer_complete: bool = True
+    """One of each modality that the person has before a second of any; without it, any of the records."""
+    half: bool = False
+    """K/2 of RGB and K/2 of other modalities, strictly."""
+    short: Literal["repeat", "fill", "drop"] = "repeat"
+    """Of people with too few records of other modalities (with `half`, or of RGB): these come more than once in a draw;
+    more of RGB, none twice while there are others; or the people are not drawn."""
+    epoch: Literal["people", "records"] = "people"
+    """How long an epoch is: every person that can be drawn once, or as many draws as they have records."""
+    batches_per_epoch: Count | None = None
+    """Blocks of an epoch; None: as `epoch` says."""
+    name: Literal["modal_pk"] = "modal_pk"
+
+    def __post_init__(self) -> None:
+        if self.half and self.each % 2:
+            raise ValueError(f"each is {self.each}; half needs an even number, K/2 of RGB and K/2 of other modalities")
+        if self.half and not self.ensure_rgb:
+            raise ValueError("half takes K/2 of RGB, and ensure_rgb is off; leave out one of the two")
+        if self.short == "fill" and (self.half or not self.ensure_rgb):
+            what = "half takes K/2 of RGB strictly" if self.half else "ensure_rgb is off"
+            raise ValueError(f"short: fill takes more of RGB, and {what}; take repeat or drop")
+
+    @property
+    def block(self) -> int:
+        """Records of a block: P x K."""
+        return self.people * self.each
+
+
+@dataclass(kw_only=True)
+class Pairs:
+    """P RGB records with K-1 of the same person from other modalities each; people may meet themselves in a block.
+
+    With K = 2, pairs of two modalities. Anchors come in passes: each RGB record once.
+    """
+
+    people: Annotated[int, Field(ge=2, le=100000)]
+    """P: RGB records in a block, which is one micro-batch."""
+    each: Annotated[int, Field(ge=2, le=10000)] = 2
+    """K: an RGB record and its K-1 partners, one of each modality that the person has before a second of any."""
+    short: Literal["repeat", "fill", "drop"] = "repeat"
+    """Of people with fewer than K-1 records of other modalities: these come more than once in a draw; more of RGB, none
+    twice while there are others; or the people are not drawn."""
+    epoch: Literal["anchors", "people", "records"] = "anchors"
+    """How long an epoch is: as many draws as RGB records, as people, or so many that records come out alike."""
+    batches_per_epoch: Count | None = None
+    """Blocks of an epoch; None: as `epoch` says."""
+    name: Literal["pairs"] = "pairs"
+
+    @property
+    def block(self) -> int:
+        """Records of a block: P x K."""
+        return self.people * self.each
+
+
+AnySampler = PK | ModalPK | Pairs
+Sampler = Annotated[AnySampler, Field(discriminator="name")]
+"""The block of a recipe that chooses how people and their records come together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Rows of records by person and modality."""
+
+    rows: np.ndarray
+    """int32 (records,): by person, within a person by modality, within a cell as they were."""
+    starts: np.ndarray
+    """int32 (persons * modalities + 1,): where in `rows` each cell begins."""
+    modalities: tuple[int, ...]
+    """Codes of those that there are; at least one."""
+
+    @staticmethod
+    def make(person: np.ndarray, modality: np.ndarray, persons: int) -> Cells:
+        """From the person (-1: nobody's, left out) and the modality of each record.
+
+        Raises UserError naming the first record whose modality is none of `modalities.MODALITIES`: it is not taken for
+        RGB.
+        """
+        person, modality = np.asarray(person), np.asarray(modality)
+        if person.shape != modality.shape or person.ndim != 1 or len(person) >= 1 << 31:
+            raise ValueError(f"{person.shape} people and {modality.shape} modalities; one each of a record is needed")
+        if len(person) and not -1 <= int(person.min()) <= int(person.max()) < persons:
+            raise ValueError(f"people from {person.min()} to {person.max()}; 0 to {persons - 1}, or -1, are needed")
+        held = np.bincount(modality[modality >= 0], minlength=len(MODALITIES)) if len(modality) else np.zeros(5)
+        if len(held) > len(MODALITIES) or held.sum() < len(modality):
+            row = int(np.flatnonzero((modality < 0) | (modality >= len(MODALITIES)))[0])
+            expected = ", ".join(f"{code} ({name})" for code, name in enumerate(MODALITIES))
+            raise UserError(f"record {row}", f"modality {int(modality[row])}", expected, "say what each record is")
+        known = tuple(np.flatnonzero(held).tolist()) or (RGB,)
+        column = np.searchsorted(known, np.arange(len(MODALITIES)))
+        # Cell and row in one word, so that the fastest sort there is keeps the order within a cell.
+        words = (person.astype(np.int64) * len(known) + column[modality]) << 32 | np.arange(len(person))
+        words = words[person >= 0] if len(person) and person.min() < 0 else words
+        if len(words) and not (words[1:] > words[:-1]).all():
+            words.sort()
+        starts = np.zeros(persons * len(known) + 1, np.int32)
+        np.cumsum(np.bincount(words >> 32, minlength=persons * len(known)), out=starts[1:])
+        return Cells((words & 0xFFFFFFFF).astype(np.int32), starts, known)
+
+    @property
+    def persons(self) -> int:
+        """How many people there are, with records or without."""
+        return (len(self.starts) - 1) // len(self.modalities)
+
+    @property
+    def bytes(self) -> int:
+        """Of both arrays."""
+        return self.rows.nbytes + self.starts.nbytes
+
+    def counts(self) -> np.ndarray:
+        """Records of each person and modality, int64 (persons, 5), in the order of `modalities.MODALITIES`."""
+        counts = np.zeros((self.persons, len(MODALITIES)), np.int64)
+        counts[:, list(self.modalities)] = np.diff(self.starts).reshape(-1, len(self.modalities))
+        return counts
+
+
+def eligible(spec: AnySampler, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Who can be drawn, and who could be but has too few records and is dropped; bool (persons,) each.
+
+    `counts`: `Cells.counts()`.
+    """
+    total = counts.sum(1)
+    others = total - counts[:, RGB]
+    if isinstance(spec, PK):
+        able, enough = total > 0, total >= spec.each
+    elif isinstance(spec, ModalPK) and not spec.ensure_rgb:
+        able, enough = (counts > 0).sum(1) > 1, total >= spec.each
+    elif isinstance(spec, ModalPK) and spec.half:
+        able = (counts[:, RGB] > 0) & (others > 0)
+        enough = np.minimum(counts[:, RGB], others) >= spec.each // 2
+    else:
+        able, enough = (counts[:, RGB] > 0) & (others > 0), others >= spec.each - 1
+    dropped = able & ~enough if spec.short == "drop" else np.zeros_like(able)
+    return able & ~dropped, dropped
+
+
+class Draw:
+    """A sampler over cells: blocks of P x K rows, K in a run for each person, as a pure function of their place."""
+
+    def __init__(self, spec: AnySampler, cells: Cells, seed: int):
+        """Raises UserError where nobody can be drawn, or fewer people than a block takes."""
+        self.spec, self.cells, self.seed = spec, cells, seed
+        counts = cells.counts()
+        able, _ = eligible(spec, counts)
+        people = np.flatnonzero(able)
+        self.persons, self.records = len(people), int(counts[people].sum())
+        if not self.persons:
+            raise UserError(WHERE, f"nobody among {cells.persons} people can be drawn", _needed(spec), _remedy(spec))
+        if self.persons < 2:
+            raise UserError(WHERE, f"1 of {cells.persons} people can be drawn", f"2 to tell apart, {_needed(spec)}")
+        self._people = None if self.persons == cells.persons else people.astype(np.int32)
+        self._ends = None
+        if isinstance(spec, Pairs):
+            self._ends = np.cumsum(counts[people, RGB])
+            self._ends = self._ends.astype(np.int32) if self._ends[-1] < 1 << 31 else self._ends
+        self.units = self.persons if self._ends is None else int(self._ends[-1])
+        self._fits(1)
+        lengths = {"people": self.persons // spec.people, "records": self.records // spec.block}
+        lengths["anchors"] = self.units // spec.people
+        self.lengths = {name: max(1, length) for name, length in lengths.items()}
+        self.batches = spec.batches_per_epoch or self.lengths[spec.epoch]
+        self._kept = _NONE
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": _NONE}
+
+    @property
+    def block(self) -> int:
+        """Rows of a block."""
+        return self.spec.block
+
+    @property
+    def size(self) -> int:
+        """Rows that an epoch draws."""
+        return self.batches * self.block
+
+    @property
+    def bytes(self) -> int:
+        """Of the index and what is kept beside it."""
+        return self.cells.bytes + sum(a.nbytes for a in (self._people, self._ends) if a is not None)
+
+    def rows(self, epoch: int, first: int, count: int, together: int = 1) -> np.ndarray:
+        """Rows of `count` blocks from block `first` of an epoch, int64 (count, P x K).
+
+        A pure function of its arguments and the seed. `together` blocks, from a multiple of it on, are one update:
+        their people (of `pairs` their anchors) are all different. Raises UserError where there are not so many.
+        """
+        number = epoch * (self.batches // together * together) + first
+        return self._blocks(number, count, together)
+
+    def update(self, number: int, together: int) -> np.ndarray:
+        """Rows of update `number` of `together` blocks, counted on from epoch to epoch, int64 (together * P * K,).
+
+        Asked for one after another they are drawn in chunks, across the ends of epochs.
+        """
+        kept, begin, chunk = self._kept
+        at = number - begin
+        if kept != together or not 0 <= at < len(chunk):
+            blocks = CHUNK if number == 0 or (kept == together and at == len(chunk)) else FIRST
+            count = max(1, blocks // together)
+            chunk = self._blocks(number * together, count * together, together).reshape(count, -1)
+            self._kept, at = (together, number, chunk), 0
+        return chunk[at]
+
+    def _blocks(self, number: int, count: int, together: int) -> np.ndarray:
+        """Rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
+        self._fits(together)
+        per_pass = self.units // (self.spec.people * together) * together
+        number = number + np.arange(count)[:, None]
+        turn = number // per_pass
+        place = (number - turn * per_pass) * self.spec.people + np.arange(self.spec.people)
+        unit = rng.permuted(self.seed, "people", turn, self.units, place).reshape(-1)
+        turn = np.broadcast_to(turn, place.shape).reshape(-1)
+        chosen = self._pairs(unit, turn) if self._ends is not None else self._groups(unit, turn)
+        return self.cells.rows[chosen].astype(np.int64).reshape(count, self.block)
+
+    def order(self, epoch: int, batch_size: int) -> Order:
+        """What `Split.order` returns: `order[update, first:last]` are rows.
+
+        Raises UserError where a batch is not made of whole blocks, or takes more than an epoch or than people there
+        are.
+        """
+        together, rest = divmod(batch_size, self.block)
+        if rest or not together:
+            expected = f"a multiple of {self.block}, the {self.spec.people} x {self.spec.each} of {WHERE}"
+            raise UserError("train.batch_size", str(batch_size), expected)
+        self._fits(together)
+        if together > self.batches:
+            found = f"{batch_size}, {together} blocks of {WHERE}, of which an epoch has {self.batches}"
+            raise UserError("train.batch_size", found, f"{self.batches * self.block} at most", "or a longer epoch")
+        return Order(self, epoch, together)
+
+    def _fits(self, together: int) -> None:
+        if (needed := together * self.spec.people) > self.units:
+            what = "people" if self._ends is None else "RGB records"
+            blocks = f", {together} blocks of {self.spec.people}" if together > 1 else ""
+            found = f"{needed} {what} in an update{blocks}, and {self.units} can be drawn"
+            raise UserError(f"{WHERE}.people", found, f"{self.units // together} at most", "or a smaller batch_size")
+
+    # ---- which records: places in `cells.rows`
+
+    def _groups(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
+        """(people, K): of each of these people in this turn."""
+        spec, each = self.spec, self.spec.each
+        person = unit if self._people is None else self._people[unit].astype(np.int64)
+        bounds, turn = self._bounds(person), turn[:, None]
+        if isinstance(spec, PK):
+            return self._take(*_run(bounds[:, :1], bounds[:, -1:], np.arange(each), each), turn)
+        if not spec.ensure_rgb:
+            which = np.arange(each) % (bounds[:, -1:] - bounds[:, :1])
+            return self._take(*self._others(bounds, turn, each, 0, which), turn)
+        ours = each // 2 if spec.half else 1
+        which, extra = self._shared(bounds, each - ours)
+        # RGB and the others in one: half of the calls, and the permutation is most of the work.
+        start, size, quota, number = (np.empty((len(unit), each), np.int64) for _ in range(4))
+        rgb = _run(bounds[:, :1], bounds[:, 1:2], np.arange(ours), ours)
+        others = self._others(bounds, turn, each - ours, 1, which)
+        for whole, first, rest in zip((start, size, quota, number), rgb, others, strict=True):
+            whole[:, :ours], whole[:, ours:] = first, rest
+        if extra is not None:
+            least = np.clip(each - (bounds[:, -1:] - bounds[:, 1:2]), 1, rgb[1])
+            quota[:, :1] = least
+            more = extra >= 0
+            for whole, value in zip((start, size, quota, number), (rgb[0], rgb[1], least, extra), strict=True):
+                np.copyto(whole[:, 1:], value, where=more)
+        return self._take(start, size, quota, number, turn)
+
+    def _pairs(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
+        """(anchors, K): each of these RGB records and its partners in this turn."""
+        need = self.spec.each - 1
+        place = np.searchsorted(self._ends, unit, side="right")
+        person = place if self._people is None else self._people[place].astype(np.int64)
+        bounds = self._bounds(person)
+        rgb = bounds[:, 1:2] - bounds[:, :1]
+        anchor = unit[:, None] - (self._ends[place].astype(np.int64)[:, None] - rgb)
+        turn = turn[:, None] * rgb + anchor
+        which, extra = self._shared(bounds, need)
+        chosen = self._take(*self._others(bounds, turn, need, 1, which), turn)
+        if extra is not None:
+            chosen = np.where(extra < 0, chosen, bounds[:, :1] + (anchor + extra) % rgb)
+        return np.concatenate((bounds[:, :1] + anchor, chosen), axis=1)
+
+    def _bounds(self, person: np.ndarray) -> np.ndarray:
+        """(people, modalities + 1) int64: where each cell begins, and where the last ends."""
+        width = len(self.cells.modalities)
+        return self.cells.starts[person[:, None] * width + np.arange(width + 1)].astype(np.int64)
+
+    def _take(
+        self, start: np.ndarray, size: np.ndarray, quota: np.ndarray, which: np.ndarray, turn: np.ndarray
+    ) -> np.ndarray:
+        """Places of the records number `which`, below `quota`, that turn `turn` takes of a run of `size` records.
+
+        Turns go through the run, `quota` records each, in an order that is another one whenever it is through.
+        """
+        turns = _divided(size, quota)
+        cycle = _divided(turn, turns)
+        place = (turn - cycle * turns) * quota + which
+        return start + rng.permuted(self.seed, "records", (start << 24) + cycle, size, place)
+
+    def _shared(self, bounds: np.ndarray, need: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Which of a person's other records are to be taken, by number, (people or 1, need): again where there are few.
+
+        And with `short: fill`, where somebody has too few, the numbers of the RGB records to take in their place, -1
+        elsewhere: the draw's own RGB record is number 0.
+        """
+        which = np.arange(need)[None]
+        total = bounds[:, -1:] - bounds[:, 1:2]
+        if int(total.min()) >= need:
+            return which, None
+        if self.spec.short != "fill":
+            return which % total, None
+        # All of a person's records in a row: RGB record 0, the others, the rest of RGB; and from the start.
+        which = (1 + which) % (bounds[:, -1:] - bounds[:, :1])
+        extra = np.where(which == 0, 0, np.where(which > total, which - total, -1))
+        return np.where(extra < 0, which - 1, 0), extra
+
+    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray):
+        """Start, size, quota and number of `need` records of the modalities from column `first` on, (people, need).
+
+        Where all are to come in rounds, each taking one of each modality that has more, modalities are in another order
+        in each turn.
+        """
+        spec = self.spec
+        if isinstance(spec, ModalPK) and not spec.prefer_complete:
+            return _run(bounds[:, first : first + 1], bounds[:, -1:], which, need)
+        bounds = bounds[:, first:]
+        people, columns = len(bounds), bounds.shape[1] - 1
+        draws = rng.words(self.seed, "modalities", (bounds[:, 0] << 24) + turn[:, 0]) >> np.uint64(40)
+        table = _orders(columns)
+        order = table[(draws * np.uint64(len(table)) >> np.uint64(24)).astype(np.int64)]
+        order += np.arange(0, people * (columns + 1), columns + 1)[:, None]
+        starts = bounds.reshape(-1)[order]
+        sizes = bounds.reshape(-1)[order + 1] - starts
+        there = sizes > 0
+        if (there.sum(1) < need).any():
+            there = (sizes[:, None] > np.arange(need)[:, None]).reshape(people, -1)
+        number = np.cumsum(there, axis=1, dtype=np.int32)
+        slots = np.flatnonzero(there & (number <= need))
+        ends = np.minimum(number[:, -1], need)
+        slot = slots[(np.cumsum(ends) - ends)[:, None] + which]
+        if there.shape[1] == columns:
+            return starts.reshape(-1)[slot], sizes.reshape(-1)[slot], np.int64(1), np.int64(0)
+        group, inside = np.divmod(slot, need * columns)
+        rounds, column = np.divmod(inside, columns)
+        at = group * columns + column
+        size = sizes.reshape(-1)[at]
+        # The most rounds in which any modality may be asked, whatever their order.
+        most = 1 + (number[:, columns - 1 : -1 : columns] < need).sum(1)
+        return starts.reshape(-1)[at], size, np.minimum(size, most[group]), rounds
+
+
+class Order:
+    """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64."""
+
+    def __init__(self, draw: Draw, epoch: int, together: int):
+        """Of `together` blocks an update."""
+        self.shape = (draw.batches // together, together * draw.block)
+        """Updates, and rows of each."""
+        self._draw, self._together, self._first = draw, together, epoch * (draw.batches // together)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: tuple[int, slice] | int) -> np.ndarray:
+        update, part = key if isinstance(key, tuple) else (key, slice(None))
+        if not 0 <= update < self.shape[0]:
+            raise IndexError(f"update {update} of {self.shape[0]}")
+        return self._draw.update(self._first + update, self._together)[part].copy()
+
+
+def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> tuple[np.ndarray, ...]:
+    """Start, size, quota and number of `need` records of a run of cells, without regard to modalities."""
+    size = end - start
+    which = which if int(size.min()) >= need else which % size
+    return start, size, np.minimum(size, need), which
+
+
+@functools.cache
+def _orders(columns: int) -> np.ndarray:
+    """Every order of so many things, int64 (orders, columns)."""
+    return np.asarray(list(permutations(range(columns))), np.int64)
+
+
+def _divided(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whole parts of quotients of integers below 2^52, by floating point, which is 10 times as fast."""
+    return (one / other).astype(np.int64)
+
+
+def _needed(spec: AnySampler) -> str:
+    if isinstance(spec, PK):
+        return f"people with {spec.each} records" if spec.short == "drop" else "people with records"
+    if isinstance(spec, ModalPK) and not spec.ensure_rgb:
+        some = "people with records of two modalities"
+        return f"{some} and {spec.each} in all" if spec.short == "drop" else some
+    if isinstance(spec, ModalPK) and spec.half and spec.short == "drop":
+        return f"people with {spec.each // 2} RGB records and as many of other modalities"
+    number = f"{spec.each - 1} or more" if spec.short == "drop" else "one or more"
+    return f"people with an RGB record and {number} of other modalities"
+
+
+def _remedy(spec: AnySampler) -> str:
+    if spec.short == "drop":
+        return "`short: repeat` draws some of their records twice"
+    return "" if isinstance(spec, PK) else "`name: pk` draws records of any modality"

@@ -1,0 +1,204 @@
+"""Records of people while a set is read: each is checked when it is added, and what layouts have in common.
+
+What a picture shows is none of its business: files are listed, never opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainkit.data import folders
+from trainkit.data.formats import image_decode
+from trainkit.data.people.modalities import RGB, TEXT
+from trainkit.errors import UserError, few
+
+DISTRACTOR = "-1"
+"""The person of a gallery record whom nobody looks for, as indexes write it."""
+
+EITHER, QUERY, GALLERY = range(3)
+"""What a record is for in a search: as it comes, query only, gallery only."""
+
+LINE_LIMIT = 10_000
+"""Longest path, name or caption, in characters."""
+
+
+def stamp(folder: str) -> str:
+    """When a folder last changed, by the time of its entry: files added, removed or renamed change it."""
+    try:
+        seen = os.stat(folder)
+    except OSError:
+        return "missing"
+    return f"{seen.st_ino} {seen.st_mtime_ns} {seen.st_ctime_ns}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A set of a known form, not read yet."""
+
+    kind: str
+    where: str
+    """As a message names it, with the split."""
+    root: Path
+    """Where the paths of its pictures begin."""
+    split: str | None
+    annotations: tuple[Path, ...]
+    """Files that say what it holds."""
+    read: Callable[[Rows], None]
+
+
+@dataclass(eq=False)
+class Rows:
+    """Records of a set as a reader finds them, by column. Each is checked when it is added."""
+
+    root: Path
+    ids: list[str] = field(default_factory=list)
+    """The path of a picture below `root`; a name of its own for each caption."""
+    where: list[str] = field(default_factory=list)
+    """File and row that a record comes from, for messages."""
+    person: list[str | None] = field(default_factory=list)
+    """None for a distractor."""
+    camera: list[str] = field(default_factory=list)
+    """Empty where unknown."""
+    modality: list[int] = field(default_factory=list)
+    role: list[int] = field(default_factory=list)
+    of: list[int] = field(default_factory=list)
+    """For a caption the record of the picture that it describes, else -1."""
+    text: list[str] = field(default_factory=list)
+    """Empty for pictures."""
+    lists: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Queries that the set itself gives: five records each, one a modality, -1 for none."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Cameras whose records hide each other, by a number; the others hide nothing."""
+    hides: str = "person"
+    """What a query does not meet of its place: records of its own person, or (`place`) any."""
+    by_person: bool = False
+    trials: str = "none"
+    number: dict[str, int] = field(default_factory=dict)
+    """The record of each id."""
+
+    def __post_init__(self):
+        self.stamps: dict[str, str] = {}
+        """The folders that were looked into, or looked for, and when each last changed."""
+        self._listed: dict[str, frozenset[str]] = {}
+        self._links: dict[str, frozenset[str]] = {}
+        self._from_list: set[str] = set()
+        self._taken: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def picture(
+        self, where: str, path: str, person: str | None, modality: int, camera: str = "", role: int = EITHER
+    ) -> int:
+        """Add a picture; its number. Raises UserError where it is not there, or there twice."""
+        earlier = self.number.get(path)
+        if earlier is not None:
+            raise UserError(where, f"{path} again, as in {self.where[earlier]}"[:500], "each picture once")
+        self._check_path(where, path)
+        return self._add(where, path, person, modality, camera, role, -1, "")
+
+    def caption(
+        self, where: str, id: str, text: str, person: str | None, camera: str = "", role: int = EITHER, of: int = -1
+    ) -> int:
+        """Add a caption, `id` made its own by a number where it is taken; its number. Raises UserError when empty."""
+        if not text.strip():
+            raise UserError(where, "an empty caption", "words that describe the person")
+        text = " ".join(text.split())
+        if len(text) > LINE_LIMIT:
+            raise UserError(where, f"a caption of {len(text)} characters", f"at most {LINE_LIMIT}")
+        own = id
+        while own in self.number:
+            self._taken[id] += 1
+            own = f"{id} {self._taken[id] + 1}"
+        return self._add(where, own, person, TEXT, camera, role, of, text)
+
+    def _add(
+        self, where: str, id: str, person: str | None, modality: int, camera: str, role: int, of: int, text: str
+    ) -> int:
+        if person is not None:
+            if not person:
+                raise UserError(where, "no person", "who is shown, in every record")
+            if len(person) > LINE_LIMIT or not folders.is_writable(person):
+                raise UserError(where, f"person {person[:100]!r}", "a name in one line")
+        if person is None and (modality != RGB or role == QUERY):
+            raise UserError(where, "a distractor that is no gallery picture", "someone to look for, or an rgb picture")
+        if not (folders.is_writable(id) and folders.is_writable(camera)):
+            folders.check_names(where, (id, camera))
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise UserError(where, "half a character (a lone surrogate)", "text that UTF-8 can write") from None
+        row = len(self.ids)
+        self.number[id] = row
+        self.ids.append(id)
+        self.where.append(where)
+        self.person.append(person)
+        self.camera.append(camera)
+        self.modality.append(modality)
+        self.role.append(GALLERY if person is None else role)
+        self.of.append(of)
+        self.text.append(text)
+        return row
+
+    def names(self, folder: str) -> frozenset[str]:
+        """Names in a folder below the root, listed once; none where it is not there."""
+        names = self._listed.get(folder)
+        if names is None:
+            place = f"{self.root}/{folder}"
+            # Its time first: what is added while it is listed changes it, and is noticed next time.
+            self.stamps[folder] = stamp(place)
+            try:
+                with os.scandir(place) as entries:
+                    is_link = {entry.name: entry.is_symlink() for entry in entries}
+            except (FileNotFoundError, NotADirectoryError):
+                is_link = {}
+            except OSError as error:
+                found = f"cannot be read ({error.strerror or error})"
+                raise UserError(place, found, "a folder of pictures") from None
+            self._listed[folder] = names = frozenset(is_link)
+            self._links[folder] = frozenset(name for name in names if is_link[name])
+        return names
+
+    def _check_path(self, where: str, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        if folder not in self._listed:
+            self._check_folder(where, path)
+        if not path or len(path) > LINE_LIMIT or not folders.is_writable(path):
+            raise UserError(where, f"the path {path[:300]!r}", "a path in one line")
+        if name not in self.names(folder):
+            if "\\" in path:
+                raise UserError(where, f"the path {path[:300]!r}", "folders divided by /")
+            alike = sorted(other for other in self.names(folder) if other.casefold() == name.casefold())
+            remedy = f"there is {few(alike)}: the case of letters counts" if alike else ""
+            raise UserError(where, f"{path[:300]} is not in {self.root}", "a file that is there", remedy)
+        if name in self._links[folder] and folder in self._from_list and folders.leads_out(self.root, path):
+            raise UserError(where, f"{path[:300]} is a link out of {self.root}", "a file below it")
+        if os.path.splitext(name)[1].lower() not in image_decode.SUFFIXES:
+            raise UserError(where, f"{path[:300]} is no picture", " ".join(sorted(image_decode.SUFFIXES)))
+
+    def _check_folder(self, where: str, path: str) -> None:
+        """Refuse a path that leads elsewhere, in a folder that a list names; one that the reader listed it chose."""
+        if path.startswith("/") or {"..", ".", ""} & set(path.split("/")):
+            raise UserError(where, f"the path {path[:300]!r}", f"a plain path below {self.root}")
+        folder = path.rpartition("/")[0]
+        if "\0" not in folder and folders.leads_out(self.root, folder):
+            raise UserError(where, f"{folder[:300]} is a link out of {self.root}", "a folder below it")
+        self._from_list.add(folder)
+
+
+def check_persons(rows: Rows) -> None:
+    """Raise UserError for persons whose names differ in nothing but the case of letters: one, most likely, cut in two.
+
+    A sampler would call them wrong for each other.
+    """
+    seen: dict[str, str] = {}
+    for name in sorted({name for name in rows.person if name is not None}):
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            first = rows.where[rows.person.index(name)]
+            raise UserError(first, f"the person {name!r} beside {other!r}"[:300], "one spelling of each name")

@@ -1,0 +1,228 @@
+"""Sets of people as others lay them out: records of who was seen, by which camera, in which modality.
+
+A reader says which annotation files a set has, and turns them into records one by one. Here that of an index; those of
+published sets are in `people_layouts`.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainkit.data import sources
+from trainkit.data.formats import arrow_tables
+from trainkit.data.people import layouts, modalities
+from trainkit.data.people.modalities import RGB, TEXT
+from trainkit.data.people.records import DISTRACTOR, EITHER, GALLERY, QUERY, Layout, Rows
+from trainkit.errors import UserError, few
+from trainkit.paths import locate
+
+SAMPLE = "sample:people"
+DERIVED = "derived:"
+
+ROLES = {"": EITHER, "query": QUERY, "gallery": GALLERY}
+
+
+def find(text: str, part: str = "train") -> Layout:
+    """The set that a recipe names: a folder of a known layout, an index, `sample:people` or `derived:FOLDER`.
+
+    `part` says which part of a built-in set is meant. Raises UserError where there is none, or none of this kind.
+    """
+    if text.startswith("sample:"):
+        if text != SAMPLE:
+            raise UserError("data", f"no built-in set of people {text!r}"[:200], SAMPLE)
+        path, split = importlib.import_module("trainkit.data.synthetic.people").folder() / part, None
+    elif text.startswith(DERIVED):
+        path = importlib.import_module("trainkit.data.synthetic.derived_modalities").folder(
+            locate(text.removeprefix(DERIVED))
+        )
+        split = None
+    else:
+        path, split = sources.split_of(locate(text))
+    if not path.exists():
+        raise UserError(str(path), "does not exist", "a set of people")
+    if path.is_file():
+        if path.suffix.lower() not in _TABLES:
+            raise UserError(str(path), "a file of unknown kind", "an index, .csv or .parquet, or a folder")
+        return _table(path, split)
+    for suffix in _TABLES:
+        if (path / f"index{suffix}").is_file():
+            return _table(path / f"index{suffix}", split)
+    found = layouts.recognise(path, split)
+    if found is None:
+        raise UserError(str(path), "a folder of unknown layout", layouts.KNOWN)
+    return found
+
+
+def missing(text: str) -> str | None:
+    """A sentence about a set that a recipe names and that is not there yet."""
+    if text.startswith("sample:"):
+        return None
+    return sources.missing(text.removeprefix(DERIVED))
+
+
+# Indexes: a table with a row for each record.
+
+COLUMNS = ("path", "person", "camera", "modality", "text", "of", "split", "role")
+"""Columns of an index. `person` and `modality` must be there, and `path` or `text`; others are left alone.
+
+`path` is below the folder of the index. `text` beside an rgb picture is a caption of it, and a record of its own; a row
+of modality `text` has no path, and `of` names the rgb picture that it describes, where there is one. `person` -1 is
+a distractor of the gallery. `role` is empty, `query` or `gallery`.
+"""
+
+_TABLES = (".csv", ".parquet")
+
+
+def _table(file: Path, split: str | None) -> Layout:
+    where = str(file) if split is None else f"{file}#{split}"
+
+    def read(rows: Rows) -> None:
+        _read_table(rows, file, split)
+
+    return Layout("index of people", where, file.parent, split, (file,), read)
+
+
+def _read_table(rows: Rows, file: Path, split: str | None) -> None:
+    header, lines = (_csv if file.suffix.lower() == ".csv" else _parquet)(file)
+    if "person" not in header or "modality" not in header or not {"path", "text"} & set(header):
+        expected = "person, modality, path or text; and where known camera, of, split, role"
+        raise UserError(str(file), f"columns {', '.join(header)}"[:300], expected)
+    chosen = None
+    if "split" in header:
+        lines = list(lines)
+        chosen = _chosen_split(file, split, Counter(line[COLUMNS.index("split")] for _, line in lines))
+    elif split is not None:
+        raise UserError(f"{file}#{split}", "an index without a column `split`", "its path alone")
+    captions: list[tuple[str, str, str, str, str, int]] = []
+    for where, (path, person, camera, word, text, of, own_split, role_word) in lines:
+        if chosen is not None and own_split != chosen:
+            continue
+        if not word:
+            raise UserError(where, "no modality", f"one of {', '.join(modalities.MODALITIES)}")
+        modality = modalities.code(word)
+        if modality is None:
+            raise UserError(where, f"modality {word!r}"[:200], f"one of {', '.join(modalities.MODALITIES)}")
+        role = ROLES.get(role_word.lower())
+        if role is None:
+            raise UserError(where, f"role {role_word!r}"[:200], "query, gallery, or nothing")
+        who = None if person == DISTRACTOR else person
+        if modality == TEXT:
+            if path:
+                raise UserError(where, f"a caption with the path {path[:200]!r}", "its picture in the column `of`")
+            if not text:
+                raise UserError(where, "no caption", "words in the column `text`, as the modality says")
+            # The picture may come further down, so captions wait.
+            captions.append((where, text, person, camera, of, role))
+            continue
+        if not path:
+            raise UserError(where, "no path", f"the {modalities.MODALITIES[modality]} picture of this row")
+        if of:
+            raise UserError(where, f"a picture of the picture {of[:200]!r}", "`of` in rows of captions alone")
+        row = rows.picture(where, path, who, modality, camera, role)
+        if text:
+            if modality != RGB:
+                found = f"a caption beside a picture of modality {modalities.MODALITIES[modality]}"
+                remedy = "write it as a row of its own, of modality text"
+                raise UserError(where, found, "captions beside rgb pictures", remedy)
+            if who is not None:
+                rows.caption(where, f"{path}#text", text, who, camera, role, row)
+    for where, text, person, camera, of, role in captions:
+        if not of:
+            rows.caption(where, where.removeprefix(f"{file.parent}{os.sep}"), text, person, camera, role)
+            continue
+        row = rows.number.get(of)
+        if row is None or rows.modality[row] != RGB:
+            raise UserError(where, f"a caption of {of[:200]!r}", "the path of an rgb picture of this index and split")
+        if rows.person[row] != person:
+            found = f"a caption of {person[:100]!r} for a picture of {rows.person[row] or DISTRACTOR!r}"
+            raise UserError(where, found, f"one person, as in {rows.where[row]}")
+        rows.caption(where, f"{of}#text", text, person, camera, role, row)
+
+
+_Line = tuple[str, str, str, str, str, str, str, str]
+
+
+def _csv(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
+    """The columns of a CSV file, and its lines with their place in words, cells in the order of `COLUMNS`."""
+    lines = _csv_lines(file)
+    header = _header(file, next(lines, (0, []))[1])
+    cell = [header.index(name) if name in header else len(header) for name in COLUMNS]
+
+    def rows() -> Iterator[tuple[str, _Line]]:
+        for number, line in lines:
+            where = f"{file}, line {number}"
+            if len(line) != len(header):
+                raise UserError(where, f"{len(line)} cells", f"{len(header)}, as the first line has")
+            line = [value.strip() for value in line] + [""]
+            yield where, tuple([line[c] for c in cell])
+
+    return header, rows()
+
+
+def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    number = 0
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, strict=True)
+            for line in reader:
+                if line:
+                    yield number + 1, line
+                number = reader.line_num
+    except (OSError, ValueError, csv.Error) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a CSV file in UTF-8") from None
+
+
+def _header(file: Path, names: Sequence[str]) -> list[str]:
+    header = [name.strip().lower() for name in names]
+    twice = [name for name, count in Counter(header).items() if count > 1 and name in COLUMNS]
+    if twice:
+        raise UserError(str(file), f"the column {twice[0]} more than once", "each column once")
+    return header
+
+
+def _parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
+    """As `_csv`, of a parquet file; whole numbers stand for their digits."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with arrow_tables.naming(str(file)), pq.ParquetFile(file) as table:
+        schema = table.schema_arrow
+        header = _header(file, schema.names)
+        wanted = [schema.names[header.index(name)] for name in COLUMNS if name in header]
+    for name in wanted:
+        own = schema.field(name).type
+        kind = own.value_type if pa.types.is_dictionary(own) else own
+        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        if not (texts or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+            raise UserError(str(file), f"column {name} of type {own}"[:200], "text or whole numbers")
+
+    def rows() -> Iterator[tuple[str, _Line]]:
+        at, row = [COLUMNS.index(name.strip().lower()) for name in wanted], -1
+        for batch in arrow_tables.parquet_batches(file, wanted, 4096):
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                row += 1
+                line = [""] * len(COLUMNS)
+                for place, value in zip(at, values, strict=True):
+                    line[place] = "" if value is None else str(value).strip()
+                yield f"{file}, row {row}", tuple(line)
+
+    return header, rows()
+
+
+def _chosen_split(file: Path, split: str | None, counts: Counter[str]) -> str | None:
+    """The value of the column `split` whose rows are taken, or None for all."""
+    if counts.get(""):
+        raise UserError(str(file), f"{counts['']} rows whose split is empty", "a split in every row")
+    if split is None:
+        if len(counts) < 2:
+            return None
+        split = "train"
+    if split not in counts:
+        raise UserError(f"{file}#{split}", f"no such split; there is {few(sorted(counts))}", "one of these after #")
+    return split

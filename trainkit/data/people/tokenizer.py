@@ -1,0 +1,281 @@
+"""Captions as rows of token ids: words by a hash, which needs no file, or CLIP's byte pairs, for its text tower.
+
+Byte pair encoding of words: Sennrich et al., ACL 2016, arXiv 1508.07909; over bytes, with the vocabulary of CLIP:
+Radford et al., ICML 2021, arXiv 2103.00020.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import html
+import itertools
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from trainkit.errors import UserError
+from trainkit.paths import locate
+
+PADDING = 0
+"""Id that fills a row behind its end."""
+
+CHARACTERS = 4096
+"""Characters of a caption that are read; the rest is left out, as words beyond the length of a row are."""
+
+MERGES = 49_408 - 2 * 256 - 2
+"""Pairs of CLIP's vocabulary: the first in its file, from the second line on. With the bytes, the bytes that end a
+word, and the two ids around a caption there are 49,408 ids."""
+
+MERGES_LIMIT = 32 << 20
+"""Largest file of pairs that is read, in bytes, unpacked. CLIP's has 3.2 million."""
+
+_WORD = re.compile(r"[^\W_]+")
+_SPACE = re.compile(r"\s+")
+_CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
+_ASCII_PIECE = re.compile("|".join(_CONTRACTIONS) + r"|[a-z]+|[0-9]|[^\sa-z0-9]+")
+_STRAIGHT = str.maketrans("‘’‚‛“”„‟", "''''\"\"\"\"")
+_LAST = "</w>"
+"""Marks the end of a word in CLIP's pairs."""
+
+
+class Tokens(Protocol):
+    """What turns captions into ids."""
+
+    vocabulary: int
+    """Number of ids, `PADDING` among them."""
+    length: int
+    """Ids of a row."""
+    begin: int | None
+    """Id that begins a caption, where there is one."""
+    end: int
+    """Id that ends a caption, and stands nowhere else: the highest."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a caption, its end included, `length` at most: what is too long is cut, and still ends."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words and numbers in lower case, each an id by its CRC-32: nothing has to be learnt or kept, and a word has the
+    same id in every set. Two words may share one: of 1,000 in a vocabulary of 4,096, about one in five does."""
+
+    vocabulary: int
+    length: int
+    begin: None = None
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 3 or self.length < 2:
+            raise ValueError(f"{self.vocabulary} ids and rows of {self.length}: at least 3 and 2 are needed")
+
+    @property
+    def end(self) -> int:
+        """The highest id."""
+        return self.vocabulary - 1
+
+    def encode(self, text: str) -> list[int]:
+        """Ids 1 .. vocabulary-2 for the words, and the highest for the end."""
+        words = _WORD.findall(unicodedata.normalize("NFKC", text[:CHARACTERS]).lower())
+        ids = [1 + zlib.crc32(word.encode(errors="replace")) % (self.vocabulary - 2) for word in words]
+        return [*ids[: self.length - 1], self.end]
+
+
+class Clip:
+    """CLIP's byte pairs: 49,408 ids, of which the last two begin and end a caption.
+
+    Read from its file of pairs, `bpe_simple_vocab_16e6.txt.gz`, or any of that form (`merges.txt`). Text that was
+    decoded wrongly is not mended, as CLIP does by ftfy; of what that does to sound text, accents are composed and
+    quotes made straight: 3,000 random texts had the ids that open_clip 3.3 gives them. The words `<|startoftext|>` and
+    `<|endoftext|>` in a caption are words like others.
+    """
+
+    def __init__(self, file: Path | str, length: int = 77):
+        """Raises UserError where the file is not there, or not one of pairs."""
+        if length < 3:
+            raise ValueError(f"rows of {length}: at least 3 ids are needed")
+        self.length = length
+        self._letters = _letters()
+        pairs = read_merges(Path(file))
+        units = list(self._letters.values())
+        names = [*units, *(unit + _LAST for unit in units), *(a + b for a, b in pairs)]
+        # Where two pairs join to one text the later one gives its id, as in a dictionary that is filled in order.
+        self._ids = {name: number for number, name in enumerate(names)}
+        self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
+        self.vocabulary = len(names) + 2
+        self.begin, self.end = self.vocabulary - 2, self.vocabulary - 1
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a caption between those that begin and end it."""
+        text = unicodedata.normalize("NFC", text[:CHARACTERS]).translate(_STRAIGHT)
+        text = _SPACE.sub(" ", html.unescape(html.unescape(text))).strip().lower()
+        ids = [self.begin]
+        for piece in pieces(text):
+            ids += self._piece(piece)
+            if len(ids) >= self.length:
+                break
+        return [*ids[: self.length - 1], self.end]
+
+    def _piece(self, piece: str) -> list[int]:
+        if (known := self._known.get(piece)) is not None:
+            return known
+        units = [self._letters[byte] for byte in piece.encode(errors="replace")]
+        units[-1] += _LAST
+        while len(units) > 1:
+            best = min(itertools.pairwise(units), key=lambda pair: self._ranks.get(pair, MERGES))
+            if best not in self._ranks:
+                break
+            units = _merged(units, best)
+        ids = [self._ids[unit] for unit in units]
+        if len(self._known) < 100_000:
+            self._known[piece] = ids
+        return ids
+
+
+@dataclass(kw_only=True)
+class Captions:
+    """How captions become ids."""
+
+    tokenizer: Literal["words", "clip"] = "words"
+    """`words`: each word an id by a hash. `clip`: CLIP's byte pairs, from `file`."""
+    length: Annotated[int, Field(ge=3, le=4096)] = 77
+    """Ids of a caption, the end included; what is longer is cut."""
+    vocabulary: Annotated[int, Field(ge=3, le=1 << 20)] = 4096
+    """Ids of `words`. CLIP's file says how many there are: 49,408."""
+    file: str | None = None
+    """CLIP's `bpe_simple_vocab_16e6.txt.gz`."""
+
+    def __post_init__(self) -> None:
+        if (self.tokenizer == "clip") != (self.file is not None):
+            raise ValueError("tokenizer: clip needs its file of pairs, and words need none")
+
+    def missing(self) -> str | None:
+        """A sentence about the file, where it is not there yet."""
+        return f"{locate(self.file)} does not exist" if self.file and not locate(self.file).is_file() else None
+
+    def make(self) -> Tokens:
+        """What turns captions into ids. Raises UserError where the file is not what is needed."""
+        return Words(self.vocabulary, self.length) if self.file is None else _clip(locate(self.file), self.length)
+
+
+@functools.lru_cache(maxsize=4)
+def _clip(file: Path, length: int) -> Clip:
+    return Clip(file, length)
+
+
+def table(tokens: Tokens, texts: Sequence[str]) -> np.ndarray:
+    """Ids of captions, (texts, length), uint16 where they fit and int32 where not."""
+    small = tokens.vocabulary <= 1 << 16
+    out = np.full((len(texts), tokens.length), PADDING, np.uint16 if small else np.int32)
+    for row, text in enumerate(texts):
+        ids = tokens.encode(text)
+        out[row, : len(ids)] = ids
+    return out
+
+
+def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, begin: int | None, end: int) -> np.ndarray:
+    """Captions `ids` (n, length) without those ids whose `draws` (n, length), in [0, 1), are below `share`.
+
+    Others move up. What begins and ends a caption stays, and of each caption one id at least: that with the highest
+    draw.
+    """
+    if not len(ids):
+        return ids
+    ends = (ids == end).argmax(1)[:, None]
+    place = np.arange(ids.shape[1])
+    words = place < ends
+    if begin is not None:
+        words &= place > 0
+    out = words & (draws < share)
+    none_left = (out == words).all(1) & words.any(1)
+    out[none_left, np.where(words, draws, -1.0).argmax(1)[none_left]] = False
+    keep = ~out & (place <= ends)
+    order = np.argsort(~keep, axis=1, kind="stable")
+    moved = np.take_along_axis(ids, order, 1)
+    return np.where(place < keep.sum(1)[:, None], moved, PADDING).astype(ids.dtype)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """CLIP's cut of a text in lower case, before pairs are joined: words, single digits, what stands between them."""
+    if text.isascii():
+        yield from _ASCII_PIECE.findall(text)
+        return
+    at = 0
+    while at < len(text):
+        kind, end = _kind(text[at]), at + 1
+        found = next((c for c in _CONTRACTIONS if text.startswith(c, at)), None)
+        if found is not None:
+            end = at + len(found)
+        elif kind != "N":
+            while end < len(text) and _kind(text[end]) == kind:
+                end += 1
+        if kind != " ":
+            yield text[at:end]
+        at = end
+
+
+def read_merges(file: Path) -> list[tuple[str, str]]:
+    """The pairs in a file of CLIP's, most frequent first, `MERGES` at most. Raises UserError naming file and line."""
+    make = "CLIP's bpe_simple_vocab_16e6.txt.gz, a line for each pair"
+    try:
+        with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
+            data = stream.read(MERGES_LIMIT + 1)
+        if len(data) > MERGES_LIMIT:
+            raise UserError(str(file), f"more than {MERGES_LIMIT} bytes", make)
+        lines = data.decode().split("\n")
+    except FileNotFoundError:
+        raise UserError(str(file), "does not exist", make) from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(str(file), f"cannot be read ({error})"[:200], make) from None
+    pairs = []
+    for number, line in enumerate(lines[1 : MERGES + 1], start=2):
+        parts = tuple(line.split())
+        if not parts and not any(lines[number:]):
+            break  # the last line has an end
+        if len(parts) != 2:
+            raise UserError(f"{file}, line {number}", f"{line[:80]!r}", "two texts, one space between them")
+        pairs.append(parts)
+    if not pairs:
+        raise UserError(str(file), "no pairs", make)
+    known = set(_letters().values()) | {unit + _LAST for unit in _letters().values()}
+    for number, pair in enumerate(pairs, start=2):
+        if not known.issuperset(pair):
+            raise UserError(f"{file}, line {number}", f"{' '.join(pair)[:80]!r}", "texts that earlier pairs make", make)
+        known.add("".join(pair))
+    return pairs
+
+
+@functools.lru_cache(maxsize=1)
+def _letters() -> dict[int, str]:
+    """A character that can be seen for each byte, in the order of CLIP's ids: first those bytes that are such a
+    character in Latin-1 themselves, then the others, from U+0100 on."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(seen)]
+    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+def _merged(units: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    """Units with every occurrence of the pair joined, from the left."""
+    out: list[str] = []
+    at = 0
+    while at < len(units):
+        both = tuple(units[at : at + 2]) == pair
+        out.append("".join(pair) if both else units[at])
+        at += 1 + both
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(character: str) -> str:
+    """`L` for letters, `N` for numbers, a space for spaces, `O` for others."""
+    if character.isspace():
+        return " "
+    first = unicodedata.category(character)[0]
+    return first if first in "LN" else "O"

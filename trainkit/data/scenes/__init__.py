@@ -1,0 +1,1 @@
+"""Segmented pictures: the block, its splits and what checks them."""

@@ -1,0 +1,256 @@
+"""Pictures with a class for every pixel: where they come from, how they are read, and what must fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trainkit.config.ranges import Deviation, Fraction
+from trainkit.data import sources
+from trainkit.data.formats import image_decode
+from trainkit.data.scenes import label_maps, size_checks, verify
+from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.augment import SceneAugment
+from trainkit.data.scenes.label_maps import Colour, Labels
+from trainkit.data.scenes.size_checks import CROP_LIMIT, LEAST
+from trainkit.data.scenes.sources import SceneSource
+from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
+from trainkit.data.scenes.verify import Looked
+from trainkit.data.storage import boundary_distance, cache, mask_store
+from trainkit.data.storage.boundary_distance import Distance
+from trainkit.errors import UserError, few
+from trainkit.interfaces import Meta, Opened
+
+SCALE_LIMIT = 16.0
+"""Largest factor on the size of a picture that is scored."""
+
+SceneSide = Annotated[int, Field(ge=1, le=1 << 14)]
+"""Side of a picture or a crop, in pixels."""
+EvalScale = Annotated[float, Field(ge=0.01, le=SCALE_LIMIT)]
+"""Factor on the size of a picture that is scored."""
+
+
+@dataclass(kw_only=True)
+class Scenes:
+    """Pictures and their masks. Every set NAME that is scored offers the splits NAME (at one scale), NAME.flip (and
+    mirrored), NAME.crop (through windows), NAME.msf (at several scales, and mirrored), NAME.mscf (so, through windows),
+    NAME.few and NAME.overlays (pictures of predictions), and so does `train`."""
+
+    train: str
+    """A list of pictures and masks (`.txt`, `.csv`: `image,label` a line), folders as CamVid, Cityscapes, ADE20K,
+    Pascal VOC and COCO-Stuff have them (`cityscapes#train`), folders of pictures and masks side by side, a table or
+    `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
+    evaluate: dict[str, str] = field(default_factory=dict)
+    """Name of a set that is scored to its place, as `train`."""
+    root: str | None = None
+    """Folder from which the paths in a list start; None: the one that the list is in."""
+    names: list[str] | None = None
+    """Names of the classes, where mask files hold 0, 1, ...; None: what the layout says."""
+    palette: dict[str, Colour] | None = None
+    """Names of the classes and their colours, where mask files are coloured: `road: [128, 64, 128]`."""
+    ignore: list[Annotated[int, Field(ge=0, le=65535)] | Colour] = field(default_factory=list)
+    """Numbers, or with `palette` colours, in mask files that stand for no class, 255 beside them."""
+    size: tuple[SceneSide, SceneSide] | None = None
+    """Height and width to which pictures and masks are brought, once, when they are packed; None: as in their files."""
+    store: Literal["auto", "decoded", "encoded"] = "auto"
+    """How pictures are kept when they are packed: as pixels, for which all must be of one size, or encoded, with which
+    a crop of a 1024 x 2048 PNG takes 0.1 s in place of 0.02. `auto`: as pixels, where those take less than 2 GB."""
+    short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
+    """Shorter side at which each picture is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
+    as packed. Predictions are scored at the packed size in any case."""
+    mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
+    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
+    """What the difference is divided by."""
+    crop: tuple[SceneSide, SceneSide]
+    """Height and width of what is trained on. Where the scaled picture is smaller, `mean` is around it, unlabelled."""
+    augment: SceneAugment = field(default_factory=SceneAugment)
+    distance: Distance | None = None
+    """Distances to boundaries between classes, for losses and points that ask for them; None: batches have none."""
+    eval_scales: list[EvalScale] = field(default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
+    """Factors on the size of a picture over which NAME.msf and NAME.mscf average."""
+    eval_crop: tuple[SceneSide, SceneSide] | None = None
+    """Height and width of the windows of NAME.crop and NAME.mscf; None: `crop`."""
+    few: Annotated[int, Field(ge=1, le=1000)] = 6
+    """Pictures of NAME.few and NAME.overlays, spread evenly over the set."""
+    leakage: Literal["refuse", "allow"] = "refuse"
+    """What a picture that is both trained on and scored does: end the run, or warn."""
+    name: Literal["scenes"] = "scenes"
+
+    def __post_init__(self) -> None:
+        for name, most in (("size", image_decode.PIXEL_CAP), ("crop", CROP_LIMIT), ("eval_crop", CROP_LIMIT)):
+            sides = getattr(self, name)
+            if sides is not None and sides[0] * sides[1] > most:
+                raise ValueError(f"{name} is {list(sides)}; {most} pixels at most are possible")
+        if not self.eval_scales:
+            raise ValueError("eval_scales is empty; one factor at least is needed, such as [1.0]")
+        if self.names is not None and self.palette is not None:
+            raise ValueError("names are those of numbers in mask files, and palette has names of its own; give one")
+        if self.ignore and self.names is None and self.palette is None:
+            raise ValueError("ignore goes with names or palette; what a layout leaves out, it says itself")
+        if strange := [one for one in self.ignore if isinstance(one, int) == (self.palette is not None)]:
+            kind = "colours, as palette has" if self.palette is not None else "numbers, as names have"
+            raise ValueError(f"ignore has {strange[0]}; {kind}, are needed")
+        self.labels(None)
+        sources.check_names(self.evaluate)
+
+    def labels(self, known: Labels | None) -> Labels | None:
+        """What the values or colours of mask files stand for: as the block says, else as is `known` of a layout.
+
+        Names that the layout knows keep the colours it gives them. Raises ValueError where there are too few or too
+        many, or two are alike.
+        """
+        if self.palette is not None:
+            return label_maps.from_palette(self.palette, self.ignore)
+        if self.names is None:
+            return known
+        own = dict(zip(known.names, known.colours, strict=False)) if known is not None else {}
+        colours = [own[name] for name in self.names] if own and set(self.names) <= set(own) else ()
+        return label_maps.numbered(self.names, self.ignore, colours)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Height and width of the windows of NAME.crop and NAME.mscf."""
+        return self.eval_crop or self.crop
+
+    def open(self, seed: int) -> Opened:
+        """Find, check and where needed pack the files.
+
+        Raises UserError naming file and place: what `scene_sources` and `packed_masks` refuse, classes that differ, a
+        crop or scales that fit no picture, pictures that are in two splits.
+        """
+        # All are found before the first is packed: a misspelt path should not show after half an hour.
+        found = {"train": self._found("train", self.train)}
+        found |= {name: self._found(name, place) for name, place in self.evaluate.items()}
+        labels = self._agreed(found)
+        packed = {name: self._packed(name, source, labels[name]) for name, source in found.items()}
+        whole = packed["train"]
+        size_checks.check_crop("data.crop", whole.shapes, self.crop, self.base(whole.shapes), self.augment.scales[1])
+        for name, one in packed.items():
+            where, low = _key(name), self.augment.scales[0] if name == "train" else 1.0
+            size_checks.check_scale(where, one.ids, one.shapes, self.base(one.shapes), low)
+            if not one.counts[:-1].sum():
+                raise UserError(f"{where} ({found[name].where})", "no pixel with a class", "some labelled pixels")
+        train = SceneCrops(
+            "train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std, self.distance
+        )
+        looked = {name: verify.of_packed(_key(name), one.masks, one.pictures) for name, one in packed.items()}
+        self._check_leaks(looked)
+        evaluations: dict[str, WholeScenes] = {}
+        for name, one in packed.items():
+            evaluations |= self._kinds(name, one)
+        meta = Meta(
+            len(whole.names),
+            (3, *self.crop),
+            whole.digest,
+            whole.names,
+            class_colours=whole.colours,
+            distances=self.distance is not None,
+        )
+        notes = (*self._left_out(found), *self._padding(train), *self._notes(looked))
+        return Opened(meta, train, evaluations, notes)
+
+    def missing(self) -> list[str]:
+        """Sentences about files that are not there yet."""
+        places = {"train": self.train} | self.evaluate
+        found = {_key(name): scene_sources.missing(text, self.root) for name, text in places.items()}
+        return [f"{key}: {sentence}" for key, sentence in found.items() if sentence]
+
+    def base(self, shapes: np.ndarray) -> np.ndarray:
+        """The factor on the size of pictures of `shapes` (n, 2) that `short_side` makes, float64 (n,)."""
+        if self.short_side is None:
+            return np.ones(len(shapes))
+        return self.short_side / shapes.min(1)
+
+    def _found(self, name: str, text: str) -> SceneSource:
+        return scene_sources.open_scenes(text, "train" if name == "train" else "val", self.root)
+
+    def _agreed(self, found: Mapping[str, SceneSource]) -> dict[str, Labels]:
+        """How the masks of each set are read; all have the classes of the training set, in its order."""
+        first = self.labels(found["train"].labels)
+        if first is None:
+            where, remedy = f"data.train ({found['train'].where})", "name them in data.names, or data.palette"
+            raise UserError(where, "nothing says what the values in its masks stand for", "names of classes", remedy)
+        agreed = {"train": first}
+        for name, source in found.items():
+            agreed[name] = one = self.labels(source.labels) or first
+            if one.names != first.names:
+                where = f"{_key(name)} ({source.where})"
+                expected = f"{len(first.names)} of data.train: {few(first.names, 20)}"
+                raise UserError(where, f"{len(one.names)} classes: {few(one.names, 20)}", expected)
+        return agreed
+
+    def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
+        # Masks first: they are quick to pack, and most mistakes are in them.
+        masks = mask_store.pack_masks_once(source, labels, self.size)
+        size = self.size
+        if size is None and (masks.shapes == masks.shapes[0]).all():
+            size = tuple(masks.shapes[0].tolist())
+        if size is None and self.store == "decoded":
+            found = f"decoded, and pictures of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
+            raise UserError("data.store", found, "one size", "give data.size, or leave them encoded")
+        fit = "no" if self.size is None else "stretch"
+        images = cache.pack_once(source.pictures(), size, fit, store=self.store)
+        if len(masks) != len(images):
+            raise UserError(source.where, f"{len(images)} pictures and {len(masks)} masks", "one for each")
+        ids, rows = tuple(source.ids()), np.arange(len(masks))
+        # What is scored needs none.
+        wanted = self.distance is not None and name == "train"
+        maps = boundary_distance.distances_once(masks, self.distance) if wanted else None
+        return SceneSet(images, masks, rows, ids, labels.names, labels.colours, maps)
+
+    def _check_leaks(self, looked: Mapping[str, Looked]) -> None:
+        pairs = ((_key(name), verify.shared(seen, looked["train"])) for name, seen in looked.items())
+        found = [(key, leak) for key, leak in pairs if key != verify.TRAIN and leak]
+        remedy = "take them out of one of the sets, or go on with `leakage: allow`"
+        sources.report_leaks(found, self.leakage, "each picture in one split", remedy)
+
+    def _kinds(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
+        """The splits by which a set is scored, by the words that evaluations name them by."""
+        several, window = tuple(self.eval_scales), self.window
+        plain = WholeScenes(name, whole, self.base(whole.shapes), self.mean, self.std)
+        few = plain.some(self.few)
+        made = {
+            "": plain,
+            ".flip": replace(plain, mirrored=True),
+            ".crop": replace(plain, window=window),
+            ".msf": replace(plain, factors=several, mirrored=True),
+            ".mscf": replace(plain, factors=several, mirrored=True, window=window),
+            ".few": few,
+            ".overlays": replace(few, kind="overlays"),
+        }
+        return {name + end: replace(split, name=name + end) for end, split in made.items()}
+
+    def _left_out(self, found: Mapping[str, SceneSource]) -> Iterator[str]:
+        for name, source in found.items():
+            if source.left_out:
+                yield f"{_key(name)}: {len(source.left_out)} left out: {few(source.left_out)}"
+
+    def _padding(self, train: SceneCrops) -> Iterator[str]:
+        cuts = train.cuts(np.arange(train.size), 0)
+        covered = cuts.size.prod(1) / np.prod(self.crop)
+        if (padded := int((covered < 1).sum())) > 0:
+            yield (
+                f"{padded} of {train.size} crops of the first epoch are larger than their scaled picture; "
+                f"{1 - covered.mean():.1%} of what is trained on is padding"
+            )
+
+    def _notes(self, looked: Mapping[str, Looked]) -> Iterator[str]:
+        """What is odd but can be used, in sentences."""
+        for name, seen in looked.items():
+            share = seen.counts[:, -1].sum() / seen.counts.sum()
+            if 0 < share < verify.MUCH:
+                yield f"{_key(name)}: {share:.1%} of the pixels have no class"
+            yield from (f"{_key(name)}: {text}" for text in verify.oddities(seen))
+            if name != "train":
+                yield from size_checks.odd_scales(
+                    _key(name), seen.ids, seen.shapes, self.base(seen.shapes), self.eval_scales
+                )
+
+
+def _key(name: str) -> str:
+    return verify.TRAIN if name == "train" else f"data.evaluate.{name}"

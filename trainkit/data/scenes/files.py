@@ -1,0 +1,155 @@
+"""A picture of a scene and its mask: what they are, and how the files of both are read, whatever set they are from.
+
+Of pictures only headers are looked at here; `pictures` decodes them. Masks are read as they are stored: what their
+values stand for is said by `scene_labels`.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from trainkit.data import folders
+from trainkit.data.formats import image_decode
+from trainkit.data.formats.image_decode import PIXEL_CAP
+from trainkit.data.scenes.label_maps import Labels
+from trainkit.errors import UserError
+
+_MASK_FORMATS = ("PNG", "BMP")
+_UNPACKED = {"L;2": 85, "L;4": 17}
+"""What PIL multiplies grey of 2 and 4 bits by, so that its white is 255."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One picture of a source and its mask."""
+
+    id: str
+    """Its name in the source: the path of the picture below its folder, or a row. No two of a source are alike."""
+    image: Path | bytes
+    """A file, or the bytes of one."""
+    mask: Path | bytes | None
+    """Likewise; None where there is none."""
+    where: str
+    """Its place in words, for messages."""
+
+
+def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
+    """The mask of a scene as it is in its file: (h, w) uint8 or uint16, or (h, w, 3) uint8 where it is in colour.
+
+    Of a palette PNG these are the indices, and grey of 1, 2 and 4 bits is 0 .. 1, 3 and 15; with `coloured`
+    (`Labels.coloured`) they are colours, of which white is 255. Alpha is dropped. Raises UserError for anything
+    damaged, too large, animated, of another format, or where the scene has none.
+    """
+    where = mask_where(scene)
+    if scene.mask is None:
+        raise UserError(where, "no mask", "one for each picture")
+    data = _bytes(scene.mask, where)
+    if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
+        found = "a JPEG or WebP file, whose values are not those that were saved"
+        raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
+    with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
+        raw = picture.tile[0].args if picture.tile else ""
+        raw = raw[0] if isinstance(raw, tuple) else raw
+        picture.load()
+        if picture.mode == "P" and coloured:
+            return _with_palette(picture, where)
+        if picture.mode in ("RGBA", "LA", "RGB") and ";16" in str(raw):
+            raise UserError(where, "16 bits a channel", "one channel, or colours of 8 bits")
+        if picture.mode in ("RGB", "RGBA"):
+            return np.ascontiguousarray(np.asarray(picture)[..., :3])
+        values = np.asarray(picture.getchannel(0) if picture.mode == "LA" else picture)
+        if values.dtype == bool:
+            return values.astype(np.uint8) * np.uint8(255 if coloured else 1)
+        if values.dtype == np.uint8:
+            return values if coloured else values // _UNPACKED.get(raw, 1)
+        if values.ndim != 2 or values.dtype.kind not in "ui" or values.min() < 0 or values.max() > 0xFFFF:
+            raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a pixel")
+        return values.astype(np.uint16)
+
+
+def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
+    """The classes of the mask of a scene, uint8 (h, w). Raises UserError as `read_mask` and `Labels.classes` do."""
+    return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
+
+
+def picture_bytes(scene: Scene) -> bytes:
+    """The file of the picture of a scene. Raises UserError where it cannot be read."""
+    return _bytes(scene.image, scene.where)
+
+
+def _bytes(file: Path | bytes, where: str) -> bytes:
+    return image_decode.read(file, where) if isinstance(file, Path) else file
+
+
+def picture_shape(scene: Scene) -> tuple[int, int]:
+    """Height and width of the picture of a scene as it is decoded, from its header. Raises UserError."""
+    return header(scene)[0]
+
+
+def header(scene: Scene) -> tuple[tuple[int, int], int]:
+    """`picture_shape`, and the EXIF orientation by which the picture is turned: 1 to 8, 1 for not at all."""
+    stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
+    if isinstance(stream, Path):  # PIL would wait for ever at a pipe
+        folders.size_of(stream, scene.where, "a picture file")
+    with _opened(stream, scene.where, image_decode.FORMATS) as picture:
+        width, height = picture.size
+        turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
+        # Any other value is none, as PIL has it.
+        turn = turn if turn in range(1, 9) else 1
+        return ((width, height) if turn >= 5 else (height, width)), turn
+
+
+_ORIENTATION = 0x0112
+
+
+def mask_where(scene: Scene) -> str:
+    """The place of the mask of a scene in words, for messages."""
+    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
+
+
+class _opened:
+    """A file opened by PIL, its size checked; whatever PIL raises becomes a UserError."""
+
+    def __init__(self, stream: Path | io.BytesIO, where: str, formats: tuple[str, ...]):
+        self.stream, self.where, self.formats = stream, where, formats
+
+    def __enter__(self) -> Image.Image:
+        try:
+            self.picture = Image.open(self.stream, formats=self.formats)
+        except Exception as error:
+            raise self._told(error) from None
+        width, height = self.picture.size
+        large = width * height > PIXEL_CAP
+        if large or (getattr(self.picture, "n_frames", 1) != 1 and self.picture.format != "MPO"):
+            self.picture.close()
+            found = f"{width} x {height} pixels" if large else "an animated picture"
+            raise UserError(self.where, found, f"one picture of 1 to {PIXEL_CAP} pixels")
+        return self.picture
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        self.picture.close()
+        if isinstance(error, Exception) and not isinstance(error, UserError | MemoryError):
+            raise self._told(error) from None
+
+    def _told(self, error: Exception) -> Exception:
+        if isinstance(error, MemoryError):
+            return error
+        if isinstance(error, OSError) and error.strerror:
+            return UserError(self.where, f"cannot be read ({error.strerror})", "a picture file")
+        # PIL's decoders raise a dozen kinds of exception on damaged input.
+        text = " ".join(str(error).split()) or type(error).__name__
+        text = "not a picture of these formats" if "identify" in text or "BytesIO" in text else text[:120]
+        return UserError(self.where, f"cannot be decoded ({text})", " or ".join(self.formats))
+
+
+def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
+    colours = np.asarray(picture.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
+    indices = np.asarray(picture)
+    if indices.max() >= len(colours):
+        raise UserError(where, f"index {indices.max()} of a palette of {len(colours)}", "a whole palette PNG")
+    return colours[indices]

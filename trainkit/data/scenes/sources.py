@@ -1,0 +1,583 @@
+"""Where scenes come from: each layout becomes a list of pictures, each with a mask that says what its pixels are.
+
+| layout                                                            | splits                    | classes from         |
+|-------------------------------------------------------------------|---------------------------|----------------------|
+| a list, `image,label` a line (`.txt`, `.csv`)                     | a list each               | names of its files   |
+| `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     | names of its files   |
+| `train`, `train_labels`, ...: CamVid in its own colours           | likewise                  | names of its files   |
+| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | `names.json`, if any |
+| or above them, or not at all                                      |                           |                      |
+| `leftImg8bit`, `gtFine`: Cityscapes                               | `#train`, `#val`          | the set              |
+| `images/training`, `annotations/training`: ADE20K                 | `#train`, `#val`          | the set              |
+| `ImageSets/Segmentation`, `JPEGImages`, `SegmentationClass`: VOC  | a list of that folder     | the set              |
+| `images/train2017`, `stuffthingmaps/train2017`: COCO-Stuff        | `#train`, `#val`          | the set              |
+| parquet, a saved set, `hf://owner/name`, masks in a second column | its own                   | the recipe           |
+| `sample:scenes`                                                   | `#train`, `#val`          | the set              |
+
+`names.json` beside the folders is a list of the names of the numbers 0, 1, ..., or names each with a colour.
+
+Only names of files are looked at here, and nothing is decoded. What is there and not used is said in `left_out`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from trainkit.data import folders, hub, sources
+from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
+from trainkit.data.record import Record, Source
+from trainkit.data.scenes import arrow_tables, label_maps
+from trainkit.data.scenes.arrow_tables import Rows
+from trainkit.data.scenes.files import Scene
+from trainkit.data.scenes.label_maps import Labels
+from trainkit.errors import UserError, few, number_of
+from trainkit.paths import locate
+
+SAMPLE = "sample:scenes"
+
+IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "pictures", "rgb"})
+"""Names of the folder of pictures, in lower case."""
+
+MASK_FOLDERS = frozenset(
+    {"mask", "masks", "label", "labels", "annotation", "annotations", "annot", "gt", "segmentation", "stuffthingmaps"}
+)
+"""Names of the folder of masks."""
+
+LIST_LIMIT = 256 << 20
+"""Largest list, in bytes."""
+
+LINE_LIMIT = 8_000
+"""Longest line of one, in characters."""
+
+KNOWN = """\
+a list of `image,label` a line (.txt, .csv); folders train and trainannot; images and masks; leftImg8bit and gtFine \
+(Cityscapes); ImageSets/Segmentation, JPEGImages and SegmentationClass (Pascal VOC); images/training and \
+annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); parquet"""
+
+_PARTS = (
+    ("train", "training", "train2017"),
+    ("val", "validation", "valid", "dev", "val2017"),
+    ("test", "testing"),
+)
+"""Names of the same split in different sets."""
+
+_T = TypeVar("_T")
+
+_BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
+_IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
+_MASK_TAIL = re.compile(
+    r"(.+?)[_-]((gtFine_)?(labelIds|labelTrainIds)|labels?|masks?|seg|segmentation|annotation|annot|gt|L)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class SceneSource:
+    """A set of pictures with masks in some layout."""
+
+    kind: str
+    """The layout, in words."""
+    where: str
+    scenes: Sequence[Scene]
+    """In the order of their names, or of the list or table. Those of a table are read as they are asked for: go through
+    them in turn, and hold on to none."""
+    labels: Labels | None
+    """What its masks hold, where the layout itself says so."""
+    files: tuple[Path, ...]
+    """What it is made of, for noticing changes."""
+    left_out: tuple[str, ...] = ()
+    """Sentences about what is there and not used, with counts."""
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def ids(self) -> list[str]:
+        """The name of each scene, without reading any."""
+        return self.scenes.ids() if isinstance(self.scenes, Rows) else [scene.id for scene in self.scenes]
+
+    def pictures(self) -> Source:
+        """The pictures alone, in the order of the scenes, to be packed. All are of class 0."""
+
+        def records() -> Iterator[Record]:
+            for scene in self.scenes:
+                yield Record(scene.id, 0, scene.image, scene.where)
+
+        if isinstance(self.scenes, Rows):
+            files = self.files
+        else:  # Without masks and lists: changing those does not pack the pictures again.
+            files = tuple(scene.image for scene in self.scenes if isinstance(scene.image, Path))
+        return Source(self.kind, self.where, len(self.scenes), records, files)
+
+
+def open_scenes(text: str, part: str = "train", root: str | None = None) -> SceneSource:
+    """The scenes that a recipe names, whatever the layout, with `#split` where there are splits. Decodes nothing.
+
+    Without `#split` the split `part` is meant (`train`, `val`) where there are several. `root` is where the paths of a
+    list begin; without it they begin in the folder of the list. Nothing is downloaded.
+
+    Raises UserError where there is nothing, no such split, no pair of picture and mask, or where a list names files
+    that are not there or lie outside its root: all such lines are counted, and the first are named.
+    """
+    if text.startswith(sources.SAMPLE):
+        return _sample(text, part)
+    if hub.is_hub(text):
+        return _table(hub.tables(text, network=False), hub.split(text), part)
+    try:
+        path, split = sources.split_of(locate(text))
+        if not path.exists():
+            raise UserError(str(path), "does not exist", "a set of pictures with masks")
+        if arrow_tables.is_table(path):
+            return _table(path, split, part)
+        if path.is_dir():
+            return _folder(path, split, part)
+        if path.suffix.lower() not in (".txt", ".csv"):
+            raise UserError(str(path), "a file of unknown kind", KNOWN)
+        if split is not None:
+            raise UserError(f"{path}#{split}", "a list has no splits", "its path alone")
+        return _list(path, path.parent if root is None else locate(root))
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of pictures") from None
+
+
+def missing(text: str, root: str | None = None) -> str | None:
+    """A sentence about scenes that a recipe names and that are not there yet, or about where their paths begin."""
+    if text.startswith(sources.SAMPLE):
+        return None
+    if (said := sources.missing(text)) is not None or root is None or locate(root).is_dir():
+        return said
+    return f"{locate(root)} is no folder"
+
+
+def _table(path: Path, split: str | None, part: str) -> SceneSource:
+    # Where no split is named, `tables` takes that of training.
+    rows = arrow_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part))
+    return SceneSource(rows.kind, rows.where, rows, None, rows.files)
+
+
+# Lists.
+
+
+def _list(file: Path, root: Path) -> SceneSource:
+    if not root.is_dir():
+        raise UserError(str(root), "no folder", "where the paths of the list begin", "set data.root")
+    there = _There()
+    scenes: list[Scene] = []
+    wrong: dict[str, list[str]] = {}
+    first: dict[str, int] = {}
+    lines = 0
+    for number, cells in _lines(file):
+        if not lines and [cell.lower() for cell in cells] in _HEADERS:
+            continue
+        lines += 1
+        if len(cells) != 2:
+            wrong.setdefault("lines not of the form image,label", []).append(f"line {number} ({','.join(cells)[:100]})")
+            continue
+        names = [_inside(cell, root) for cell in cells]
+        if None in names:
+            outside = cells[names.index(None)]
+            wrong.setdefault("lines with no path below the root", []).append(f"line {number} ({outside[:100]!r})")
+            continue
+        if linked := [name for name in names if there.leads_out(root, name)]:
+            wrong.setdefault("lines with a link out of the root", []).append(f"line {number} ({linked[0][:200]})")
+            continue
+        image, mask = names
+        strange = [name for name in names if os.path.splitext(name)[1].lower() not in SUFFIXES]
+        if strange or image == mask:
+            what = "lines with a file that is no picture" if strange else "lines with one file as picture and mask"
+            wrong.setdefault(what, []).append(f"line {number} ({(strange or names)[0][:200]})")
+            continue
+        found = True
+        for what, name in (("a picture", image), ("a mask", mask)):
+            if not there.has(f"{root}/{name}"):
+                wrong.setdefault(f"lines with {what} that is not there", []).append(f"line {number} ({name[:200]})")
+                found = False
+        if image in first:
+            said = f"line {number} ({image[:200]}, as in line {first[image]})"
+            wrong.setdefault("lines with a picture named before", []).append(said)
+            found = False
+        first.setdefault(image, number)
+        if found:
+            scenes.append(Scene(image, root / image, root / mask, f"{file}, line {number} ({image[:200]})"))
+    if wrong:
+        bad = sum(map(len, wrong.values()))
+        listing = "".join(f"\n  {number_of(len(places), what)}: {few(places)}" for what, places in wrong.items())
+        remedy = f"mend them; paths begin in {root} (data.root says otherwise)"
+        found = f"{number_of(bad, 'mistakes')} in {number_of(lines, 'lines')}:{listing}\n"
+        raise UserError(str(file), found, remedy=remedy)
+    if not scenes:
+        raise UserError(str(file), "no lines", "a picture and its mask a line: image,label")
+    return _made("image list", str(file), scenes, (file,))
+
+
+_HEADERS = [[a, b] for a in ("image", "img", "images", "picture") for b in ("label", "mask", "lb", "annotation", "ann")]
+
+
+def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a list with their numbers from 1, without empty ones, divided at the comma, else tab, else space."""
+    if file.stat().st_size > LIST_LIMIT:
+        raise UserError(str(file), f"{file.stat().st_size} bytes", f"at most {LIST_LIMIT}")
+    number = 0
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            while line := stream.readline(LINE_LIMIT + 1):
+                number += 1
+                if len(line) > LINE_LIMIT:
+                    raise UserError(f"{file}, line {number}", f"more than {LINE_LIMIT} characters", "image,label")
+                line = line.strip()
+                if not line or line.startswith("#"):
+                    continue
+                if "," in line:
+                    cells = next(csv.reader([line], strict=True))
+                else:
+                    cells = line.split("\t" if "\t" in line else None)
+                yield number, [cell.strip() for cell in cells]
+    except (ValueError, csv.Error) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a list in UTF-8") from None
+
+
+def _inside(name: str, root: Path) -> str | None:
+    """A path of a list as one below the root, None where it is not."""
+    if not folders.is_writable(name):
+        return None
+    if not {"", ".", ".."} & set(name.split("/")):
+        return name
+    pure = PurePosixPath(name)
+    if pure.is_absolute():
+        try:
+            pure = pure.relative_to(root.as_posix())
+        except ValueError:
+            return None
+    if not pure.parts or ".." in pure.parts:
+        return None
+    return pure.as_posix()
+
+
+class _There:
+    """Which files are there, by listing each folder once: asking file by file takes a network's disk minutes."""
+
+    def __init__(self) -> None:
+        self._listed: dict[str, frozenset[str]] = {}
+        self._links: dict[str, frozenset[str]] = {}
+        self._out: dict[str, bool] = {}
+
+    def has(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return name in self._files(folder)
+
+    def leads_out(self, root: Path, name: str) -> bool:
+        """Return whether a link on the way to a file below `root` leads out of it: each folder is asked once."""
+        folder = name.rpartition("/")[0]
+        if folder not in self._out:
+            self._out[folder] = folders.leads_out(root, folder)
+        if self._out[folder]:
+            return True
+        place, _, file = f"{root}/{name}".rpartition("/")
+        self._files(place)
+        return file in self._links[place] and folders.leads_out(root, name)
+
+    def _files(self, folder: str) -> frozenset[str]:
+        if folder not in self._listed:
+            found, links = [], []
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        links.append(entry.name)
+                    if entry.is_file():
+                        found.append(entry.name)
+            self._listed[folder], self._links[folder] = frozenset(found), frozenset(links)
+        return self._listed[folder]
+
+
+# Folders.
+
+
+def _folder(root: Path, split: str | None, part: str) -> SceneSource:
+    for known, read in ((_is_cityscapes, _cityscapes), (_is_voc, _voc)):
+        if known(root):
+            return read(root, split, part)
+    every = _pairs_of_folders(root, split)
+    splits = {name: some for name, pairs in every.items() if (some := [p for p in pairs if all(map(_has_pictures, p))])}
+    if not splits:
+        if said := [
+            f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
+        ]:
+            raise UserError(str(root), f"no pictures in one or both of {few(said)}", "pictures and masks (.png)")
+        raise UserError(str(root), "a folder of unknown layout", KNOWN)
+    name, pairs = _chosen(splits, split, part, root)
+    if len(pairs) > 1:
+        said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
+        remedy = "move the others away, or write a list of `image,label` a line"
+        raise UserError(str(root), f"several folders of pictures and masks: {said}", "one of each", remedy)
+    images, masks = pairs[0]
+    where = f"{root}#{name}" if name else str(root)
+    scenes, left_out = _matched(_files(images), _files(masks), where)
+    names = [folder / "names.json" for folder in dict.fromkeys((images.parent, masks.parent, root))]
+    file = next((file for file in names if file.is_file()), None)
+    if file is None:
+        return _made("folders", where, scenes, left_out=left_out)
+    return _made("folders", where, scenes, (file,), left_out, _named(file))
+
+
+def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) -> tuple[str, _T]:
+    """The split that is meant. Raises UserError where it is not there, or where several are and none is named."""
+    for wanted in _aliases(split or part):
+        if wanted in splits:
+            return wanted, splits[wanted]
+    if split is None and len(splits) == 1 and (only := next(iter(splits))) not in _words():
+        return only, splits[only]
+    either = few((f"#{name}" for name in splits if name), 20)
+    if split is None:
+        raise UserError(str(root), f"no split {part!r}", f"the path with {either}" if either else "one")
+    raise UserError(f"{root}#{split}", "no such split", f"one of {either}" if either else "the path alone")
+
+
+def _aliases(name: str) -> tuple[str, ...]:
+    """Names of a split, the given one first."""
+    return (name, *(other for words in _PARTS if name in words for other in words if other != name))
+
+
+def _words() -> frozenset[str]:
+    return frozenset(word for words in _PARTS for word in words)
+
+
+def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Path, Path]]]:
+    """Folders that may be of pictures and masks, by split; where there are no splits by the name of nothing."""
+    below = _folders(root)
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    for name, folder in below.items():
+        found.setdefault(name, []).extend((folder, below[name + end]) for end in _BESIDE if name + end in below)
+        inner = _folders(folder) if name in _words() or name == split else {}
+        images, masks = _of_kind(inner, IMAGE_FOLDERS), _of_kind(inner, MASK_FOLDERS)
+        found[name] += [(image, mask) for image in images for mask in masks]
+    # COCO's pictures may lie in `train2017` itself, beside a folder of masks with a `train2017`.
+    for images in (*_of_kind(below, IMAGE_FOLDERS), root):
+        for masks in _of_kind(below, MASK_FOLDERS):
+            inner, others = _folders(images), _folders(masks)
+            both = [name for name in inner if name in others and (name in _words() or name == split)]
+            for name in both:
+                found.setdefault(name, []).append((inner[name], others[name]))
+            if not both and images != root:
+                found.setdefault("", []).append((images, masks))
+    return found
+
+
+def _of_kind(folders: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
+    return [folder for name, folder in folders.items() if name.lower() in names]
+
+
+def _has_pictures(folder: Path) -> bool:
+    """Whether there is one in the folder or below; stops at the first."""
+    return any(os.path.splitext(name)[1].lower() in SUFFIXES for _, _, names in os.walk(folder) for name in names)
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return {name: folder / name for name in names}
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """Files in a folder and those below, by their path below it, in the order of names; hidden ones are left out.
+
+    What is called as a picture and is none is among them, to be refused when it is read. Raises UserError for names of
+    pictures that cannot be written.
+    """
+    found: list[str] = []
+    for place, inner, rest in folders.walk(root):
+        odd = [name for name in inner if is_called_picture(name)]
+        inner[:] = [name for name in inner if name not in odd]
+        found += [os.path.join(place, name) for name in (*odd, *rest) if not name.startswith(".")]
+    folders.check_names(str(root), filter(is_called_picture, found))
+    return {name: root / name for name in sorted(found, key=lambda name: name.split("/"))}
+
+
+def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) -> tuple[list[Scene], tuple[str, ...]]:
+    """Scenes of pictures and masks of one name, the suffix apart, and sentences about what fits none.
+
+    Where no two names are alike, `x_leftImg8bit` and `x_mask` are as well. Raises UserError where nothing fits, or two
+    pictures or masks would.
+    """
+    odd = [*_other(images), *_other(masks)]
+    by_name, of_mask = _by_stem(images, where, "pictures"), _by_stem(masks, where, "masks")
+    if not by_name.keys() & of_mask.keys():
+        by_name, of_mask = _by_stem(images, where, "pictures", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
+    scenes = [
+        Scene(name, images[name], masks[of_mask[key]], str(images[name]))
+        for key, name in by_name.items()
+        if key in of_mask
+    ]
+    if not scenes:
+        first = [few(some.values(), 3) for some in (by_name, of_mask)]
+        found = f"{number_of(len(by_name), 'pictures')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
+        raise UserError(where, f"{found}, no two of one name", "a mask called as each picture")
+    said = []
+    for what, there, others in (
+        ("pictures without a mask", by_name, of_mask),
+        ("masks without a picture", of_mask, by_name),
+    ):
+        if lonely := [name for key, name in there.items() if key not in others]:
+            said.append(f"{number_of(len(lonely), what)}: {few(lonely)}")
+    if odd:
+        what = number_of(len(odd), "files that are no pictures", "file that is no picture")
+        said.append(f"{what}: {few(map(folders.escaped, odd))}")
+    return scenes, tuple(said)
+
+
+def _other(files: Mapping[str, Path]) -> list[str]:
+    return [name for name in files if os.path.splitext(name)[1].lower() not in SUFFIXES]
+
+
+def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[str] | None = None) -> dict[str, str]:
+    """The file of each name without suffix, and without `tail` where it has one."""
+    found: dict[str, str] = {}
+    twice: list[str] = []
+    for name in files:
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() not in SUFFIXES:
+            continue
+        ended = tail.fullmatch(stem) if tail else None
+        stem = ended[1] if ended else stem
+        if stem in found:
+            twice.append(f"{found[stem]} and {name}")
+        found.setdefault(stem, name)
+    if twice:
+        found = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"
+        raise UserError(where, found, "one of each name, the suffix apart")
+    return found
+
+
+def _is_cityscapes(root: Path) -> bool:
+    return (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir()
+
+
+def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
+    below, masks = _folders(root / "leftImg8bit"), _folders(root / "gtFine")
+    both = {name: (below[name], masks[name]) for name in below if name in masks}
+    name, (images, masks) = _chosen(both, split, part, root)
+    where = f"{root}#{name}"
+    every = _files(masks)
+    kinds = {end: {n: f for n, f in every.items() if n.endswith(end)} for end in _CITYSCAPES_ENDS}
+    # As downloaded there are numbers, colours and instances of each; its tool writes the train ids as well.
+    end = max(kinds, key=lambda end: len(kinds[end]))
+    scenes, left_out = _matched(_files(images), kinds[end], where)
+    labels = label_maps.cityscapes(end == _CITYSCAPES_ENDS[1])
+    return _made("Cityscapes", where, scenes, left_out=left_out, labels=labels)
+
+
+_CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
+
+
+def _is_voc(root: Path) -> bool:
+    return (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir()
+
+
+def _voc(root: Path, split: str | None, part: str) -> SceneSource:
+    lists = {file.stem: file for file in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
+    name, file = _chosen(lists, split, part, root)
+    there = _There()
+    augmented = root / "SegmentationClassAug"
+    masks = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
+    scenes, gone = [], {"pictures not there": [], "masks not there": []}
+    seen: set[str] = set()
+    for number, cells in _lines(file):
+        stem = cells[0] if len(cells) == 1 else ""
+        if not stem or PurePosixPath(stem).name != stem or stem in seen:
+            found = f"{stem} again" if stem in seen else ",".join(cells)[:200]
+            raise UserError(f"{file}, line {number}", found, "the name of a picture without suffix, each once")
+        seen.add(stem)
+        image, mask = root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png"
+        for what, path in zip(gone, (image, mask), strict=True):
+            if not there.has(str(path)):
+                gone[what].append(f"line {number} ({path.relative_to(root)})")
+        scenes.append(Scene(stem, image, mask, f"{file}, line {number} ({stem})"))
+    if any(gone.values()):
+        listing = "".join(f"\n  {number_of(len(some), what)}: {few(some)}" for what, some in gone.items() if some)
+        found = f"of {number_of(len(scenes), 'lines')}{listing}\n"
+        raise UserError(str(file), found, remedy="unpack the whole set")
+    if not scenes:
+        raise UserError(str(file), "no lines", "names of pictures")
+    return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), labels=label_maps.voc())
+
+
+def _named(file: Path) -> Labels:
+    """The classes that a `names.json` says: a list of names, or names each with a colour."""
+    try:
+        if file.stat().st_size > 1 << 20:
+            raise UserError(str(file), f"{file.stat().st_size} bytes", "a list of names")
+        said: Any = json.loads(file.read_text("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(str(file), f"cannot be read ({error})"[:300], "JSON") from None
+    try:
+        if isinstance(said, list) and all(isinstance(name, str) for name in said):
+            return label_maps.numbered(said)
+        if isinstance(said, dict) and all(_is_colour(colour) for colour in said.values()):
+            return label_maps.from_palette(said)
+    except ValueError as error:
+        raise UserError(str(file), str(error)[:300], "names of classes") from None
+    raise UserError(str(file), repr(said)[:100], 'a list such as ["sky", "road"], or {"sky": [70, 130, 180]}')
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(part) is int for part in value)
+
+
+def _made(
+    kind: str,
+    where: str,
+    scenes: Sequence[Scene],
+    also: Iterable[Path] = (),
+    left_out: tuple[str, ...] = (),
+    labels: Labels | None = None,
+) -> SceneSource:
+    """A source of files. Where the layout says nothing about the classes, the names of the masks may."""
+    masks = [scene.mask for scene in scenes if isinstance(scene.mask, Path)]
+    images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
+    if labels is None:
+        known = next((known for known in _RECOGNISED if all(known[1](mask) for mask in masks)), None)
+        if known is not None:
+            kind, labels = known[0] if kind == "folders" else kind, known[2]()
+    kind = "folders of pictures and masks" if kind == "folders" else kind
+    return SceneSource(kind, where, tuple(scenes), labels, (*also, *images, *masks), left_out)
+
+
+_CAMVID = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+\.png")
+_CAMVID_COLOURED = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+_L\.png")
+_ADE20K = re.compile(r"ADE_(train|val)_\d{8}\.png")
+_COCO = re.compile(r"\d{12}\.png")
+_COCO_TRAIN_IDS = re.compile(r"\d{12}_labelTrainIds\.png")
+
+_RECOGNISED: tuple[tuple[str, Callable[[Path], Any], Callable[[], Labels]], ...] = (
+    ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[0]), label_maps.cityscapes),
+    ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[1]), lambda: label_maps.cityscapes(True)),
+    ("CamVid", lambda mask: _CAMVID.fullmatch(mask.name) and mask.parent.name.endswith("annot"), label_maps.camvid11),
+    ("CamVid", lambda mask: _CAMVID_COLOURED.fullmatch(mask.name), label_maps.camvid_colours),
+    ("ADE20K", lambda mask: _ADE20K.fullmatch(mask.name), label_maps.ade20k),
+    (
+        "COCO-Stuff",
+        lambda mask: _COCO.fullmatch(mask.name) and mask.parent.name in ("train2017", "val2017"),
+        label_maps.coco_stuff,
+    ),
+    ("COCO-Stuff", lambda mask: _COCO_TRAIN_IDS.fullmatch(mask.name), label_maps.coco_stuff_train_ids),
+    ("Pascal VOC", lambda mask: mask.parent.name.startswith("SegmentationClass"), label_maps.voc),
+)
+"""Sets that the names of all mask files give away: kind, whether one is of it, what their values stand for."""
+
+
+def _sample(text: str, part: str) -> SceneSource:
+    name, _, split = text.partition("#")
+    if name != SAMPLE:
+        raise UserError("data", f"no built-in set of scenes {text!r}"[:200], SAMPLE)
+    drawn = importlib.import_module("trainkit.data.synthetic.scenes")
+    source = open_scenes(f"{drawn.folder()}#{split or part}")
+    labels = label_maps.numbered(drawn.NAMES, colours=drawn.COLOURS)
+    return SceneSource("drawn scenes", source.where, source.scenes, labels, source.files, source.left_out)

@@ -1,0 +1,1 @@
+"""Packed stores: written once, checked by their hashes, read through memory maps."""

@@ -1,0 +1,131 @@
+"""Packing a source once: a cache of packed sets, keyed by the files that they are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from trainkit.data.evaluation_sets import Evaluation
+from trainkit.data.formats.image_decode import Fit
+from trainkit.data.record import Source
+from trainkit.data.storage import image_store, import_images
+from trainkit.data.storage.image_store import Packed, is_packed
+from trainkit.errors import UserError
+from trainkit.paths import data_root, make_private, user_cache
+
+_BESIDE = ".trainkit-packed"
+"""Folder of packed sets under the data root."""
+
+_log = logging.getLogger(__name__)
+
+
+def pack_once(
+    found: Source | Evaluation,
+    size: tuple[int, int] | None,
+    fit: Fit = "no",
+    group: str | None = None,
+    store: Literal["auto", "decoded", "encoded"] = "auto",
+) -> Packed:
+    """The packed form of a source, made when it is not there yet. Processes that start together make it once.
+
+    `size`, `fit`, `group` and `store` as in `importing.import_pictures`, whose UserErrors this raises.
+    """
+    # How it is read is part of it: the form of the source, its split, what is done to pictures.
+    made = [
+        image_store.FORMAT,
+        image_store.VERSION,
+        found.kind,
+        found.where,
+        getattr(found, "split", None),
+        size,
+        fit,
+        group,
+    ]
+    if store != "auto":
+        made.append(store)
+    folder = place(key(made, found.files))
+    left_out = found.left_out if isinstance(found, Source) else ()
+    for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
+        _log.warning("%s: left out: %s", found.where, sentence)
+
+    def make() -> None:
+        _log.info("packing %s into %s, once", found.where, folder)
+        source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
+        report = import_images.import_pictures(
+            source, folder, size=size, fit=fit, group=group, store=store, protocol=protocol
+        )
+        for note in report.notes[len(left_out) :]:
+            _log.warning("%s: %s", source.where, note)
+
+    make_once(folder, is_packed, make)
+    return Packed(folder)
+
+
+def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], None]) -> None:
+    """Have a folder of the cache made where it is not there yet. Processes that start together make it once."""
+    if is_made(folder):
+        return
+    import filelock
+
+    try:
+        make_private(folder.parent)
+        # Not over what is there, nor through a link that came with the data.
+        with contextlib.suppress(FileExistsError), open(folder.parent / ".gitignore", "x") as note:
+            note.write("*\n")
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if not is_made(folder):
+                make()
+    except OSError as error:
+        remedy = "set TRAINKIT_CACHE to a folder that can be written"
+        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
+
+
+def cache_root() -> Path:
+    """Where sets are packed: `$TRAINKIT_CACHE`, else beside the data that `$TRAINKIT_DATA` names where that can be
+    written, else the user's cache.
+    """
+    if chosen := os.environ.get("TRAINKIT_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if os.environ.get("TRAINKIT_DATA") and _writable(beside := data_root() / _BESIDE):
+        return beside
+    return user_cache() / "packed"
+
+
+def place(name: str) -> Path:
+    """The path of something in the cache; that of an earlier version, which packed beside data wherever that was,
+    where it has made it and `$TRAINKIT_CACHE` names no other place.
+    """
+    before = data_root() / _BESIDE / name
+    return before if os.path.exists(before) and not os.environ.get("TRAINKIT_CACHE") else cache_root() / name
+
+
+def _writable(folder: Path) -> bool:
+    folder = folder if os.path.exists(folder) else folder.parent
+    try:
+        # Permission bits as well as access: the superuser could write to what its owner has set read-only.
+        return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
+    except OSError:
+        return False
+
+
+def key(made: list[Any], files: Iterable[Path]) -> str:
+    """Names a packed set by how and from what it is made: any file that was changed, replaced or added gives another.
+
+    The time of the last change of the file's entry (ctime) is part of it: unlike the time of modification, it cannot be
+    carried over from a file that is replaced.
+    """
+    key = hashlib.sha256(repr(made).encode(errors="surrogateescape"))
+    for file in files:
+        try:
+            seen = file.stat()
+        except OSError:
+            key.update(f"\n{file} missing".encode(errors="surrogateescape"))
+            continue
+        stamp = f"\n{file} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns}"
+        key.update(stamp.encode(errors="surrogateescape"))
+    return key.hexdigest()[:24]

@@ -1,0 +1,381 @@
+"""From any source to the packed form: decode, check, align, fit, number the people, write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trainkit.data import evaluation_sets, folders, leakage, sources
+from trainkit.data.formats import image_decode
+from trainkit.data.formats.image_decode import Fit
+from trainkit.data.record import Record, Source
+from trainkit.data.storage import image_store
+from trainkit.data.storage.image_store import Packed, Store, Writer
+from trainkit.errors import UserError, few, listing, number_of
+from trainkit.evaluation_protocols import Protocol
+
+Progress = Callable[[int, int], None]
+"""Called with (rows or cases done, those in all)."""
+
+Resize = Literal["no", "down", "any"]
+
+_COUNTED = 1000
+"""Unusable pictures after which a set that is to be whole is read no further."""
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an import made of its source."""
+
+    out: Path
+    kind: str
+    rows: int
+    classes: int
+    store: Store
+    digest: str
+    renumbered: bool
+    """The labels of the source were not 0 .. classes-1; `names.json` keeps them."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what is odd but usable, and about what was skipped."""
+    groups: int = 0
+    """How many people, videos or alphabets the pictures are of, where that is known."""
+
+
+def import_pictures(
+    source: Path | str | Source,
+    out: Path | str,
+    *,
+    size: tuple[int, int] | None,
+    fit: Fit = "no",
+    group: str | None = None,
+    align: bool = False,
+    damaged: Literal["fail", "skip"] = "fail",
+    damaged_most: float = 1.0,
+    store: Literal["auto", "decoded", "encoded"] = "auto",
+    on_progress: Progress | None = None,
+    protocol: Protocol | None = None,
+) -> Report:
+    """Convert a set of labelled pictures to the packed form at `out`, which must not exist yet.
+
+    Pictures are brought to `size` (height, width) as `fit` says (`pictures.fit`); with `size` None they keep their
+    own sizes and are stored encoded. `group` is a regular expression with one group in parentheses, which finds in a
+    picture's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
+    `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
+    out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
+    its rows have no class.
+    Raises UserError for damaged pictures: up to 20 are named by file and row, the rest counted, up to 1,000.
+    """
+    out = Path(out)
+    source = source if isinstance(source, Source) else sources.open_source(source, network=True)
+    if source.size == 0:
+        raise UserError(source.where, "no pictures", "at least one")
+    folders.check_names(source.where, source.names or ())
+    if protocol is not None and damaged == "skip":
+        found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
+        raise UserError(source.where, found, expected)
+    if store == "auto":
+        small = size is not None and source.size * 3 * size[0] * size[1] < image_store.DECODED_LIMIT
+        store = "decoded" if small else "encoded"
+    recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
+    labels: list[int | str] = []
+    groups: list[str | None] = []
+    ids: list[str] = []
+    shapes: list[tuple[int, int]] = []
+    bad: list[str] = []
+    with Writer(out, size=size, store=store) as writer:
+        for done, made in enumerate(_prepare(source, recipe), start=1):
+            if isinstance(made, UserError):
+                bad.append(str(made))
+                if damaged == "fail" and len(bad) == _COUNTED:
+                    break
+            elif damaged == "skip" or not bad:
+                record, pixels, encoded = made
+                writer.add(pixels, encoded)
+                labels.append(record.label)
+                groups.append(record.group)
+                ids.append(record.id)
+                shapes.append(pixels.shape[1:])
+            if on_progress:
+                on_progress(done, source.size)
+        if bad and (damaged == "fail" or len(bad) > damaged_most * source.size):
+            remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
+            raise unusable(source.where, bad, remedy)
+        if not ids:
+            raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
+        if protocol is None:
+            numbers, names, renumbered = number(labels)
+            if source.names:
+                names = [source.names[int(name)] for name in names]
+        else:
+            numbers, names, renumbered = np.full(len(ids), -1, np.int64), [], False
+        result = writer.finish(
+            labels=numbers,
+            class_names=names,
+            ids=ids,
+            **_group_numbers(source, groups, ids),
+            protocol=protocol,
+            made_from=f"{source.kind} {Path(source.where).name}",
+        )
+    notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in bad]
+    if renumbered:
+        notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
+    if size is None:
+        notes.append(_spread(shapes))
+    notes += oddities(result)
+    return Report(
+        out,
+        source.kind,
+        len(result),
+        result.classes,
+        result.store,
+        result.digest,
+        renumbered,
+        notes,
+        len(result.group_names),
+    )
+
+
+def import_faces(
+    source: Path | str | Source,
+    out: Path | str,
+    *,
+    image_size: int = 112,
+    align: bool = False,
+    resize: Resize = "no",
+    damaged: Literal["fail", "skip"] = "fail",
+    damaged_most: float = 1.0,
+    store: Literal["auto", "decoded", "encoded"] = "auto",
+    on_progress: Progress | None = None,
+    protocol: Protocol | None = None,
+) -> Report:
+    """Convert a set of faces to squares in the packed form; see `import_pictures`, which raises what this raises."""
+    return import_pictures(
+        source if isinstance(source, Source) else sources.open_source(source, nested=False, network=True),
+        out,
+        size=(image_size, image_size),
+        fit=resize,
+        align=align,
+        damaged=damaged,
+        damaged_most=damaged_most,
+        store=store,
+        on_progress=on_progress,
+        protocol=protocol,
+    )
+
+
+def import_evaluation(
+    path: Path | str,
+    out: Path | str,
+    *,
+    image_size: int = 112,
+    resize: Resize = "no",
+    damaged: Literal["fail", "skip"] = "fail",
+    damaged_most: float = 1.0,
+    on_progress: Progress | None = None,
+) -> Report:
+    """Convert an evaluation set of any kind to the packed form, protocol included. Raises as `import_faces` does."""
+    source, protocol = evaluation_sets.recognise(Path(path)).read()
+    return import_faces(
+        source,
+        out,
+        image_size=image_size,
+        resize=resize,
+        damaged=damaged,
+        damaged_most=damaged_most,
+        on_progress=on_progress,
+        protocol=protocol,
+    )
+
+
+def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
+    """Class numbers 0, 1, ... for labels in their own order; the labels as names; whether integers had to change."""
+    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
+    place = {label: position for position, label in enumerate(distinct)}
+    renumbered = any(not isinstance(label, str) and label != position for label, position in place.items())
+    return np.asarray([place[label] for label in labels], np.int64), [str(label) for label in distinct], renumbered
+
+
+def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> dict[str, Any]:
+    known = {group for group in groups if group is not None}
+    if not known:
+        return {}
+    if None in groups:
+        raise UserError(f"{source.where}, {ids[groups.index(None)]}", "no group", "one for every picture, or for none")
+    names = sorted(known)
+    place = {name: position for position, name in enumerate(names)}
+    return {"groups": np.asarray([place[group] for group in groups], np.int64), "group_names": names}
+
+
+def _spread(shapes: list[tuple[int, int]]) -> str:
+    ordered = sorted(shapes, key=lambda shape: shape[0] * shape[1])
+    least, middle, most = (image_store.describe(ordered[i]) for i in (0, len(ordered) // 2, -1))
+    return f"pictures keep their own sizes (height x width): smallest {least}, median {middle}, largest {most}"
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What is done to every picture."""
+
+    size: tuple[int, int] | None
+    fit: Fit
+    align: bool
+    group: Callable[[Record], str] | None
+
+
+_Made = tuple[Record, np.ndarray, bytes | None]
+
+
+def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
+    def one(record: Record) -> _Made | UserError:
+        if recipe.group is not None:
+            # A picture without a group is no damage that could be skipped: the expression does not fit the set.
+            record = replace(record, group=recipe.group(record))
+        try:
+            return _one(record, recipe)
+        except UserError as error:
+            return error
+
+    # PIL releases the interpreter lock while it decodes, so threads suffice. Chunks bound the memory, of which
+    # pictures of their own sizes may take up to 150 MB each.
+    workers = threads()
+    records = source.records()
+    with ThreadPoolExecutor(workers) as pool:
+        while chunk := list(islice(records, (2 if recipe.size is None else 64) * workers)):
+            yield from pool.map(one, chunk)
+
+
+def threads() -> int:
+    """How many threads read files: the cores that this process may use, 8 at the most."""
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _one(record: Record, recipe: _Recipe) -> _Made:
+    folders.check_names(record.where, (record.id, str(record.label), record.group or ""))
+    data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
+    pixels = image_decode.decode(data, record.where) if isinstance(data, bytes) else data
+    original = pixels
+    if recipe.align:
+        from trainkit.data.faces.align import align_face
+
+        if record.landmarks is None:
+            raise UserError(record.where, "no landmarks", "five points", "add it to landmarks5.json")
+        if recipe.size is None or recipe.size[0] != recipe.size[1]:
+            raise ValueError(f"faces are aligned to squares, not to {image_store.describe(recipe.size)}")
+        pixels = align_face(pixels, record.landmarks, recipe.size[0], record.where)
+    if recipe.size is not None:
+        pixels = image_decode.fit(pixels, recipe.size, record.where, recipe.fit)
+    encoded = data if isinstance(data, bytes) and pixels is original else None
+    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded
+
+
+def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
+    """Return what to raise about unusable pictures of a set: the first by name, and how many there are."""
+    count = f"{number_of(len(bad), 'unusable pictures', 'unusable picture')}{' or more' * (len(bad) == _COUNTED)}"
+    return UserError(where, f"{count}:{listing(bad)}\n", remedy=remedy)
+
+
+def oddities(data: Packed) -> list[str]:
+    """Sentences about what is odd but usable: people with one picture, one picture under two people."""
+    notes = []
+    names = data.class_names
+    if data.classes:
+        counts = np.bincount(data.labels, minlength=data.classes)
+        lonely = np.flatnonzero(counts == 1)
+        if len(lonely):
+            notes.append(f"{len(lonely)} of {data.classes} classes have one picture: {few(names[i] for i in lonely)}")
+        missing = np.flatnonzero(counts == 0)
+        if len(missing):
+            notes.append(f"{len(missing)} of {data.classes} classes have no picture: {few(names[i] for i in missing)}")
+        pairs = leakage.across(np.asarray(data.contents()), np.asarray(data.labels))
+        if len(pairs):
+            ids = data.ids()
+            listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
+            notes.append(f"{len(pairs)} pictures stand under two classes: {listing}")
+    return notes
+
+
+def info(path: Path | str) -> dict[str, Any]:
+    """What a packed set is: numbers, digest, and how many pictures its classes have."""
+    data = Packed(path)
+    facts: dict[str, Any] = {
+        "path": str(data.path),
+        "made_from": data.manifest.get("made_from", ""),
+        "pictures": len(data),
+        "classes": data.classes,
+        "image_size": data.size[0] if data.size and data.size[0] == data.size[1] else image_store.describe(data.size),
+        "store": data.store,
+        "bytes": data.bytes,
+        "digest": data.digest,
+    }
+    if data.classes:
+        counts = np.bincount(data.labels, minlength=data.classes)
+        spread = int(counts.min()), float(np.median(counts)), int(counts.max())
+        facts["pictures_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
+    if data.groups is not None:
+        facts["groups"] = len(data.group_names)
+    protocol = data.protocol()
+    if protocol is not None:
+        facts["protocol"] = type(protocol).__name__
+        facts["trials"] = len(protocol)
+    return facts
+
+
+def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
+    """Read everything in a packed set and compare it with what was written. Sentences; empty when all is well.
+
+    Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. What is only odd begins
+    with `warning: `: classes with one picture, one picture under two classes, pictures and groups that are also in one
+    of the packed sets `against` (of a training set: its evaluations).
+    """
+    try:
+        data = Packed(path)
+    except UserError as error:
+        return [str(error)]
+    problems = data.changed()
+
+    def read(first: int) -> list[str]:
+        rows = range(first, min(first + _CHUNK, len(data)))
+        if data.size is not None:
+            try:
+                data.fetch(np.asarray(rows))
+                return []
+            except UserError:
+                pass  # row by row, to name each
+        return [text for row in rows for text in _damage(data, row)]
+
+    with ThreadPoolExecutor(threads()) as pool:
+        for chunk, found in enumerate(pool.map(read, range(0, len(data), _CHUNK)), start=1):
+            problems += found
+            if on_progress:
+                on_progress(min(chunk * _CHUNK, len(data)), len(data))
+    odd = oddities(data) + [note for other in against for note in _shared(data, Packed(other))]
+    return problems + [f"warning: {note}" for note in odd]
+
+
+def _damage(data: Packed, row: int) -> list[str]:
+    try:
+        data.picture(row)
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def _shared(data: Packed, other: Packed) -> list[str]:
+    notes = []
+    both, here, there = np.intersect1d(data.contents(), other.contents(), return_indices=True)
+    if len(both):
+        ids, others = data.ids(), other.ids()
+        listing = few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
+        notes.append(f"{len(both)} pictures are also in {other.path}: {listing}")
+    groups = sorted(set(data.group_names) & set(other.group_names))
+    if groups:
+        notes.append(f"{len(groups)} groups are also in {other.path}: {few(groups)}")
+    return notes

@@ -1,0 +1,408 @@
+"""The packed form of a set of volumes: prepared once, memory-mapped, able to say whether it is what was written.
+
+A folder with
+
+| file             | content                                                                                     |
+|------------------|---------------------------------------------------------------------------------------------|
+| `images.bin`     | float16, the prepared images end to end, each (depth, height, width)                        |
+| `labels.bin`     | uint8, their labels on the same grids                                                       |
+| `originals.bin`  | only where volumes were resampled: uint8, the labels as annotated, on the grids of the files |
+| `foreground.bin` | int32, for every case and organ the places of its voxels in the flattened prepared grid      |
+| `cases.json`     | for every case: id, patient, shapes, spacings, label volumes, intensities, fingerprint, CRCs |
+| `manifest.json`  | version, names of the labels, order of the axes, size and SHA-256 of every file, the digest  |
+
+Where a case begins in a file follows from the shapes, so nothing can point elsewhere. A patch is cut out of the
+memory-mapped volume by slicing: what it costs depends on the patch, not on the volume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit.data import folders
+from trainkit.data.storage import hashed_folder
+from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.volumes.preprocess import AXES, Preparation
+from trainkit.errors import UserError
+
+FORMAT = "trainkit-volumes"
+VERSION = 1
+FOREGROUND_CAP = 10_000
+"""Most voxels of one organ of one case whose places are kept; of more, an even selection."""
+
+LABEL_LIMIT = 256
+"""Labels are bytes."""
+
+_CASES_LIMIT = 256 << 20
+_FILES = {"images.bin": np.float16, "labels.bin": np.uint8, "foreground.bin": np.int32}
+_ORIGINALS = "originals.bin"
+_CHECKED = {"images": "image", "labels": "labels", "originals": "original labels", "foreground": "places of organs"}
+
+
+def is_packed(path: Path) -> bool:
+    """Whether `path` is a folder with the manifest of packed volumes."""
+    try:
+        with (path / "manifest.json").open("rb") as file:
+            head = file.read(hashed_folder.MANIFEST_LIMIT)
+    except OSError:
+        return False
+    return f'"{FORMAT}"'.encode() in head
+
+
+def fingerprint(array: np.ndarray) -> int:
+    """64 bits of BLAKE2b over the shape and float32 values of a volume in `zyx` order.
+
+    Equal for one volume in two sets, however its axes were stored or resampled there.
+    """
+    values = np.ascontiguousarray(array, np.float32) + np.float32(0)  # turns -0.0 into 0.0
+    state = hashlib.blake2b(repr(values.shape).encode(), digest_size=8)
+    state.update(values.data)
+    return int.from_bytes(state.digest(), "little")
+
+
+def places(labels: np.ndarray, cap: int = FOREGROUND_CAP) -> list[np.ndarray]:
+    """For each label from 0 to the largest present, where its voxels are in the flattened array, ascending int32.
+
+    Of more than `cap` voxels every n-th is kept. Label 0 gets none: patches away from organs are drawn uniformly.
+    """
+    flat = labels.ravel()
+    inside = np.flatnonzero(flat)
+    values = flat[inside]
+    found = [np.empty(0, np.int32)]
+    for label in range(1, int(values.max(initial=0)) + 1):
+        own = inside[values == label]
+        if len(own) > cap:
+            own = own[np.arange(cap) * len(own) // cap]
+        found.append(own.astype(np.int32))
+    return found
+
+
+@dataclass(frozen=True)
+class CaseInfo:
+    """What is known of one case, shapes and spacings in stored order (depth, height, width)."""
+
+    id: str
+    patient: str
+    shape: tuple[int, int, int]
+    """Of the prepared grid."""
+    spacing: tuple[float, float, float]
+    """mm, of the prepared grid."""
+    original_shape: tuple[int, int, int]
+    original_spacing: tuple[float, float, float]
+    floor: float
+    """Lowest value of the prepared image, which stands for what lies outside."""
+    volumes_mm3: tuple[float, ...]
+    """Of each label, 0 included, as annotated: voxels of the original grid times their volume."""
+    clinical: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more."""
+
+
+class PackedVolumes(hashed_folder.Hashed):
+    """A packed set of volumes opened for reading."""
+
+    def __init__(self, path: Path | str):
+        """Open and check: sizes of all files, hashes of the small ones, and that all fit together. Raises UserError.
+
+        The contents of large files are compared case by case, by `check`.
+        """
+        super().__init__(Path(path), _read_manifest(Path(path)))
+
+    def __len__(self) -> int:
+        return self.manifest["cases"]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the labels from 0, which is `background`."""
+        return tuple(self.manifest["names"])
+
+    @property
+    def axes(self) -> str:
+        """Order of the stored axes, such as `yzx`."""
+        return self.manifest["axes"]
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """mm from voxel to voxel of the prepared grids along each axis, in the median over cases."""
+        return tuple(self.manifest["spacing"])
+
+    @property
+    def resampled(self) -> bool:
+        """Whether the prepared grids are others than those of the files."""
+        return self.manifest["resampled"] is not None
+
+    @property
+    def preparation(self) -> Preparation:
+        """How the volumes were prepared, and others must be for the same network."""
+        asked = self.manifest["resampled"]
+        return Preparation(self.axes, None if asked is None else tuple(asked))
+
+    def case(self, i: int) -> CaseInfo:
+        """What is known of case `i`."""
+        return self._cases[i]
+
+    def ids(self) -> list[str]:
+        """The id of every case."""
+        return [case.id for case in self._cases]
+
+    def patients(self) -> list[str]:
+        """The patient of every case."""
+        return [case.patient for case in self._cases]
+
+    def where(self, i: int) -> str:
+        """A case's place in words, for messages."""
+        return f"{self.path}, case {i} ({self._cases[i].id})"
+
+    def image(self, i: int) -> np.ndarray:
+        """The prepared image of case `i`, float16 (depth, height, width), a view of the file."""
+        return self._images[self._voxels[i] : self._voxels[i + 1]].reshape(self._cases[i].shape)
+
+    def label(self, i: int) -> np.ndarray:
+        """The labels of case `i` on the grid of its prepared image, uint8, a view of the file."""
+        return self._labels[self._voxels[i] : self._voxels[i + 1]].reshape(self._cases[i].shape)
+
+    def truth(self, i: int) -> np.ndarray:
+        """The labels of case `i` as annotated, on the grid of its file, uint8, a view of the file."""
+        if self._originals is None:
+            return self.label(i)
+        return self._originals[self._annotated[i] : self._annotated[i + 1]].reshape(self._cases[i].original_shape)
+
+    def foreground(self, i: int, label: int) -> np.ndarray:
+        """Places of the voxels of `label` in the flattened prepared grid of case `i`, ascending int32, a view.
+
+        All of them up to `FOREGROUND_CAP`, of more an even selection. Empty for label 0 and for absent organs.
+        """
+        first, last = self._places[i * len(self.names) + label : i * len(self.names) + label + 2]
+        return self._foreground[first:last]
+
+    def present(self, i: int) -> np.ndarray:
+        """Labels above 0 that case `i` has on its prepared grid, int64, ascending."""
+        start = i * len(self.names)
+        return np.flatnonzero(np.diff(self._places[start : start + len(self.names) + 1]))
+
+    def fingerprints(self) -> np.ndarray:
+        """`fingerprint` of each image as it was in its file, uint64 (cases,), for finding one volume in two sets."""
+        return self._fingerprints
+
+    def check(self, i: int) -> None:
+        """Compare the content of case `i` with what was written. Raises UserError naming case and file."""
+        for name, crc in self._crcs[i].items():
+            if _crc(self._part(name, i)) != crc:
+                found = f"{_CHECKED[name]} ({name}.bin) is not what was written (checksum differs)"
+                raise UserError(self.where(i), found, remedy=REBUILD)
+
+    def _part(self, name: str, i: int) -> np.ndarray:
+        if name == "foreground":
+            classes = len(self.names)
+            return self._foreground[self._places[i * classes] : self._places[(i + 1) * classes]]
+        return {"images": self.image, "labels": self.label, "originals": self.truth}[name](i)
+
+    def _read_cases(self) -> None:
+        path = self.path / "cases.json"
+        try:
+            if path.stat().st_size > _CASES_LIMIT:
+                raise ValueError(f"more than {_CASES_LIMIT >> 20} MB")
+            entries = json.loads(path.read_text("utf-8"))
+            if not isinstance(entries, list) or len(entries) != len(self):
+                raise ValueError(f"not a list of {len(self)} cases")
+            classes = len(self.names)
+            self._cases = [_case(entry, classes) for entry in entries]
+            counts = [_counts(entry["foreground"], classes) for entry in entries]
+            self._fingerprints = np.asarray([int(entry["fingerprint"], 16) for entry in entries], np.uint64)
+            expected = {"images", "labels", "foreground"} | ({"originals"} if self.resampled else set())
+            self._crcs = [{name: int(entry["crc"][name]) for name in sorted(expected)} for entry in entries]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+            raise hashed_folder.unreadable(path, error) from None
+        folders.check_names(str(path), (*self.ids(), *self.patients()), hashed_folder.RENAME)
+        self._voxels = _ends(math.prod(case.shape) for case in self._cases)
+        self._annotated = _ends(math.prod(case.original_shape) for case in self._cases)
+        self._places = _ends(count for case in counts for count in case)
+        sizes = {"images.bin": self._voxels[-1], "labels.bin": self._voxels[-1], "foreground.bin": self._places[-1]}
+        if self.resampled:
+            sizes[_ORIGINALS] = self._annotated[-1]
+        elif self._annotated != self._voxels:
+            raise UserError(str(path), "shapes that differ, of volumes that were not resampled", remedy=REBUILD)
+        for name, size in sizes.items():
+            found = self.manifest["files"][name]["bytes"]
+            expected = size * np.dtype(_FILES.get(name, np.uint8)).itemsize
+            if found != expected:
+                raise UserError(str(self.path / name), f"{found} bytes", f"{expected} by cases.json", REBUILD)
+
+    def _map(self) -> None:
+        self._read_cases()
+        self._images = self._load("images.bin")
+        self._labels = self._load("labels.bin")
+        self._foreground = self._load("foreground.bin")
+        self._originals = self._load(_ORIGINALS) if self.resampled else None
+
+    def _load(self, name: str) -> np.ndarray:
+        dtype = _FILES.get(name, np.uint8)
+        if self.manifest["files"][name]["bytes"] == 0:
+            return np.empty(0, dtype)
+        try:
+            # As a plain array: slicing a memmap object costs several times as much.
+            return np.asarray(np.memmap(self.path / name, dtype=dtype, mode="r"))
+        except (OSError, ValueError) as error:
+            raise hashed_folder.unreadable(self.path / name, error) from None
+
+
+class Writer(hashed_folder.Aside):
+    """Writes packed volumes aside and renames the folder when it is whole; nothing is left of a failure."""
+
+    def __init__(self, out: Path | str, *, how: Preparation):
+        super().__init__(Path(out), [*_FILES, *([_ORIGINALS] if how.spacing is not None else [])])
+        self.how = how
+        self._entries: list[dict[str, Any]] = []
+
+    def add(
+        self, case: CaseInfo, image: np.ndarray, label: np.ndarray, truth: np.ndarray | None, fingerprint: int
+    ) -> None:
+        """One case: its image float16 and labels uint8 on the prepared grid, and, where resampled, as annotated."""
+        if image.shape != case.shape or label.shape != case.shape or image.dtype != np.float16:
+            raise ValueError(f"{image.dtype} {image.shape} and labels {label.shape} of a case of {case.shape}")
+        if (truth is None) != (self.how.spacing is None) or (truth is not None and truth.shape != case.original_shape):
+            raise ValueError("labels as annotated are needed where volumes are resampled, and only there")
+        if math.prod(case.shape) > np.iinfo(np.int32).max:
+            raise ValueError(f"{case.shape} has more voxels than int32 can count")
+        found = places(label)
+        parts = {"images": image, "labels": label, "foreground": np.concatenate(found)}
+        if truth is not None:
+            parts["originals"] = truth
+        crc = {}
+        for name, array in parts.items():
+            array = np.ascontiguousarray(array)
+            self._files[f"{name}.bin"].write(array.data)
+            crc[name] = _crc(array)
+        self._entries.append(
+            {
+                "id": case.id,
+                "patient": case.patient,
+                "shape": list(case.shape),
+                "spacing": list(case.spacing),
+                "original_shape": list(case.original_shape),
+                "original_spacing": list(case.original_spacing),
+                "floor": case.floor,
+                "volumes_mm3": list(case.volumes_mm3),
+                "foreground": [len(own) for own in found],
+                "fingerprint": f"{fingerprint:016x}",
+                "crc": crc,
+                "facts": case.facts,
+                "clinical": case.clinical,
+            }
+        )
+
+    def finish(self, *, names: Sequence[str], made_from: str = "") -> PackedVolumes:
+        """Write everything but the volumes, make it durable, and give it its name.
+
+        `names` are those of the labels from 0. Raises ValueError where a case has a label without a name.
+        """
+        for entry in self._entries:
+            for key in ("volumes_mm3", "foreground"):
+                missing = len(names) - len(entry[key])
+                if missing < 0:
+                    raise ValueError(f"{entry['id']} has {len(entry[key])} labels, {len(names)} names were given")
+                entry[key] = entry[key] + [0] * missing
+        text = json.dumps(self._entries, allow_nan=False, separators=(",", ":"))
+        (self.folder / "cases.json").write_text(text, "utf-8")
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "cases": len(self._entries),
+            "names": list(names),
+            "axes": self.how.axes,
+            "spacing": np.median([entry["spacing"] for entry in self._entries], axis=0).tolist(),
+            "resampled": None if self.how.spacing is None else list(self.how.spacing),
+            "made_from": made_from,
+        }
+        self._publish(manifest, digest_of)
+        return PackedVolumes(self.out)
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """One SHA-256 for a packed set, from its names, its grid and the hashes of its files; not from where it came."""
+    said = [manifest[key] for key in ("cases", "names", "axes", "spacing", "resampled")]
+    files = manifest["files"]
+    lines = [FORMAT, str(VERSION), json.dumps(said), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    make = "trainkit data import --volumes"
+    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "packed volumes", make)
+    wrong = {
+        "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
+        "names": not _is_names(manifest.get("names")),
+        "axes": manifest.get("axes") not in AXES,
+        "spacing": not _is_spacing(manifest.get("spacing")),
+        "resampled": manifest.get("resampled", 0) is not None and not _is_spacing(manifest.get("resampled")),
+        "digest": type(manifest.get("digest")) is not str,
+    }
+    for key in wrong:
+        if wrong[key]:
+            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], remedy=REBUILD)
+    originals = [_ORIGINALS] if manifest["resampled"] is not None else []
+    hashed_folder.check_entries(path, manifest, [*_FILES, "cases.json", *originals])
+    hashed_folder.check_digest(path, manifest, digest_of(manifest))
+    return manifest
+
+
+def _is_names(value: object) -> bool:
+    named = isinstance(value, list) and 2 <= len(value) <= LABEL_LIMIT and all(isinstance(name, str) for name in value)
+    return named and len(set(value)) == len(value)
+
+
+def _is_spacing(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(type(mm) in (int, float) and math.isfinite(mm) and mm > 0 for mm in value)
+    )
+
+
+def _case(entry: Any, classes: int) -> CaseInfo:
+    shapes = [_counts(entry[key], 3) for key in ("shape", "original_shape")]
+    if not all(length >= 1 for shape in shapes for length in shape):
+        raise ValueError(f"shape {shapes}")
+    if not _is_spacing(entry["spacing"]) or not _is_spacing(entry["original_spacing"]):
+        raise ValueError(f"spacing {entry['spacing']}")
+    volumes = tuple(float(volume) for volume in entry["volumes_mm3"])
+    if len(volumes) != classes:
+        raise ValueError(f"volumes of {len(volumes)} labels")
+    return CaseInfo(
+        id=str(entry["id"]),
+        patient=str(entry["patient"]),
+        shape=tuple(shapes[0]),
+        spacing=tuple(map(float, entry["spacing"])),
+        original_shape=tuple(shapes[1]),
+        original_spacing=tuple(map(float, entry["original_spacing"])),
+        floor=float(entry["floor"]),
+        volumes_mm3=volumes,
+        clinical=dict(entry["clinical"]),
+        facts=dict(entry["facts"]),
+    )
+
+
+def _counts(value: Any, length: int) -> list[int]:
+    if not isinstance(value, list) or len(value) != length or not all(type(n) is int and n >= 0 for n in value):
+        raise ValueError(f"{value!r} are not {length} counts"[:100])
+    return value
+
+
+def _ends(sizes: Iterable[int]) -> list[int]:
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return ends
+
+
+def _crc(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data) if array.size else 0

@@ -1,0 +1,1 @@
+"""Drawn data, and modalities derived from photographs."""

@@ -1,0 +1,469 @@
+"""Modalities derived from photographs: infrared, colour pencil, sketch and words of people known in colour alone.
+
+What it is: of a folder of people, `<person>/*.jpg`, about half of each person's photographs stay as they are, and each
+of the others becomes a record of one other modality: near infrared (one channel mixed mostly of red, gain, gamma, a
+lamp at the camera, noise), colour pencil (Kuwahara et al. 1976 smoothing, the nearest of a box of pencils, strokes on
+grainy paper) or sketch (dodge: the picture divided by its own blur, drawn by an unsteady hand). One photograph has one
+modality alone, so nothing that is asked for has its own original in the gallery. Captions say in words what was
+measured on those photographs of a person that are not in the gallery either: how dark hair, brows and eyes are
+beside the skin, glasses, beard, lines. The places measured are those of faces aligned to the five-point template.
+
+What it shows: how the method does on real faces, with real differences of light, pose and age between the modalities.
+What it does not show: that anything works on infrared cameras, on drawings by people or on their words. Say "derived"
+beside every number from it.
+
+All of it follows from the photographs, their names and a seed. Sums are over whole numbers where they can be; another
+Pillow may decode a JPEG otherwise.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+from trainkit.data.formats import image_decode
+from trainkit.data.people.modalities import CP, MODALITIES, NIR, RGB, SK
+from trainkit.data.storage import cache, import_images
+from trainkit.errors import UserError
+
+VERSION = 1
+"""Part of the folder's key; raised with any change to what is derived."""
+SEED = 20251121
+LARGEST = 256
+"""Longer side of a derived picture at most, in pixels; photographs that are larger are shrunk first."""
+SMALLEST = 16
+"""Shorter side of a photograph at least, in pixels."""
+
+
+def folder(path: Path) -> Path:
+    """The derived set of the people in `path`, made when first asked for (10 to 20 s for 3,500 faces of 112 x 112).
+
+    It holds `index.csv` (path, person, camera, modality, text; the text of a photograph is its caption), the pictures
+    `<modality>/<person>/<number>.png` (number: the place of the photograph among those of the person by name), the
+    photographs that stayed, byte for byte, under `rgb/`, and `derived.json`, which says how it was made. It lies in the
+    cache, keyed by the files of `path`. Processes that start together make it once.
+
+    Raises:
+        UserError: no pictures of people there, damaged or tiny ones (naming them), or the cache cannot be written.
+    """
+    if not path.is_dir():
+        raise UserError(str(path), "no such folder", "a folder of people, <person>/<picture>.jpg")
+    files = image_decode.below(path, nested=False).files
+    if not files:
+        raise UserError(str(path), "no pictures", "photographs of people in <person>/<picture>.jpg")
+    made = cache.place(f"derived-{cache.key(['derived', VERSION, str(path.absolute())], files)}")
+    cache.make_once(made, lambda place: (place / "derived.json").is_file(), lambda: _write(path, files, made))
+    return made
+
+
+def divided(person: str, count: int) -> list[int]:
+    """Which modality each of a person's `count` photographs has, by their places in the order of names.
+
+    Half stay RGB, but of four or more three are always left for the others, and at least one is RGB.
+    """
+    others = max(min(3, count - 1), count // 2)
+    rng = _rng(person)
+    order, first = rng.permutation(count), int(rng.integers(3))
+    codes = [RGB] * count
+    for i, place in enumerate(order[:others].tolist()):
+        codes[place] = (NIR, CP, SK)[(first + i) % 3]
+    return codes
+
+
+def _write(path: Path, files: Sequence[Path], to: Path) -> None:
+    aside = to.with_name(f".{to.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        rows, people, damaged = [], {}, []
+        for file in files:
+            people.setdefault(file.parent.name, []).append(file)
+        for person, photographs in people.items():
+            rows += _person(person, photographs, aside, damaged)
+        if damaged:
+            raise import_images.unusable(str(path), damaged, "mend or remove them")
+        with open(aside / "index.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("path", "person", "camera", "modality", "text"))
+            writer.writerows(rows)
+        about = {
+            "what": "modalities derived from photographs by trainkit.data.synthetic.derived_modalities; none of them was taken or drawn",
+            "made_from": str(path),
+            "version": VERSION,
+            "seed": SEED,
+            "people": len(people),
+            "pictures": {name: sum(row[3] == name for row in rows) for name in MODALITIES[:-1]},
+            "captions": sum(bool(row[4]) for row in rows),
+        }
+        (aside / "derived.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(to, ignore_errors=True)
+        aside.rename(to)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _person(
+    person: str, photographs: Sequence[Path], to: Path, damaged: list[str]
+) -> list[tuple[str, str, str, str, str]]:
+    """Write the pictures of a person; rows of the index, in the order of the photographs.
+
+    What cannot be used is added to `damaged`, in a sentence each.
+    """
+    rows, seen = [], []
+    for number, (file, code) in enumerate(zip(photographs, divided(person, len(photographs)), strict=True)):
+        try:
+            encoded = image_decode.read(file, str(file))
+            pixels = image_decode.decode(encoded, str(file))
+            if min(pixels.shape[:2]) < SMALLEST:
+                found = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
+                raise UserError(str(file), found, f"{SMALLEST} or more on each side")
+        except UserError as error:
+            damaged.append(str(error))
+            continue
+        name = f"{MODALITIES[code]}/{person}/{number:03d}{file.suffix.lower() if code == RGB else '.png'}"
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        if code == RGB:
+            (to / name).write_bytes(encoded)
+        else:
+            seen.append(measured(pixels))
+            drawn = DERIVE[code](_shrunk(pixels), _rng(person, number))
+            Image.fromarray(drawn).save(to / name, compress_level=1)
+        rows.append((name, person, "", MODALITIES[code], ""))
+    if not seen:  # of a single photograph, which a caption would describe
+        return rows
+    traits = np.mean(seen, axis=0)
+    captions = ((row, caption(traits, _rng(person, i, "words"))) for i, row in enumerate(rows))
+    return [(*row[:4], text if row[3] == "rgb" else "") for row, text in captions]
+
+
+def _rng(*parts: str | int) -> np.random.Generator:
+    words = [zlib.crc32(str(part).encode(errors="surrogateescape")) for part in parts]
+    return np.random.Generator(np.random.PCG64([SEED, *words]))
+
+
+def _shrunk(pixels: np.ndarray) -> np.ndarray:
+    height, width = pixels.shape[:2]
+    if max(height, width) <= LARGEST:
+        return pixels
+    scale = LARGEST / max(height, width)
+    size = (max(SMALLEST, round(width * scale)), max(SMALLEST, round(height * scale)))
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
+
+
+# ---- pictures: uint8 (height, width, 3) and a generator, to uint8 (height, width) or (height, width, 3)
+
+
+def infrared(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """As a cheap infrared camera with a lamp beside it might see it: (height, width).
+
+    Mostly the red channel, in which skin is bright and even; the mixture, gain, gamma, vignette and noise differ from
+    picture to picture.
+    """
+    red, green, blue = rng.uniform((0.75, 0.1, -0.35), (1.05, 0.4, -0.05))
+    mixed = (pixels[..., 0] * red + pixels[..., 1] * green + pixels[..., 2] * blue) / (red + green + blue)
+    gamma, gain, lamp, noise = rng.uniform((0.55, 0.75, 0.1, 3.0), (0.95, 1.15, 0.5, 10.0))
+    curve = np.array([round(255 * (level / 255) ** float(gamma)) for level in range(256)], dtype=np.float64)
+    seen = curve[np.clip(np.rint(mixed), 0, 255).astype(np.uint8)]
+    height, width = seen.shape
+    x, y = np.linspace(-1, 1, width)[None], np.linspace(-1, 1, height)[:, None]
+    at = rng.uniform(-0.3, 0.3, 2)
+    fall = 1 - lamp * ((x - at[0]) ** 2 + (y - at[1]) ** 2) / 2
+    blurred = Image.fromarray(_bytes(seen * fall * gain)).filter(ImageFilter.GaussianBlur(float(rng.uniform(0.3, 1))))
+    return _bytes(np.asarray(blurred, dtype=np.float64) + noise * rng.standard_normal((height, width)))
+
+
+PENCILS = np.array([
+    (28, 26, 28), (88, 84, 84), (150, 148, 146), (214, 212, 208), (250, 248, 244), (70, 44, 32), (116, 76, 50),
+    (164, 116, 82), (204, 158, 122), (234, 198, 166), (248, 226, 204), (190, 92, 70), (214, 134, 116), (158, 40, 44),
+    (226, 180, 60), (92, 122, 62), (48, 88, 84), (60, 84, 148), (140, 176, 212), (112, 72, 120),
+])  # fmt: skip
+"""A box of twenty: greys, skin and hair, and a few others. RGB, (20, 3)."""
+
+
+def pencil(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A drawing in colour pencil: (height, width, 3). Flat tones of few pencils, strokes, grain and light outlines."""
+    loose = by_hand(pixels, rng, 0.008)
+    tones = kuwahara(loose, max(2, round(min(pixels.shape[:2]) / 36)))
+    colours = PENCILS + rng.uniform(-12, 12, (len(PENCILS), 3))  # another box for each drawing
+    nearest = ((tones[:, :, None].astype(np.float64) - colours) ** 2).sum(-1).argmin(-1)
+    laid = 0.75 * colours[nearest] + 0.25 * tones
+    pressed = np.clip(0.78 + 0.16 * strokes(nearest.shape, rng), 0.35, 1)[..., None]
+    lines = (0.4 + 0.6 * dodged(loose, 1.2) / 255)[..., None]
+    return _bytes((248 + (laid - 248) * pressed) * lines)
+
+
+def sketch(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A sketch: (height, width). Edges and deep shadows in grey on white, at places that a hand does not quite hit."""
+    loose = by_hand(pixels, rng, 0.015)
+    short = min(pixels.shape[:2])
+    lines = dodged(loose, float(rng.uniform(0.02, 0.045)) * short)
+    dark = 255 - (255 - lines) * float(rng.uniform(1.3, 2.2))
+    worn = dark + 14 * strokes(lines.shape, rng) * (dark < 235)
+    return _bytes(worn)
+
+
+DERIVE: dict[int, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {NIR: infrared, CP: pencil, SK: sketch}
+"""How a picture of each modality is made of a photograph."""
+
+
+def dodged(pixels: np.ndarray, radius: float) -> np.ndarray:
+    """Grey divided by its own Gaussian blur of `radius` pixels, at most 255: (height, width), float64.
+
+    What retouchers call colour dodge with the blurred inverse: white where a picture is even, dark at its edges.
+    """
+    grey = Image.fromarray(pixels).convert("L")
+    blurred = np.asarray(grey.filter(ImageFilter.GaussianBlur(radius)), dtype=np.float64)
+    return np.minimum(255.0 * (np.asarray(grey, dtype=np.float64) + 1) / (blurred + 1), 255.0)
+
+
+def kuwahara(pixels: np.ndarray, radius: int) -> np.ndarray:
+    """Smoothing that keeps edges (Kuwahara et al. 1976): (height, width, 3) uint8 to the same.
+
+    Every pixel becomes the mean of that one of the four squares of `radius` + 1 pixels at its corners whose brightness
+    varies least; of equals, the first of upper left, upper right, lower left, lower right.
+    """
+    height, width = pixels.shape[:2]
+    side = radius + 1
+    padded = np.pad(pixels.astype(np.int64), ((radius, radius), (radius, radius), (0, 0)), "edge")
+    light = padded.sum(-1, keepdims=True)
+    sums = np.zeros((height + 2 * radius + 1, width + 2 * radius + 1, 5), np.int64)
+    sums[1:, 1:] = np.concatenate([padded, light, light**2], axis=-1).cumsum(0).cumsum(1)
+    squares = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
+    corners = [(0, 0), (0, radius), (radius, 0), (radius, radius)]
+    four = np.stack([squares[y : y + height, x : x + width] for y, x in corners])
+    spread = side**2 * four[..., 4] - four[..., 3] ** 2
+    best = np.take_along_axis(four[..., :3], spread.argmin(0)[None, ..., None], axis=0)[0]
+    return ((2 * best + side**2) // (2 * side**2)).astype(np.uint8)
+
+
+def by_hand(pixels: np.ndarray, rng: np.random.Generator, much: float) -> np.ndarray:
+    """Displaced smoothly by about `much` of the shorter side, as an unsteady hand would: same shape, nearest pixels."""
+    height, width = pixels.shape[:2]
+    moved = []
+    for _ in range(2):
+        few = np.clip(128 + 45 * rng.standard_normal((5, 5)), 0, 255).astype(np.uint8)
+        field = np.asarray(Image.fromarray(few).resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
+        moved.append((field - 128) / 45 * much * min(height, width))
+    y = np.clip(np.rint(np.arange(height)[:, None] + moved[0]), 0, height - 1).astype(np.int64)
+    x = np.clip(np.rint(np.arange(width)[None] + moved[1]), 0, width - 1).astype(np.int64)
+    return pixels[y, x]
+
+
+def strokes(shape: tuple[int, int], rng: np.random.Generator, length: int = 7) -> np.ndarray:
+    """Slanting streaks of grain: (height, width), mean near 0 and standard deviation near 1."""
+    grain = rng.standard_normal(shape)
+    lean = 1 if rng.uniform() < 0.5 else -1
+    streaks = sum(np.roll(grain, (i, lean * i), axis=(0, 1)) for i in range(length))
+    return (streaks / math.sqrt(length) + 0.5 * rng.standard_normal(shape)) / math.sqrt(1.25)
+
+
+def _bytes(values: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
+
+
+# ---- words: what is measured at places of an aligned face, and how its degrees are called
+
+
+@dataclass(frozen=True)
+class Trait:
+    """Something about a face that a number tells and words can say."""
+
+    name: str
+    cuts: tuple[float, ...]
+    """Borders between its degrees, rising."""
+    words: tuple[tuple[str, ...], ...]
+    """For each degree, one more than the cuts, the ways to say it; none: it goes unsaid."""
+
+    def __post_init__(self) -> None:
+        if len(self.words) != len(self.cuts) + 1 or list(self.cuts) != sorted(self.cuts):
+            raise ValueError(f"{self.name}: {len(self.words)} degrees between {self.cuts}")
+
+
+CHEEK = (22, 40, 62, 78)
+"""Left, right, upper and lower border of the left cheek on a face of 112 x 112; the right one mirrors it."""
+
+TRAITS = (
+    Trait(
+        "crown",
+        (0.37, 0.55, 0.75, 1.0),
+        (
+            ("black hair", "jet-black hair", "very dark hair"),
+            ("dark hair", "dark brown hair"),
+            ("brown hair", "hair of a middle shade"),
+            ("fair hair", "light hair"),
+            ("a bare crown", "a bald or very fair crown", "hair as light as the skin"),
+        ),
+    ),
+    Trait(
+        "forehead",
+        (0.85, 1.05, 1.2),
+        (
+            ("a fringe", "hair over the forehead", "a covered forehead"),
+            (),
+            ("a clear forehead", "an open forehead"),
+            ("a high forehead", "a tall bright forehead"),
+        ),
+    ),
+    Trait(
+        "sides",
+        (0.45, 0.6, 0.8),
+        (
+            ("dark hair at the temples", "thick dark sides"),
+            (),
+            ("lighter temples", "short hair at the sides"),
+            ("bare temples", "grey or bare sides"),
+        ),
+    ),
+    Trait(
+        "hair_tone",
+        (1.3, 1.75, 2.3),
+        (
+            ("hair of a cool grey tone", "greyish hair"),
+            (),
+            ("hair of a warm tone", "brownish hair"),
+            ("hair of a reddish tone", "golden or reddish hair"),
+        ),
+    ),
+    Trait(
+        "brows",
+        (0.75, 0.84, 0.96),
+        (
+            ("heavy dark brows", "thick black eyebrows"),
+            ("dark brows", "dark eyebrows"),
+            (),
+            ("fair brows", "faint eyebrows"),
+        ),
+    ),
+    Trait(
+        "eyes",
+        (0.6, 0.68, 0.78),
+        (
+            ("deep dark eyes", "deep-set eyes"),
+            ("dark eyes", "shaded eyes"),
+            (),
+            ("light eyes", "bright eyes"),
+        ),
+    ),
+    Trait("glasses", (0.03, 0.055), (("no glasses", "no spectacles"), (), ("glasses", "spectacles"))),
+    Trait(
+        "lids",
+        (0.036, 0.048, 0.06),
+        (
+            ("smooth lower lids",),
+            (),
+            ("marked lower lids", "lines below the eyes"),
+            ("bags under the eyes", "heavy lower lids"),
+        ),
+    ),
+    Trait(
+        "lip",
+        (0.76, 0.92),
+        (("a moustache", "hair on the upper lip", "a dark upper lip"), (), ("a bare upper lip", "a clean upper lip")),
+    ),
+    Trait("chin", (0.82, 1.0), (("a beard", "a dark chin", "a bearded chin"), (), ("a bare chin", "a light chin"))),
+    Trait(
+        "mouth",
+        (0.68, 0.85),
+        (("a dark mouth", "a mouth in shadow"), (), ("a bright smile", "teeth that show", "a toothy smile")),
+    ),
+    Trait("lips", (1.04, 1.14), (("pale lips", "colourless lips"), (), ("red lips", "rosy lips"))),
+    Trait(
+        "cheeks",
+        (0.025, 0.034, 0.045),
+        (("smooth cheeks", "even cheeks"), (), ("lined cheeks",), ("rough cheeks", "deeply lined cheeks")),
+    ),
+    Trait(
+        "brow_lines",
+        (0.02, 0.035, 0.055),
+        (
+            ("a smooth brow", "an unlined brow"),
+            (),
+            ("some lines on the brow", "a lined brow"),
+            ("deep lines on the brow", "strands across the brow"),
+        ),
+    ),
+    Trait(
+        "skin",
+        (130.0, 150.0, 163.0),
+        (("dark skin", "deep-toned skin"), (), ("light skin", "fair skin"), ("very light skin", "pale skin")),
+    ),
+    Trait("warmth", (1.55, 1.85), (("cool-toned skin", "pinkish skin"), (), ("tanned skin", "warm-toned skin"))),
+)
+"""What captions are made of. Those were chosen, of 27 that were tried, of which at least an eighth of the variance
+over the photographs of 298 people of LFW lies between people (crown 0.61, chin 0.36, skin 0.24, warmth 0.14); the
+cuts are near the quantiles of people there."""
+
+
+def measured(pixels: np.ndarray) -> np.ndarray:
+    """The number of each of `TRAITS` for one photograph of an aligned face, uint8 (height, width, 3): float64."""
+    if pixels.shape[:2] != (112, 112):
+        pixels = np.asarray(Image.fromarray(pixels).resize((112, 112), Image.Resampling.BICUBIC))
+    whole = pixels.astype(np.float64) + 1  # never 0: it is divided by
+    grey = whole[..., 0] * 0.299 + whole[..., 1] * 0.587 + whole[..., 2] * 0.114
+    across = np.abs(np.diff(grey, axis=0))
+
+    def mean(values: np.ndarray, left: int, right: int, upper: int, lower: int) -> np.ndarray:
+        return values[upper:lower, left:right].mean((0, 1))
+
+    def both(values: np.ndarray, left: int, right: int, upper: int, lower: int) -> np.ndarray:
+        mirrored = mean(values, 112 - right, 112 - left, upper, lower)
+        return (mean(values, left, right, upper, lower) + mirrored) / 2
+
+    skin, cheek = both(grey, *CHEEK), both(whole, *CHEEK)
+    hair, lips = mean(whole, 30, 82, 0, 6), mean(whole, 42, 72, 86, 98)
+    found = {
+        "crown": mean(grey, 30, 82, 0, 6) / skin,
+        "forehead": mean(grey, 38, 74, 14, 28) / skin,
+        "sides": both(grey, 4, 16, 8, 30) / skin,
+        "hair_tone": hair[0] / hair[2],
+        "brows": both(grey, 24, 48, 38, 46) / skin,
+        "eyes": both(grey, 26, 48, 46, 58) / skin,
+        "glasses": mean(across, 50, 62, 44, 62) / skin,
+        "lids": both(across, 22, 44, 56, 70) / skin,
+        "lip": mean(grey, 44, 68, 77, 84) / skin,
+        "chin": mean(grey, 44, 68, 100, 110) / skin,
+        "mouth": mean(grey, 42, 72, 86, 96) / skin,
+        "lips": lips[0] / lips[1] * cheek[1] / cheek[0],
+        "cheeks": both(across, *CHEEK) / skin,
+        "brow_lines": mean(across, 38, 74, 14, 30) / skin,
+        "skin": skin,
+        "warmth": cheek[0] / cheek[2],
+    }
+    return np.array([found[trait.name] for trait in TRAITS])
+
+
+_OPENINGS = ("A person with", "Someone with", "The face has", "This person has", "One sees", "A face with")
+_MORE = ("One also sees", "Besides:", "One notices", "Further,", "The person also has", "Then")
+
+
+def caption(numbers: np.ndarray, rng: np.random.Generator) -> str:
+    """Two sentences about a person of whom `numbers` (one for each of `TRAITS`) were measured.
+
+    They name six to ten traits, or all that can be said when those are fewer, in an order and in words of their own.
+    """
+    said = []
+    for i in rng.permutation(len(TRAITS)).tolist():
+        trait = TRAITS[i]
+        if ways := trait.words[int(np.searchsorted(trait.cuts, numbers[i], side="right"))]:
+            said.append(ways[int(rng.integers(len(ways)))])
+    said = said[: int(rng.integers(6, 11))]
+    if not said:
+        return "A person of whom nothing stands out."
+    opening, more = (some[int(rng.integers(len(some)))] for some in (_OPENINGS, _MORE))
+    half = (len(said) + 1) // 2
+    sentences = [f"{opening} {_listed(said[:half])}."]
+    if said[half:]:
+        sentences.append(f"{more} {_listed(said[half:])}.")
+    return " ".join(sentences)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

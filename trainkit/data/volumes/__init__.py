@@ -1,0 +1,1 @@
+"""Volumes: the block, its splits and what changes the voxels."""

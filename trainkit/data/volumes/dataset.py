@@ -1,0 +1,595 @@
+"""Volumes with a class for every voxel: patches to train on, whole volumes to be scored in millimetres."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from trainkit import rng
+from trainkit.config.ranges import Fraction, Side
+from trainkit.data import leakage as duplicates
+from trainkit.data import sources
+from trainkit.data.leakage import Held
+from trainkit.data.sources import HELD_OUT, SAMPLE
+from trainkit.data.storage import volume_store
+from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes import importer, residency
+from trainkit.data.volumes import sources as volume_sources
+from trainkit.data.volumes.augment import VolumeAugment
+from trainkit.data.volumes.residency import Shelf
+from trainkit.data.volumes.sources import VolumeSource
+from trainkit.errors import UserError, few
+from trainkit.evaluation_protocols import Segmentation
+from trainkit.interfaces import Batch, Meta, Opened
+from trainkit.paths import locate
+
+SAMPLES = {"orbits": "trainkit.data.synthetic.orbits"}
+"""Built-in sets by name: the module that draws it."""
+
+PATCH_LIMIT = 1 << 28
+"""Most voxels of a patch; 645 along each axis."""
+
+_ACROSS = {"x": "left to right", "y": "back to front", "z": "bottom to top"}
+_ALIKE = 1.5
+"""Factor between two spacings up to which nothing is said."""
+_FIXED = 0
+"""Seed of the patches that are scored: whatever the run's, so that runs are scored on the same ones."""
+
+
+Millimetres = Annotated[float, Field(ge=0.01, le=1000)]
+"""Distance between voxels."""
+
+
+@dataclass(kw_only=True)
+class Volumes:
+    """NIfTI volumes and their label maps. Every set NAME that is scored offers the splits NAME (all cases, whole),
+    NAME.few, NAME.mirrored, NAME.overlays and NAME.patches, and so does `train`."""
+
+    train: str
+    """`{train,val}/{image,label}` as TOM500 has it (`tom500#train`), a folder with the Decathlon's `dataset.json`, a
+    folder with a folder of images and one of labels, an imported set, or the built-in `sample:orbits`."""
+    evaluate: dict[str, str] = field(default_factory=dict)
+    """Name of a set that is scored to its place, as `train`; `held_out`: the fold that is kept from training."""
+    names: list[str] | None = None
+    """Names of the labels 1, 2, ...; None: what the source says."""
+    spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
+    """mm from voxel to voxel along depth, height and width, to which volumes are resampled once; None: as they are."""
+    patch: tuple[Side, Side, Side]
+    """Depth, height and width of a training patch, and of a window in evaluations, in voxels. Depth is the axis
+    across slices: the one with the largest spacing."""
+    patches: Annotated[int, Field(ge=1, le=100000)] = 4
+    """Patches of each case in an epoch, and in NAME.patches, half of which are centred on organs in any case."""
+    foreground: Fraction = 0.5
+    """Share of the patches that are centred on a voxel of an organ, each organ of a case as likely as another."""
+    augment: VolumeAugment = field(default_factory=VolumeAugment)
+    patient: str | None = None
+    """Regular expression with one part in parentheses, which finds the patient in the name of a file; None: the name
+    is the patient."""
+    folds: Annotated[int, Field(ge=2, le=1000)] = 5
+    """Parts into which patients are divided, by a hash of their names, where one is held out."""
+    fold: Annotated[int, Field(ge=0, lt=1000)] | None = None
+    """Number of the part that is kept from training, 0 .. folds-1."""
+    leakage: Literal["refuse", "allow"] = "refuse"
+    """What a patient or a volume that is both trained on and scored does: end the run, or warn."""
+    clinical: str | None = None
+    """Table (CSV with a column of patients) whose columns stand beside the scores of each case."""
+    few: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Cases of NAME.few and NAME.overlays, spread over the sizes."""
+    cache: Literal["auto", "disk", "ram", "device"] = "auto"
+    """Where volumes are while training: memory-mapped, in memory, or on the GPU, all with the same patches. `auto`: the
+    fastest for which there is room, by what is free when the run begins."""
+    name: Literal["volumes"] = "volumes"
+
+    def __post_init__(self) -> None:
+        if math.prod(self.patch) > PATCH_LIMIT:
+            raise ValueError(f"patch is {list(self.patch)}; {PATCH_LIMIT} voxels at most are possible")
+        if self.fold is not None and self.fold >= self.folds:
+            raise ValueError(f"fold is {self.fold} of {self.folds}; folds are numbered from 0")
+        different = {name.lower() for name in self.names or ()}
+        if self.names is not None and (not self.names or len(different) < len(self.names) or "" in self.names):
+            raise ValueError("names must be those of the labels 1, 2, ...: at least one, each another")
+        if self.patient is not None:
+            try:
+                parts = re.compile(self.patient).groups
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ValueError(f"patient is {self.patient!r}, no regular expression ({error})") from None
+            if parts != 1:
+                raise ValueError(f"patient is {self.patient!r}; one part in parentheses is needed, others as (?:...)")
+        if HELD_OUT in self.evaluate.values() and self.fold is None:
+            raise ValueError(f"evaluate names {HELD_OUT}, and fold does not say which part that is")
+        if self.fold is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
+            raise ValueError(f"evaluate.{HELD_OUT} is another set than the fold; choose another name")
+        sources.check_names(self.evaluate)
+
+    def open(self, seed: int) -> Opened:
+        """Find, check and where needed import the files, and decide where volumes are while training.
+
+        Raises UserError naming file and case, labels that differ, patients and volumes that are in two splits.
+        """
+        places = dict(self.evaluate)
+        if self.fold is not None and HELD_OUT not in places.values():
+            places[HELD_OUT] = HELD_OUT
+        # All are found before the first is imported: a misspelt path should not show after half an hour.
+        found = {"train": self._found(self.train, "train")}
+        found |= {name: self._found(place, "val") for name, place in places.items() if place != HELD_OUT}
+        whole = self._packed(found.pop("train"))
+        sets = {name: self._packed(one, like=whole) for name, one in found.items()}
+        kept, held = self._divided(whole)
+        train = CaseSplit("train", whole, kept)
+        scored: dict[str, CaseSplit] = {}
+        for name, place in places.items():
+            packed, cases = (whole, held) if place == HELD_OUT else (sets[name], np.arange(len(sets[name])))
+            scored[name] = CaseSplit(name, packed, cases)
+            self._check_fit(f"data.evaluate.{name}", whole, packed)
+        self._check_leaks(train, scored)
+        self.augment.checked(whole.names, whole.axes)
+        place, told = residency.decide(self.cache, int(_shapes(whole, kept).prod(1).sum()))
+        evaluations: dict[str, CaseSplit | PatchSplit] = {}
+        for name, split in {**scored, "train": train}.items():
+            evaluations |= self._kinds(name, split)
+        meta = Meta(
+            len(whole.names),
+            (1, *self.patch),
+            train.digest,
+            whole.names,
+            spacing=whole.spacing,
+            axes=whole.axes,
+            resampled=whole.preparation.spacing or (),
+        )
+        training = self._patches("train", train, Shelf(whole, kept, place), seed, "train")
+        others = self._other_spacings(whole, scored)
+        return Opened(meta, training, evaluations, (told, *self._notes(training, held), *others))
+
+    def missing(self) -> list[str]:
+        """Sentences about files that are not there yet."""
+        found = sources.all_missing(self.train, self.evaluate)
+        if self.clinical is not None and not locate(self.clinical).is_file():
+            found["data.clinical"] = f"{locate(self.clinical)} does not exist"
+        return [f"{key}: {sentence}" for key, sentence in found.items()]
+
+    def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, list[str] | None]:
+        """What a path leads to: an imported set, or files and the names of their labels."""
+        clinical, names = None if self.clinical is None else locate(self.clinical), self.names
+        if text.startswith(SAMPLE):
+            drawn = _sample(text)
+            path = f"{drawn.folder()}#{part}"
+            clinical, names = clinical or drawn.folder() / "clinical.csv", names or list(drawn.NAMES[1:])
+        else:
+            path = locate(text)
+            if volume_store.is_packed(path):
+                return PackedVolumes(path)
+        return volume_sources.open_volumes(path, patient=self.patient, clinical=clinical), names
+
+    def _packed(
+        self, found: PackedVolumes | tuple[VolumeSource, list[str] | None], like: PackedVolumes | None = None
+    ) -> PackedVolumes:
+        """The imported form; of files to be scored as that of the training set, whose `like` it must be."""
+        if not isinstance(found, PackedVolumes):
+            (source, names), axes, spacing = found, None, self.spacing
+            if like is not None:
+                axes, spacing = like.axes, like.preparation.spacing
+                names = names or (list(like.names) if source.names is None else None)
+            return importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
+        where = str(found.path)
+        again = "import the files again with what the recipe says, or name the files in the recipe"
+        if self.names is not None and volume_sources.named_labels(self.names, "data.names") != found.names:
+            raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(self.names, 20)} (data.names)", again)
+        asked = found.preparation.spacing
+        if self.spacing is not None and not _same(asked, self.spacing):
+            raise UserError(where, f"volumes {_grid(asked)}", f"{_grid(self.spacing)} (data.spacing)", again)
+        infos = [found.case(case) for case in range(len(found))]
+        if self.patient is not None:
+            for info in infos:
+                matched = re.search(self.patient, info.id)
+                if matched is None or matched.group(1) != info.patient:
+                    place = f"{where}, case {info.id}"
+                    raise UserError(place, f"patient {info.patient!r}", f"what {self.patient!r} finds", again)
+        if self.clinical is not None and not any(info.clinical for info in infos):
+            raise UserError(where, "was imported without a clinical table", "one (data.clinical)", again)
+        return found
+
+    def _divided(self, whole: PackedVolumes) -> tuple[np.ndarray, np.ndarray]:
+        """Cases to train on, and cases that are held out."""
+        if self.fold is None:
+            return np.arange(len(whole)), np.arange(0)
+        patients = [whole.case(case).patient for case in range(len(whole))]
+        if len(set(patients)) < self.folds:
+            found = f"{self.folds} folds of {len(set(patients))} patients ({few(sorted(set(patients)))})"
+            raise UserError("data.folds", found, "a patient or more for each fold")
+        part = fold_of(patients, self.folds)
+        out = np.asarray([part[patient] == self.fold for patient in patients])
+        return np.flatnonzero(~out), np.flatnonzero(out)
+
+    def _check_fit(self, where: str, train: PackedVolumes, other: PackedVolumes) -> None:
+        place = f"{where} ({other.manifest['made_from'] or other.path})"
+        if other.names != train.names:
+            found, expected = (few(one.names[1:], 20) for one in (other, train))
+            raise UserError(
+                place, f"labels {found}", f"those of data.train: {expected}", "data.names gives both sets the same"
+            )
+        if other.axes != train.axes:
+            found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
+            raise UserError(place, found, f"{expected}, as in data.train", "a network sees the axes of its training")
+        if not _same(other.preparation.spacing, train.preparation.spacing):
+            found, expected = (_grid(one.preparation.spacing) for one in (other, train))
+            raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")
+
+    def _check_leaks(self, train: CaseSplit, scored: Mapping[str, CaseSplit]) -> None:
+        trained = train.held()
+        shared = [(f"data.evaluate.{n}", duplicates.leaks(trained, split.held())) for n, split in scored.items()]
+        found = [(where, leak.said) for where, leaks in shared for leak in leaks]
+        remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
+        sources.report_leaks(found, self.leakage, "each patient and each volume in one split", remedy)
+
+    def _patches(
+        self, name: str, split: CaseSplit, shelf: Shelf, seed: int, kind: Literal["train", "patches"]
+    ) -> PatchSplit:
+        augment = self.augment if kind == "train" else VolumeAugment()
+        return PatchSplit(
+            name, split.packed, split.cases, shelf, seed, self.patch, self.patches, self.foreground, augment, kind
+        )
+
+    def _kinds(self, name: str, split: CaseSplit) -> dict[str, CaseSplit | PatchSplit]:
+        """The splits by which a set is scored, by the words that evaluations name them by."""
+        few = split.some(self.few)
+        disk = Shelf(split.packed, split.cases, "disk")
+        return {
+            name: replace(split, name=name),
+            f"{name}.few": replace(few, name=f"{name}.few"),
+            f"{name}.mirrored": replace(split, name=f"{name}.mirrored", mirrored=True),
+            f"{name}.overlays": replace(few, name=f"{name}.overlays", kind="overlays"),
+            f"{name}.patches": self._patches(f"{name}.patches", split, disk, _FIXED, "patches"),
+        }
+
+    def _other_spacings(self, train: PackedVolumes, scored: Mapping[str, CaseSplit]) -> Iterable[str]:
+        """Sets to be scored whose voxels are of another shape than a network sees in training, in sentences."""
+        for name, split in scored.items():
+            ratio = np.divide(split.packed.spacing, train.spacing)
+            if not 1 / _ALIKE <= ratio.min() <= ratio.max() <= _ALIKE:
+                found, expected = ("x".join(f"{mm:.4g}" for mm in one.spacing) for one in (split.packed, train))
+                yield f"data.evaluate.{name}: voxels of {found} mm in the median, of data.train {expected} mm"
+
+    def _notes(self, train: PatchSplit, held: np.ndarray) -> Iterable[str]:
+        """What was decided, and what is odd, in sentences."""
+        packed = train.packed
+        if self.fold is not None:
+            patients = [len({packed.case(case).patient for case in cases.tolist()}) for cases in (train.cases, held)]
+            yield (
+                f"fold {self.fold} of {self.folds}: {len(train.cases)} cases of {patients[0]} patients to train on, "
+                f"{len(held)} of {patients[1]} held out"
+            )
+        if any(train.margin):
+            yield f"patches are read with {_by(train.margin)} voxels more on each side, for their augmentation"
+        shapes = _shapes(packed, train.cases)
+        short = (shapes < self.patch).sum(0)
+        if short.any():
+            along = [f"{n} along {axis}" for n, axis in zip(short, ("depth", "height", "width"), strict=True) if n]
+            yield (
+                f"volumes smaller than the patch of {_by(self.patch)}: {', '.join(along)}, of {len(shapes)}; "
+                f"the rest of a patch is filled with the volume's lowest value"
+            )
+        empty = [name for name, n in zip(packed.names[1:], (train.counts > 0).sum(0), strict=True) if not n]
+        if empty:
+            yield f"no voxel of {few(empty, 20)} in any case to train on"
+
+
+@dataclass(frozen=True, eq=False)
+class CaseSplit:
+    """Whole cases of an imported set, read one by one.
+
+    Keys: image, float16 (1, 1, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
+    (1, D0, H0, W0) as annotated; spacing (of the mask's grid) and mirrors, (1, 3); index, view; and, where pictures are
+    wanted, overlay, bool (1,).
+    """
+
+    name: str
+    packed: PackedVolumes
+    cases: np.ndarray
+    """int64 (size,), cases of the packed set."""
+    kind: Literal["whole", "overlays"] = "whole"
+    mirrored: bool = False
+    """Whether predictions are averaged over mirror images along all axes."""
+
+    @property
+    def at_once(self) -> int:
+        """One: volumes differ in size."""
+        return 1
+
+    @property
+    def views(self) -> int:
+        """One: nothing is augmented."""
+        return 1
+
+    @property
+    def size(self) -> int:
+        """Number of cases."""
+        return len(self.cases)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of volumes, labels and names; that of the packed set where it is taken whole."""
+        return _digest(self.packed, self.cases)
+
+    @functools.cached_property
+    def protocol(self) -> Segmentation:
+        """What cases are called, whose they are, and what the clinical table says of each."""
+        return _protocol(self.packed, self.cases, self.kind)
+
+    def held(self) -> Held:
+        """What it can be compared with other splits by: its patients, and its volumes as they were in their files."""
+        infos = [self.packed.case(case) for case in self.cases.tolist()]
+        return Held(
+            noun="volumes",
+            prints=self.packed.fingerprints()[self.cases],
+            names=lambda places: [infos[place].id for place in places],
+            subjects=frozenset(info.patient for info in infos),
+            kind="patients",
+            classes=self.packed.names,
+            counts=np.sum([info.volumes_mm3 for info in infos], 0),
+            unit="mm3",
+        )
+
+    def some(self, most: int) -> CaseSplit:
+        """At most so many of the cases, spread evenly over the sizes: of volumes, and where these are equal, of organs.
+
+        The same ones in every run; neither the smallest nor the largest where there is a choice.
+        """
+        if self.size <= most:
+            return self
+
+        def size(place: int) -> tuple[int, float, str]:
+            info = self.packed.case(int(self.cases[place]))
+            return math.prod(info.shape), sum(info.volumes_mm3[1:]), info.id
+
+        order = sorted(range(self.size), key=size)
+        chosen = sorted(order[(2 * k + 1) * self.size // (2 * most)] for k in range(most))
+        return replace(self, cases=self.cases[chosen])
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """What is scored is not trained on: raises ValueError."""
+        raise ValueError(f"{self.name} is a split to be scored")
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """The case at the one index. Raises UserError where it was damaged, ValueError when asked for several."""
+        indices = np.array(indices, dtype=np.int64)
+        if len(indices) != 1:
+            raise ValueError(f"{self.name}: {len(indices)} cases at once; whole volumes are read one by one")
+        case = int(self.cases[indices[0]])
+        if case not in self._checked:
+            self.packed.check(case)
+            self._checked.add(case)
+        batch = {
+            # Copied: torch warns of arrays that must not be written to, and pinning takes a copy anyway.
+            "image": torch.from_numpy(np.array(self.packed.image(case)))[None, None],
+            "mask": torch.from_numpy(np.array(self.packed.truth(case)))[None],
+            "spacing": torch.tensor([self.packed.case(case).original_spacing], dtype=torch.float64),
+            "mirrors": torch.full((1, 3), self.mirrored),
+            "index": torch.from_numpy(indices),
+            "view": torch.zeros(1, dtype=torch.int64),
+        }
+        return batch | ({"overlay": torch.ones(1, dtype=torch.bool)} if self.kind == "overlays" else {})
+
+    def on_device(self, batch: Batch) -> Batch:
+        """The image as float32."""
+        return {**batch, "image": batch["image"].float()}
+
+    @functools.cached_property
+    def _checked(self) -> set[int]:
+        """Cases that this process has compared with their checksums."""
+        return set()
+
+
+@dataclass(frozen=True, eq=False)
+class PatchSplit:
+    """Patches of cases: row r is draw r % patches of case r // patches. Where it lies is a hash of seed, epoch and row.
+
+    Keys after `on_device`: image, float32 (B, 1, *patch); mask, uint8 (B, *patch); index, view. Before, image is
+    float16 and both are larger by `margin` on each side; or, where volumes are on the device, there is `start`, int64
+    (B, 3), the first voxel of each. And the numbers of the augmentation, `augment_*`.
+    """
+
+    name: str
+    packed: PackedVolumes
+    cases: np.ndarray
+    """int64 (cases,), cases of the packed set."""
+    shelf: Shelf
+    """The volumes of these cases."""
+    seed: int
+    patch: tuple[int, int, int]
+    patches: int
+    """Of each case in an epoch."""
+    foreground: float
+    """Share that is centred on organs; of what is scored always a half."""
+    augment: VolumeAugment
+    kind: Literal["train", "patches"] = "train"
+    """To train on, other ones in each epoch; or to be scored, always the same."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_kept_starts"}
+
+    @property
+    def at_once(self) -> None:
+        """Patches are read in batches of any size."""
+        return None
+
+    @property
+    def size(self) -> int:
+        """Number of patches of an epoch."""
+        return len(self.cases) * self.patches
+
+    @property
+    def views(self) -> int:
+        """Where patches lie differs from epoch to epoch, so there is no counting them: 0; of what is scored, 1."""
+        return 0 if self.kind == "train" else 1
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of volumes, labels and names; that of the packed set where it is taken whole."""
+        return _digest(self.packed, self.cases)
+
+    @functools.cached_property
+    def protocol(self) -> Segmentation | None:
+        """How the patches are scored; None for training."""
+        if self.kind == "train":
+            return None
+        return _protocol(self.packed, np.repeat(self.cases, self.patches), "patches")
+
+    def held(self) -> Held:
+        """What its cases can be compared with other splits by."""
+        return CaseSplit(self.name, self.packed, self.cases).held()
+
+    @functools.cached_property
+    def margin(self) -> tuple[int, int, int]:
+        """Voxels more that are read on each side, for what the augmentation moves into the patch."""
+        return tuple(self.augment.margin(self.patch, self.packed.spacing))
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """How many places of each organ are known in each case, int64 (cases, classes - 1)."""
+        organs = range(1, len(self.packed.names))
+        known = [[len(self.packed.foreground(case, organ)) for organ in organs] for case in self.cases.tolist()]
+        return np.asarray(known, np.int64).reshape(len(self.cases), len(organs))
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
+
+        Raises UserError when a batch takes more than there are.
+        """
+        if not 1 <= batch_size <= self.size:
+            found = f"1 to {self.size}, the number of patches in an epoch of {self.name}"
+            raise UserError("batch_size", str(batch_size), found, "raise data.patches")
+        updates = self.size // batch_size
+        rows = rng.permutation(self.seed, epoch, self.size)[: updates * batch_size]
+        return rows.astype(np.int64).reshape(updates, batch_size)
+
+    def starts(self, rows: np.ndarray, epoch: int) -> np.ndarray:
+        """The first voxel of each patch in its volume, int64 (rows, 3).
+
+        A patch lies inside its volume; along axes where the volume is the smaller, all of it lies inside the patch.
+        """
+        # Those of an epoch are found at once, 5 us each: after megabytes of voxels have gone through the processor's
+        # cache, the code that finds a single one takes 0.1 ms.
+        epoch = 0 if self.kind == "patches" else epoch
+        kept = self.__dict__.get("_kept_starts")
+        if kept is None or kept[0] != epoch:
+            kept = self.__dict__["_kept_starts"] = epoch, self._all_starts(epoch)
+        return kept[1][rows]
+
+    def _all_starts(self, epoch: int) -> np.ndarray:
+        rows = np.arange(self.size)
+        cases = rows // self.patches
+        # Whether on an organ, which, which of its voxels; and where else, along each axis.
+        draws = rng.uniform(self.seed, "patch", epoch, rows[:, None], np.arange(6))
+        shapes = self.shelf.shapes[cases]
+        lowest, highest = np.minimum(shapes - self.patch, 0), np.maximum(shapes - self.patch, 0)
+        starts = lowest + (draws[:, 3:] * (highest - lowest + 1)).astype(np.int64)
+        chosen = draws[:, 0] < self.foreground if self.kind == "train" else rows % 2 == 0
+        present = [np.flatnonzero(known) + 1 for known in self.counts]
+        for row in np.flatnonzero(chosen).tolist():
+            case = int(cases[row])
+            if len(organs := present[case]) == 0:
+                continue
+            organ = int(organs[int(draws[row, 1] * len(organs))])
+            voxels = self.packed.foreground(int(self.cases[case]), organ)
+            rest, x = divmod(int(voxels[int(draws[row, 2] * len(voxels))]), int(shapes[row, 2]))
+            z, y = divmod(rest, int(shapes[row, 1]))
+            starts[row] = [at - side // 2 for at, side in zip((z, y, x), self.patch, strict=True)]
+        return np.clip(starts, lowest, highest)
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """The patches at `indices`, in training with the numbers for their augmentation.
+
+        Raises UserError where a case was damaged.
+        """
+        indices = np.array(indices, dtype=np.int64)
+        starts = self.starts(indices, epoch) - self.margin
+        batch = {"index": torch.from_numpy(indices), "view": torch.from_numpy(np.zeros_like(indices))}
+        if self.shelf.place == "device":
+            batch["start"] = torch.from_numpy(starts)
+        else:
+            batch["image"], batch["mask"] = self.shelf.patches(indices // self.patches, starts, self._region)
+        if self._augmented:
+            where = (self.patch, self.packed.spacing, self.packed.axes, self.packed.names)
+            numbers = self.augment.numbers(self.seed, epoch, indices, *where)
+            batch |= {key: torch.from_numpy(value) for key, value in numbers.items()}
+        return batch
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Patches cut, where volumes are on the device, and augmented; the image as float32."""
+        done = {key: batch[key] for key in ("index", "view")}
+        if "start" in batch:
+            image, mask = self.shelf.patches_on(batch["index"] // self.patches, batch["start"], self._region)
+        else:
+            image, mask = batch["image"], batch["mask"]
+        image = image.float()
+        numbers = {key: value for key, value in batch.items() if key.startswith("augment_")}
+        if numbers:
+            image, mask = self.augment.apply(image, mask, numbers, self.patch)
+        return done | {"image": image, "mask": mask}
+
+    @functools.cached_property
+    def _region(self) -> tuple[int, int, int]:
+        return tuple(p + 2 * m for p, m in zip(self.patch, self.margin, strict=True))
+
+    @functools.cached_property
+    def _augmented(self) -> bool:
+        return self.augment != VolumeAugment()
+
+
+def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:
+    """The fold of each patient, 0 .. folds-1: ordered by a hash of their names, and cut into parts of one size.
+
+    No seed has a say: a fold is the same in every run, and its scores can be compared. Parts differ by one patient.
+    """
+    names = {name.encode(errors="surrogateescape"): name for name in patients}
+    order = sorted(names, key=lambda name: (hashlib.sha256(name).digest(), name))
+    return {names[name]: place * folds // len(order) for place, name in enumerate(order)}
+
+
+def _sample(text: str) -> Any:
+    word = text.removeprefix(SAMPLE)
+    if word not in SAMPLES:
+        raise UserError("data", f"no built-in set of volumes {text!r}", " or ".join(SAMPLE + name for name in SAMPLES))
+    return importlib.import_module(SAMPLES[word])
+
+
+def _shapes(packed: PackedVolumes, cases: np.ndarray) -> np.ndarray:
+    """Voxels of cases along each axis, int64 (cases, 3)."""
+    return np.asarray([packed.case(case).shape for case in cases.tolist()], np.int64).reshape(-1, 3)
+
+
+def _digest(packed: PackedVolumes, cases: np.ndarray) -> str:
+    if np.array_equal(cases, np.arange(len(packed))):
+        return packed.digest
+    return hashlib.sha256(packed.digest.encode() + b"\n" + cases.astype("<i8").tobytes()).hexdigest()
+
+
+def _protocol(packed: PackedVolumes, cases: np.ndarray, kind: Literal["whole", "patches", "overlays"]) -> Segmentation:
+    infos = [packed.case(case) for case in cases.tolist()]
+    columns = dict.fromkeys(name for info in infos for name in info.clinical)
+    clinical = {name: tuple(info.clinical.get(name) for info in infos) for name in columns}
+    ids, patients = tuple(info.id for info in infos), tuple(info.patient for info in infos)
+    return Segmentation(ids, patients, packed.names, kind, clinical)
+
+
+def _by(numbers: Iterable[int]) -> str:
+    return "x".join(map(str, numbers))
+
+
+def _same(one: tuple[float, ...] | None, other: tuple[float, ...] | None) -> bool:
+    """Whether two spacings that were asked for are one."""
+    return one is other or (one is not None and other is not None and np.allclose(one, other, rtol=1e-4, atol=0))
+
+
+def _grid(spacing: Iterable[float] | None) -> str:
+    return "as they are" if spacing is None else f"resampled to {'x'.join(f'{mm:g}' for mm in spacing)} mm"

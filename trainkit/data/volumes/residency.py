@@ -1,0 +1,222 @@
+"""Where volumes are while they are trained on: memory-mapped files, the machine's memory, or the device."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from trainkit.errors import UserError
+
+if TYPE_CHECKING:
+    from trainkit.data.storage.volume_store import PackedVolumes
+
+Place = Literal["disk", "ram", "device"]
+
+DEVICE_SHARE = 0.4
+"""Most of the GPU's free memory that `auto` gives to volumes; the network and its activations need the rest."""
+
+RAM_SHARE = 0.5
+"""Most of the machine's free memory that `auto` gives to the volumes of all its processes."""
+
+_VOXEL_BYTES = 3
+"""float16 of the image and uint8 of the mask."""
+
+
+def decide(asked: Literal["auto", "disk", "ram", "device"], voxels: int) -> tuple[Place, str]:
+    """Where so many voxels go, and a sentence that says so with the numbers it rests on.
+
+    Raises UserError where `ram` or `device` was asked for and there is not that much memory.
+    """
+    needed, processes = voxels * _VOXEL_BYTES, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if asked == "disk":
+        return "disk", f"cache disk: {_size(needed)} of volumes stay memory-mapped"
+    gpu, ram = _free_on_gpu(), _free_in_memory()
+    if asked == "device" or (asked == "auto" and gpu is not None and needed <= DEVICE_SHARE * gpu):
+        free, where = (gpu, "the GPU") if gpu is not None else (ram, "this machine")
+        if needed > free:
+            raise _too_large("device", needed, f"{where} has {_size(free)} free")
+        return "device", f"cache device: {_size(needed)} of volumes; {where} has {_size(free)} free"
+    each = f" for each of {processes} processes" if processes > 1 else ""
+    told = f"{_size(needed)} of volumes{each}; {_size(ram)} of memory are free"
+    if asked == "ram" and needed * processes > ram:
+        raise _too_large("ram", needed, f"{_size(ram)} of memory are free{', in all' if each else ''}")
+    if asked == "ram" or needed * processes <= RAM_SHARE * ram:
+        return "ram", f"cache ram: {told}"
+    return "disk", f"cache disk, memory-mapped: {told}, of which volumes get {RAM_SHARE:.0%} at most"
+
+
+def cut(volume: np.ndarray, start: Sequence[int], out: np.ndarray, fill: float) -> None:
+    """Copy the window of `volume` (D, H, W) that begins at `start` into `out`; what lies outside becomes `fill`.
+
+    Both are of one dtype and have rows without gaps. A row is copied as one element, by memcpy: of volumes outside the
+    processor's cache that takes a tenth less than element by element.
+    """
+    (z, y, x), (d, h, w), (depth, height, width) = start, out.shape, volume.shape
+    if not (0 <= z <= depth - d and 0 <= y <= height - h and 0 <= x <= width - w):
+        out[...] = fill
+        low = [max(0, -s) for s in start]
+        high = [min(p, n - s) for s, p, n in zip(start, out.shape, volume.shape, strict=True)]
+        if any(end <= begin for begin, end in zip(low, high, strict=True)):
+            return
+        out = out[tuple(slice(begin, end) for begin, end in zip(low, high, strict=True))]
+        z, y, x = (s + begin for s, begin in zip(start, low, strict=True))
+        d, h, w = out.shape
+    row = _row(w * volume.itemsize)
+    out.view(row)[...] = volume[z : z + d, y : y + h, x : x + w].view(row)
+
+
+@functools.cache
+def _row(size: int) -> np.dtype:
+    return np.dtype((np.void, size))
+
+
+class Shelf:
+    """The volumes of a split where they are wanted. Each case is compared with its checksums when it is first read.
+
+    `disk` maps the files of the packed set. `ram` copies a case when it is first read, into memory that processes
+    started by fork share, so that four workers do not hold it four times; where they are started otherwise, they map
+    the files. `device` copies all cases when the first batch is cut, on whatever device that batch is. What is read is
+    the same to the bit.
+    """
+
+    def __init__(self, packed: PackedVolumes, cases: np.ndarray, place: Place):
+        """`cases`, int64 (N,): the cases of the packed set, in the order in which they are numbered here."""
+        self.packed, self.cases, self.place = packed, cases, place
+        infos = [packed.case(case) for case in cases.tolist()]
+        self.shapes = np.asarray([info.shape for info in infos], np.int64).reshape(-1, 3)
+        """int64 (N, 3)."""
+        self.floors = np.asarray([info.floor for info in infos], np.float16)
+        """float16 (N,): what stands for the surroundings of each."""
+        sizes = self.shapes.prod(1)
+        self._begins, self._voxels = np.cumsum(sizes) - sizes, int(sizes.sum())
+        self._start()
+
+    def _start(self) -> None:
+        self._views: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(self.cases)
+        self._tensors: dict[torch.device, tuple[Tensor, ...]] = {}
+        self._memory: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        if self.place == "ram":
+            block = mmap.mmap(-1, max(1, self._voxels * _VOXEL_BYTES + len(self.cases)))
+            images = np.frombuffer(block, np.float16, self._voxels)
+            labels = np.frombuffer(block, np.uint8, self._voxels, self._voxels * 2)
+            there = np.frombuffer(block, np.bool_, len(self.cases), self._voxels * _VOXEL_BYTES)
+            self._memory = images, labels, there
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("_views", "_tensors", "_memory")}
+        return kept | {"place": "disk" if self.place == "ram" else self.place}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Image, float16, and mask, uint8, of a case, (D, H, W) each; not to be written to.
+
+        Raises UserError where it is not what was packed.
+        """
+        found = self._views[number]
+        if found is None:
+            found = self._views[number] = self._open(number)
+        return found
+
+    def _open(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        case = int(self.cases[number])
+        if self._memory is None:
+            self.packed.check(case)
+            return self.packed.image(case), self.packed.label(case)
+        images, labels, there = self._memory
+        shape, begin = self.shapes[number], int(self._begins[number])
+        part = slice(begin, begin + int(shape.prod()))
+        image, label = images[part].reshape(shape), labels[part].reshape(shape)
+        if not there[number]:  # two processes that come at once write the same bytes
+            self.packed.check(case)
+            image[...], label[...] = self.packed.image(case), self.packed.label(case)
+            there[number] = True
+        return image, label
+
+    def patches(self, numbers: np.ndarray, starts: np.ndarray, size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        """Windows of cases, from memory or disk: float16 (B, 1, *size) and uint8 (B, *size).
+
+        `starts`, int64 (B, 3), may lie outside, where the image is the case's floor and the mask 0.
+        """
+        images = torch.empty((len(numbers), 1, *size), dtype=torch.float16)
+        masks = torch.empty((len(numbers), *size), dtype=torch.uint8)
+        to_image, to_mask = images.numpy(), masks.numpy()
+        for place, (number, start) in enumerate(zip(numbers.tolist(), starts.tolist(), strict=True)):
+            image, label = self.read(number)
+            cut(image, start, to_image[place, 0], self.floors[number])
+            cut(label, start, to_mask[place], 0)
+        return images, masks
+
+    def patches_on(self, numbers: Tensor, starts: Tensor, size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        """As `patches`, from the memory of the device that `numbers` and `starts` are on, without waiting for it."""
+        images, labels, begins, shapes, floors = self._on(numbers.device)
+        begin, shape, floor = begins[numbers], shapes[numbers], floors[numbers]
+        along, inside = [], []
+        for axis in range(3):
+            at = starts[:, axis, None] + torch.arange(size[axis], device=starts.device)
+            last = shape[:, axis, None]
+            inside.append((at >= 0) & (at < last))
+            along.append(torch.minimum(at.clamp(min=0), last - 1))
+        planes = begin[:, None] + along[0] * (shape[:, 1] * shape[:, 2])[:, None]
+        rows = along[1] * shape[:, 2, None]
+        index = planes[:, :, None, None] + rows[:, None, :, None] + along[2][:, None, None, :]
+        known = inside[0][:, :, None, None] & inside[1][:, None, :, None] & inside[2][:, None, None, :]
+        image = torch.where(known, images[index], floor[:, None, None, None])
+        return image[:, None], labels[index] * known
+
+    def _on(self, device: torch.device) -> tuple[Tensor, ...]:
+        if device not in self._tensors:
+            images = torch.empty(self._voxels, dtype=torch.float16, device=device)
+            labels = torch.empty(self._voxels, dtype=torch.uint8, device=device)
+            for number, case in enumerate(self.cases.tolist()):
+                self.packed.check(case)
+                part = slice(int(self._begins[number]), int(self._begins[number] + self.shapes[number].prod()))
+                # Copied first: torch warns of arrays that must not be written to.
+                images[part] = torch.from_numpy(np.array(self.packed.image(case))).view(-1)
+                labels[part] = torch.from_numpy(np.array(self.packed.label(case))).view(-1)
+            tables = (torch.from_numpy(table).to(device) for table in (self._begins, self.shapes, self.floors))
+            self._tensors[device] = (images, labels, *tables)
+        return self._tensors[device]
+
+
+def _free_on_gpu() -> int | None:
+    """Bytes free on the GPU that this process trains on; None where it trains on the CPU."""
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    if on_cpu or not torch.cuda.is_available():
+        return None
+    return torch.cuda.mem_get_info()[0]
+
+
+def _free_in_memory() -> int:
+    """Bytes of memory that may still be taken: of the machine, or of the container that this runs in."""
+    free = psutil.virtual_memory().available
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # no limit (the word "max"), or no such file
+        return free
+    return max(0, min(free, limit - used))
+
+
+def _too_large(place: str, needed: int, why: str) -> UserError:
+    remedy = "cache: auto takes the fastest place that they fit"
+    return UserError("data.cache", f"{place}, for {_size(needed)} of volumes", f"less: {why}", remedy)
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB" if count < 1000 else f"{count / 1000:,.3g} TB"

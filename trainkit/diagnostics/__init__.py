@@ -1,0 +1,1 @@
+"""Measurements a person asks for: limits, preflight, waits and switches."""

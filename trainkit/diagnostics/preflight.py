@@ -1,0 +1,338 @@
+"""A minute of a training before the training: what will fail fails now, and what it will take is forecast.
+
+A few updates, one evaluation, a checkpoint, going on from that checkpoint, and one more that is written beside the
+updates: by the loop itself, in a folder that is thrown away. The schedule is that of the whole training, of which these
+are the first updates.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from trainkit.checkpoint import storage
+from trainkit.config import loader
+from trainkit.config.run_request import Order, load
+from trainkit.config.schema import Recipe
+from trainkit.config.units import Span
+from trainkit.distributed.runtime import Machine
+from trainkit.errors import UserError
+from trainkit.interfaces import Opened, Parts
+from trainkit.speed.clock import BETWEEN, STEP, Steps
+from trainkit.speed.eta import Forecast, checkpoint_cost, pace
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.tracker import Silent
+from trainkit.training import plan, teacher_cache, trainer
+from trainkit.training.dependencies import gather
+from trainkit.training.run_logger import Witness
+from trainkit.training.teacher_cache import Building
+
+FIRST = 3
+"""Updates before the checkpoint."""
+SECONDS, MOST = 15.0, 200
+"""How long updates are timed after it, and how many at most."""
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """What the trial of a training found."""
+
+    steps: Steps
+    """Times of the updates after the checkpoint, without the first and those made while another was being written."""
+    costs: Mapping[str, float]
+    """Seconds that each evaluation will take."""
+    held: Mapping[str, float]
+    """Seconds that the evaluation which was held took."""
+    scored: Mapping[str, int]
+    """Samples that it scored."""
+    written_s: float
+    """To write a checkpoint."""
+    holds_up_s: float
+    """For which a checkpoint that is written beside the training holds it up: what it is waited for, and what the
+    updates made meanwhile take longer than others."""
+    bytes: int
+    """Of a checkpoint."""
+    building: Sequence[Building]
+    """What it takes to compute the outputs of frozen networks before the first update."""
+    peak_gb: float
+    """Greatest memory of the device; on a CPU the resident set of the process."""
+    left_gb: float
+    """What the device, or the machine, has left beside that."""
+
+
+def command(order: Order, say: Callable[[str], Any]) -> int:
+    """Try a recipe and say what its training will take. Raises UserError for what would end it.
+
+    Returns 0, or 2 where the disk does not hold its checkpoints.
+    """
+    recipe = load(order)
+    machine, store = Machine(recipe), Store.locate()
+    try:
+        machine.lead(store.prepare)
+        data = recipe.data.open(recipe.seed)
+        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
+        with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
+            tried = fly(recipe, data, machine, found, Path(machine.share(scratch)), store.home / "outputs")
+        cut = plan.Plan.make(recipe, data, machine.world, machine.rank)
+        lines, fits = report(recipe, cut, tried, shutil.disk_usage(store.home).free)
+    finally:
+        machine.close()
+    if machine.main:
+        for line in lines:
+            say(line)
+    return 0 if fits else 2
+
+
+def fly(
+    recipe: Recipe, data: Opened, machine: Machine, found: Mapping[str, Path], folder: Path, outputs: Path
+) -> Tried:
+    """Train a few updates, hold an evaluation, write a checkpoint, and go on from it.
+
+    `outputs` is where tables of outputs are kept; none is written.
+    """
+    machine.configure(recipe)
+    sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
+    smallest = min(sizes, key=lambda name: sizes[name], default=None)
+    known = loader.digest(recipe)
+    first = _witness(_shortened(recipe, smallest), known, folder, machine, found, FIRST, None)
+    task = _Kept(recipe.task)
+    began = trainer.train(replace(first.recipe, task=task), data, machine, first)
+    if not machine.share(first.written):
+        raise UserError("preflight", f"the training ended after {began.step} updates", f"more than {FIRST}")
+    building = teacher_cache.forecast(task.parts, data.train, machine, outputs)
+    del task  # its networks take memory
+    step_s = machine.share(float(began.steps.seconds[-1]))
+    timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
+    path = Path(machine.share(str(first.written[-1][0]) if first.written else ""))
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    written_s = machine.share(first.written[-1][1] if first.written else 0.0)
+    beside = Span.parse(f"{FIRST + max(2, timed // 3)} steps")
+    again = _witness(_shortened(recipe, None, beside), known, folder, machine, found, timed, path)
+    outcome = trainer.train(again.recipe, data, machine, again)
+    steps, holds_up_s = apart(outcome.steps[1:], again.beside)
+    peak, left = _memory(machine)
+    return Tried(
+        steps=steps,
+        costs=first.costs,
+        held={name: seconds[-1] for name, seconds in first.held.items()},
+        scored=first.counted,
+        written_s=written_s,
+        holds_up_s=machine.share(written_s if holds_up_s is None else holds_up_s),
+        bytes=size,
+        building=building,
+        peak_gb=peak,
+        left_gb=left,
+    )
+
+
+def apart(steps: Steps, beside: Sequence[int]) -> tuple[Steps, float | None]:
+    """The updates made in peace, and the seconds for which a checkpoint held the training up.
+
+    `beside` has how many updates had been made when it was asked for and when it was written; None where it was not.
+    """
+    if len(beside) < 2:
+        return steps, None
+    among = (steps.number > beside[0]) & (steps.number <= beside[1] + 1)
+    if not among.any() or among.all():
+        return steps, None
+    # Medians: a burst of a neighbour, or of the loader, is none of the checkpoint's.
+    slowed = among.sum() * (np.median(steps.seconds[among]) - np.median(steps.seconds[~among]))
+    waited = steps.between[among, BETWEEN.index("checkpoint")].sum()
+    return steps[~among], float(waited + max(0.0, slowed))
+
+
+def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
+    """What the whole training will take.
+
+    One checkpoint is written at a time: where they follow each other faster than that, each waits for the one before.
+    """
+    mean, error = pace(tried.steps.seconds)
+    held, written = plan.to_come(recipe, cut)
+    times = {name: times + recipe.evaluations[name].at_start for name, times in held.items()}
+    # The evaluation that was held, that of averaged weights included, is known better than by its first batch.
+    costs = {**tried.costs, **tried.held}
+    each = checkpoint_cost(tried.holds_up_s, tried.written_s, mean * cut.steps / max(1, written))
+    return Forecast(
+        steps=cut.steps,
+        step_s=mean,
+        step_error=error,
+        evaluations={name: (times[name], costs.get(name, 0.0)) for name in times},
+        budgets={name: e.budget for name, e in recipe.evaluations.items() if e.budget},
+        checkpoints=(written, each),
+        before_s=sum(one.seconds for one in tried.building),
+        last_s=max(0.0, tried.written_s - each) if recipe.checkpoints.at_end else 0.0,
+    )
+
+
+def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[list[str], bool]:
+    """The trial in lines, and whether `free` bytes of disk hold the checkpoints."""
+    steps, expected = tried.steps, forecast(recipe, cut, tried)
+    shares = steps.phases.sum(0) / max(steps.phases.sum(), 1e-12)
+    where = ", ".join(
+        f"{phase} {100 * share:.0f} %" for phase, share in zip(STEP, shares, strict=True) if share >= 0.01
+    )
+    lines = [
+        f"updates     {len(steps)} timed: {1e3 * expected.step_s:.3g} ms each, "
+        f"{cut.batch_size / expected.step_s:.3g} samples/s; {where}",
+    ]
+    for name, seconds in tried.held.items():
+        lines.append(f"evaluation  {name}: {tried.scored[name]} samples scored in {seconds:.3g} s")
+    for name, seconds in tried.costs.items():
+        if name not in tried.held:
+            lines.append(f"evaluation  {name}: about {seconds:.3g} s, from its first batch")
+    keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
+    tables = sum(one.bytes for one in tried.building)
+    need = (keep + 1) * tried.bytes + tables  # one more while it is written
+    for one in tried.building:
+        what = f"{one.samples:,} samples in {one.views} views"
+        kept = f"{one.bytes / 1e9:.3g} GB in the store, once" if one.bytes else "in memory, at every start"
+        took = f"computed in {_span(one.seconds)}, {kept}" if one.seconds else "in the store already"
+        lines.append(f"outputs     of {one.name} for {what}: {took}")
+    more = f", {tables / 1e9:.2g} GB of outputs" if tables else ""
+    lines += [
+        f"checkpoint  {tried.bytes / 1e6:.3g} MB written in {tried.written_s:.2g} s; training went on from it. Beside "
+        f"the training, one holds it up for {tried.holds_up_s:.2g} s",
+        f"disk        {need / 1e9:.2g} GB for {keep} checkpoints kept and one being written{more}; "
+        f"{free / 1e9:.3g} GB free",
+        f"memory      {tried.peak_gb:.2g} GB at most so far; {tried.left_gb:.3g} GB left",
+        f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} of updates ({cut.steps_per_epoch:,})",
+        expected.said(),
+    ]
+    low, high = expected.interval
+    now = time.time()
+    ends = [time.strftime("%Y-%m-%d %H:%M", time.localtime(now + seconds)) for seconds in (low, high)]
+    lines.append(f"finished    {ends[0]}" + (f" to {ends[1]}" if ends[0] != ends[1] else "") + ", if it began now")
+    if need > free:
+        what = "checkpoints and outputs" if tables else "checkpoints"
+        lines.append(f"error: the disk does not hold the {what}; free some, or lower checkpoints.keep_last")
+    return lines, need <= free
+
+
+# ---- The trial
+
+
+class _Kept:
+    """A task, and the networks that it built."""
+
+    parts: Parts
+
+    def __init__(self, task: Any):
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def build(self, *args: Any) -> Parts:
+        self.parts = self._task.build(*args)
+        return self.parts
+
+
+@dataclass
+class _Trial(Witness):
+    """A witness that stops the training after some updates and keeps what was measured."""
+
+    counted: dict[str, int] = field(default_factory=dict)
+    written: list[tuple[Path, float]] = field(default_factory=list)
+    """A checkpoint that was waited for, and the seconds that it took."""
+    beside: list[int] = field(default_factory=list)
+    """Updates that had been made when one beside the training was asked for, and when it was written."""
+
+    def begun(self, *_: Any) -> None:
+        """Do nothing: nobody would call a watchdog off."""
+
+    def say(self, text: str) -> None:
+        """Keep silent."""
+
+    def progress(self, step: int, steps: int) -> None:
+        """Draw nothing."""
+
+    def line(self, *_: Any) -> None:
+        """Write nothing."""
+
+    def draw(self, *_: Any) -> None:
+        """Draw nothing."""
+
+    def scored(self, step: int, name: str, scored: Any, metrics: Any, seconds: float, leads: bool) -> None:
+        """Keep how long an evaluation took."""
+        self.held[name], self.counted[name] = [seconds], scored[name].samples
+
+    def commit(self, step: int, copies: Any, state: Any, best: Any, required: bool = False) -> None:
+        """The first training waits for its checkpoint, verified by reading it back; the second writes one beside it."""
+        if self.checkpoint is not None:
+            if not self.beside:  # and none at its end
+                self.beside.append(self.clock.steps)
+                super().commit(step, copies, state, best, required)
+            return
+        began = time.perf_counter()
+        gates = {name: gate for name, gate in state["gates"].items() if name != "checkpoint"}  # the second's is its own
+        kept = {**state, "gates": gates, "journal": 0}
+        storage.write(self.folder.checkpoints, step, copies.make(), kept, self.recipe_text)
+        took = time.perf_counter() - began
+        path, problems = storage.newest_valid(self.folder.checkpoints)
+        if path is None:
+            raise UserError(str(self.folder.checkpoints), "; ".join(problems), "a checkpoint that can be read back")
+        self.written.append((path, took))
+
+    def _write(self, *what: Any) -> None:
+        super()._write(*what)
+        self.beside.append(self.clock.steps)
+
+
+class _Scratch(RunFolder):
+    """A folder without a record of its run."""
+
+    def update(self, **changes: Any) -> None:
+        """Keep no record."""
+
+
+def _shortened(recipe: Recipe, held: str | None, every: Span | None = None) -> Recipe:
+    """A recipe that holds one evaluation at its start and no other, and writes nothing but checkpoints on the way."""
+    evaluations = {
+        name: replace(e, every=None, at_start=name == held, at_end=False) for name, e in recipe.evaluations.items()
+    }
+    log = replace(recipe.log, figures=None, profile=None, system_every=None)
+    checkpoints = replace(recipe.checkpoints, every=every, failing="stop")
+    out = {"best": None, "stop_when": None, "time_to": {}, "promote": None, "log": log, "checkpoints": checkpoints}
+    return replace(recipe, evaluations=evaluations, **out)
+
+
+def _witness(
+    recipe: Recipe,
+    recipe_hash: str,
+    folder: Path,
+    machine: Machine,
+    found: Mapping[str, Path],
+    updates: int,
+    path: Path | None,
+) -> _Trial:
+    asked = iter(range(10**9))
+    # Asked before training, before the first update and after each; the answer is read an update later.
+    return _Trial(
+        recipe, recipe_hash, loader.dump(recipe), _Scratch(folder), Silent(), machine.main,
+        lambda: next(asked) >= updates, found, [], path,
+    )  # fmt: skip
+
+
+def _memory(machine: Machine) -> tuple[float, float]:
+    """Greatest memory so far and what is left beside it, GB."""
+    if machine.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(machine.device)
+        return peak / 1e9, (torch.cuda.mem_get_info(machine.device)[1] - peak) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak / 1e9, psutil.virtual_memory().available / 1e9
+
+
+def _span(s: float) -> str:
+    return f"{s:.3g} s" if s < 120 else f"{s / 60:.3g} min" if s < 7200 else f"{s / 3600:.3g} h"

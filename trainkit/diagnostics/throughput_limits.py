@@ -1,0 +1,704 @@
+"""What a recipe could reach on a machine if the loader, the network or an evaluation were all there is.
+
+Each is timed alone, in seconds. The network learns in `loop.train` itself, from one batch that is read once and given
+again and again; its weights are thrown away, and no bit of the training that follows changes. The figures are kept
+beside the runs, under a fingerprint of all that bears on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import hashlib
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainkit import rng
+from trainkit.config import loader
+from trainkit.config.run_request import Order, load
+from trainkit.config.schema import Log, Recipe
+from trainkit.config.units import Curve, Span
+from trainkit.data.loader import stream as loading
+from trainkit.distributed.runtime import Machine
+from trainkit.errors import UserError
+from trainkit.interfaces import Batch, Opened, Split
+from trainkit.speed.evidence import Ceilings
+from trainkit.tracking import journal
+from trainkit.tracking.store import RunFolder, Store, write_aside
+from trainkit.tracking.tracker import Silent
+from trainkit.training import plan as planning
+from trainkit.training import trainer
+from trainkit.training.dependencies import gather
+from trainkit.training.plan import Plan
+from trainkit.training.run_logger import Witness
+
+FOLDER = "ceilings"
+"""Folder of the store's home that keeps what was measured."""
+ENOUGH = 500
+"""Updates from which `log.ceilings: auto` measures."""
+SECONDS = 5.0
+"""How long each part is timed; where a few batches take longer, so long as these."""
+SHARE = 0.01
+"""Share of the time that the updates of a training take which `auto` gives each of the parts at most."""
+_FORMAT = 1
+_ENDLESS = Span(10**9, "steps")
+_VERSIONS = ("torch", "torchvision", "accelerate", "timm", "numpy", "pillow", "trainkit")
+_WORDS = ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "TORCH_COMPILE_DISABLE", "KMP_AFFINITY", "MKL_NUM_THREADS")
+_PACES = ("loader", "model")
+_STOPPED = "the run was told to stop"
+_KEPT = 4
+"""Micro-batches that are kept to be learned from."""
+
+
+# ---- When they are measured, and where they are kept
+
+
+def ensure(
+    recipe: Recipe,
+    data: Opened,
+    machine: Machine,
+    store: Store,
+    found: Mapping[str, Path],
+    say: Callable[[str], None],
+    stopping: Callable[[], bool] = lambda: False,
+) -> Ceilings | None:
+    """The ceilings of a recipe as its `log.ceilings` asks for them: known, measured now, or None.
+
+    Called on every process. What cannot be measured is named in `absent` and never ends the run.
+    """
+    word, updates = recipe.log.ceilings, _updates(recipe, data)
+    if word == "off" or not updates:
+        return None
+    if word == "auto" and updates < ENOUGH and not machine.lead(lambda: (store.home / FOLDER).is_dir()):
+        return None
+    mark = fingerprint(recipe, data, machine)
+    if word == "auto":
+        kept = _from_words(machine.lead(lambda: _words_of(known(store, mark))))
+        if kept is not None or updates < ENOUGH:
+            return kept
+    others = busy()
+    part = SHARE if word == "auto" else None
+    measured = measure(recipe, data, machine, found, SECONDS, say, part, stopping)
+    if _STOPPED not in measured.absent.values():
+        machine.lead(lambda: keep(store, mark, measured))
+    say("\n".join([*lines(measured), *([others] if others else [])]))
+    return measured
+
+
+def known(store: Store, mark: str) -> Ceilings | None:
+    """What was measured under a fingerprint; None where nothing was, or the file is damaged."""
+    try:
+        entry = json.loads((store.home / FOLDER / f"{mark}.json").read_text(encoding="utf-8"))
+        if entry["format"] != _FORMAT or entry["fingerprint"] != mark:
+            return None
+        return _from_words(entry["ceilings"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def busy() -> str:
+    """That others keep the machine busy, in words, or nothing: ceilings are then of what they leave."""
+    try:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    except OSError:
+        return ""
+    if load <= cores:
+        return ""
+    return f"the machine is busy (load {load:.1f} on {cores} cores): these are figures of what is left of it"
+
+
+def keep(store: Store, mark: str, ceilings: Ceilings) -> None:
+    """Keep what was measured; a store that cannot be written to is no mistake here."""
+    entry = {"format": _FORMAT, "fingerprint": mark, "measured": time.time(), "ceilings": asdict(ceilings)}
+    with contextlib.suppress(OSError):
+        (store.home / FOLDER).mkdir(parents=True, exist_ok=True)
+        write_aside(store.home / FOLDER / f"{mark}.json", json.dumps(entry, indent=1) + "\n")
+
+
+def fingerprint(recipe: Recipe, data: Opened, machine: Machine) -> str:
+    """32 hexadecimal digits of all that bears on the ceilings: recipe, data, hardware, versions, processes.
+
+    Of the recipe, length, learning rate, seed, gates, checkpoints and log do not. The host's name is left out: machines
+    of one kind share their figures. So are the project's own sources beyond its version: `log.ceilings: measure`
+    measures again.
+    """
+    tree = json.loads(json.dumps(loader.to_tree(recipe), default=str))
+    train = {key: value for key, value in tree["train"].items() if key not in ("length", "schedule")}
+    scored = {name: [e.split or name, e.batch_size] for name, e in recipe.evaluations.items()}
+    versions = {}
+    for name in _VERSIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    optim = {key: tree["optim"][key] for key in ("name", "clip_norm", "clip_agc", "fused", "nesterov")}
+    parts = [
+        {key: tree[key] for key in ("task", "data", "loader", "device")},
+        [train, scored, optim, data.meta.digest],
+        [machine.describe(), _cores(), {word: os.environ.get(word) for word in _WORDS}],
+        [versions, torch.version.cuda],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _cores() -> float:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+
+
+def _updates(recipe: Recipe, data: Opened) -> int:
+    """Updates of a training; 0 where its numbers do not fit, which the training itself will say."""
+    per_epoch = data.train.size // recipe.train.batch_size
+    return recipe.train.length.steps(per_epoch, recipe.train.batch_size) if per_epoch else 0
+
+
+def _words_of(ceilings: Ceilings | None) -> dict[str, Any] | None:
+    return None if ceilings is None else asdict(ceilings)
+
+
+def _from_words(words: Any) -> Ceilings | None:
+    """Ceilings from what JSON kept of them. Raises ValueError or TypeError for what they cannot be."""
+    if words is None:
+        return None
+    for key in ("loader", "model", "flops_per_sample", "peak_flops"):
+        if words[key] is not None and not (isinstance(words[key], int | float) and 0 < words[key] < math.inf):
+            raise ValueError(f"{key} is {words[key]!r}")
+    for key in ("evaluations", "fetch", "absent"):
+        if not isinstance(words[key], dict):
+            raise ValueError(f"{key} is {words[key]!r}")
+    if not all(
+        isinstance(v, int | float) and 0 <= v < math.inf for k in ("evaluations", "fetch") for v in words[k].values()
+    ):
+        raise ValueError("a rate or a share is no number")
+    return Ceilings(**words)
+
+
+# ---- Measuring
+
+
+def measure(
+    recipe: Recipe,
+    data: Opened,
+    machine: Machine,
+    found: Mapping[str, Path],
+    seconds: float = SECONDS,
+    say: Callable[[str], None] = lambda text: None,
+    share: float | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Ceilings:
+    """Time the network, the loader and the evaluations, each alone, for `seconds` each and a few batches at least.
+
+    With `share`, for at most that share of the time which the training's updates will take. Called on every process.
+    `found` holds the weights that the task needs. What cannot be measured is in `absent` with the reason. Afterwards
+    generators, compiled code and peak memory are as they were, or as if new.
+    """
+    say(f"timing network, loader and evaluations, each alone, for {seconds:g} s at most where they are not slow")
+    # What a task may note about its training belongs to this one.
+    recipe = replace(recipe, task=copy.deepcopy(recipe.task))
+    alone = _Alone(recipe, data, machine, found, seconds, share, stopping)
+    with _unchanged(machine, recipe):
+        figures = alone.all()
+    return Ceilings(**figures, absent=alone.absent)
+
+
+class _Alone:
+    """The parts of one measurement; each puts into `absent` why it has no figure."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Opened,
+        machine: Machine,
+        found: Mapping[str, Path],
+        seconds: float,
+        share: float | None,
+        stopping: Callable[[], bool],
+    ):
+        self.recipe, self.data, self.machine, self.found = recipe, data, machine, found
+        self.stopping = stopping
+        self.absent: dict[str, str] = {}
+        self._seconds, self._share = seconds, share
+        self._updates, self._step_seconds = _updates(recipe, data), 0.0
+
+    def all(self) -> dict[str, Any]:
+        """Every figure of `Ceilings`."""
+        self.plan = Plan.make(self.recipe, self.data, self.machine.world, self.machine.rank)
+        batch = self.plan.batch_size
+        frozen = self._each("model", lambda: _Frozen(self.data.train, self.plan, self.machine))
+        model = self._each("model", lambda: self._model(frozen[self.machine.rank])) if frozen else None
+        counted = [count for _, count in model or ()]
+        if model and not any(counted):
+            counted = self._each("flops_per_sample", lambda: self._flops(frozen[self.machine.rank])) or []
+        # A process that was not ready when the others were has counted nothing; all do the same.
+        counted = [count for count in counted if count]
+        if frozen and not counted:
+            self.absent.setdefault("flops_per_sample", self.absent.get("model", "nothing was seen that is counted"))
+        loader, parts = self._each("loader", self._loader), self._each("fetch", self._fetch)
+        held = self._each("evaluations", self._evaluations)
+        self.machine.wait()
+        peaks = self._each("peak_flops", self._peak)
+        # Every update waits for the slowest process.
+        return {
+            "model": batch / max(seconds for seconds, _ in model) if model else None,
+            "loader": batch / max(loader) if loader else None,
+            "fetch": parts[0] if parts else {},
+            "evaluations": self._rates(held) if held else {},
+            "flops_per_sample": sum(counted) / len(counted) * self.plan.world / batch if counted else None,
+            "peak_flops": sum(most for most, _ in peaks) if peaks else None,
+            "peak_source": peaks[0][1] if peaks else "",
+        }
+
+    def _each(self, name: str, act: Callable[[], Any]) -> list[Any] | None:
+        """What `act` returns on each process; None with the reason in `absent` where it fails on any."""
+        done, reason = None, ""
+        if any(self.machine.each(self.stopping())):
+            reason = _STOPPED
+        else:
+            try:
+                done = act()
+                reason = _STOPPED if self.stopping() else ""
+            except (UserError, RuntimeError, ValueError, OSError, MemoryError) as error:
+                text = str(error).strip() or type(error).__name__
+                reason = text.splitlines()[0][:300]
+        # A batch stays on its process.
+        told = self.machine.each((reason, None if isinstance(done, _Frozen) else done))
+        reasons = [reason for reason, _ in told if reason]
+        if reasons:
+            self.absent.setdefault(name, reasons[0])
+            return None
+        return [done if rank == self.machine.rank else other for rank, (_, other) in enumerate(told)]
+
+    def budget(self, step_seconds: float | None = None) -> float:
+        """Seconds that a part may take; as a share of the training, from those of an update."""
+        self._step_seconds = step_seconds or self._step_seconds
+        if self._share is None:
+            return self._seconds
+        wanted = self._share * self._updates * self._step_seconds if self._step_seconds else self._seconds / 5
+        return min(self._seconds, max(0.1, wanted))
+
+    # ---- the network
+
+    def _train(self, pace: _Pace, frozen: _Frozen, **changes: Any) -> None:
+        """Train on one batch until `pace` says that it is enough."""
+        plain = {"on_oom": "stop", "spikes": None, "replay": None}
+        train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), **plain, **changes)
+        if train.nonfinite == "rollback":  # it would look for checkpoints; it costs what `stop` does
+            train = replace(train, nonfinite="stop")
+        recipe = replace(
+            self.recipe,
+            train=train,
+            # A rate of next to nothing: what is seen so often would else be learned by heart, or leave all bounds.
+            optim=replace(self.recipe.optim, lr=1e-6 * self.recipe.optim.lr),
+            evaluations={},
+            best=None,
+            stop_when=None,
+            time_to={},
+            promote=None,
+            checkpoints=replace(self.recipe.checkpoints, every=None, at_end=False, lose_at_most=None),
+            log=Log(every=_ENDLESS, figures=None, system_every=None, ceilings="off", profile=None),
+            loader=replace(self.recipe.loader, workers=0),
+        )
+        try:
+            trainer.train(recipe, replace(self.data, train=frozen, evaluations={}, notes=()), self.machine, pace)
+        finally:
+            pace.leave()
+
+    def _model(self, frozen: _Frozen) -> tuple[float, int | None]:
+        """Seconds of an update on this process, and its operations where they can be counted on the way."""
+        from trainkit.speed.flops import Counter  # what torch has of it takes a quarter of a second to import
+
+        # Compiled code cannot be looked into.
+        pace = _Pace(self, frozen, Counter() if self.recipe.train.compile == "off" else None)
+        self._train(pace, frozen)
+        return pace.seconds_of_a_step(), pace.counted
+
+    def _flops(self, frozen: _Frozen) -> int | None:
+        """Operations of an update on this process that is not compiled."""
+        from trainkit.speed.flops import Counter
+
+        pace = _Pace(self, frozen, Counter(), timed=False)
+        self._train(pace, frozen, compile="off")
+        return pace.counted
+
+    # ---- the loader
+
+    def _loader(self) -> float:
+        """Seconds in which this process reads its share of an update."""
+        plan, loader = replace(self.plan, steps=10**9), self.recipe.loader
+        stream = loading.training(self.data.train, plan, 0, loader, pin=self.machine.device.type == "cuda")
+        # What the workers read while nobody asked is left out; then whole rounds of them.
+        at_once, budget = max(1, loader.workers), self.budget()
+        warm = 1 + loader.workers * (loader.prefetch + 1)
+        times: list[float] = []
+        began = time.perf_counter()
+        try:
+            for _ in stream:
+                times.append(time.perf_counter())
+                if len(times) == 1 + at_once and times[-1] - began > 2 * budget:
+                    warm = 1  # so slow that nobody waits for all that is read ahead
+                rounds, rest = divmod(len(times) - warm, at_once)
+                if self.stopping() or (rounds >= 1 and rest == 0 and times[-1] - times[warm - 1] >= budget):
+                    break
+        finally:
+            stream.close()
+        spent = np.diff(times[warm - 1 :])
+        rounds = (
+            spent[: len(spent) // at_once * at_once].reshape(-1, at_once).mean(1) if len(spent) >= at_once else spent
+        )
+        if not len(rounds):
+            raise ValueError(_STOPPED)
+        return plan.accumulation * steady(rounds)
+
+    def _fetch(self) -> dict[str, float]:
+        from trainkit.speed import fetch_profile
+
+        split, plan = self.data.train, replace(self.plan, steps=10**9)
+        threads = torch.get_num_threads()
+        if self.recipe.loader.workers:
+            torch.set_num_threads(1)  # as in a worker
+        try:
+            # From the middle of an epoch on: the beginning was just read, and is in memory.
+            keys = plan.keys(split, plan.steps_per_epoch // 2)
+            calls = (functools.partial(split.fetch, rows, epoch) for epoch, rows in keys)
+            return fetch_profile.shares(calls, min(1.0, self.budget()))
+        finally:
+            torch.set_num_threads(threads)
+
+    # ---- evaluations
+
+    @torch.no_grad()
+    def _evaluations(self) -> dict[str, float]:
+        """Seconds of a batch of each evaluation on this process."""
+        recipe, machine = self.recipe, self.machine
+        if not recipe.evaluations:
+            return {}
+        if machine.sharded:
+            raise ValueError("parameters are sharded over processes, and a forward is no act of one")
+        splits = planning.evaluated(recipe, self.data)
+        torch.manual_seed(rng.number(recipe.seed, "weights"))
+        net = machine.layout(recipe.task.build(self.data.meta, self.found, recipe.seed).learns).eval()
+        if recipe.train.compile != "off":
+            net.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
+        return {name: self._held(net, name, split) for name, split in splits.items()}
+
+    def _held(self, net: nn.Module, name: str, split: Split) -> float:
+        """Seconds of a batch of an evaluation, read and predicted; the first does not count where others follow."""
+        machine = self.machine
+        budget = self.budget() / len(self.recipe.evaluations)
+        batches, times = self._batches(name, split), [time.perf_counter()]
+        for rows, _ in itertools.chain(batches[:1], itertools.cycle(batches)):
+            batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
+            with machine.accelerator.autocast():
+                self.recipe.task.predict(net, batch)
+            machine.synchronize()
+            times.append(time.perf_counter())
+            if len(times) == 2 and times[1] - times[0] > 2 * budget:
+                break  # what takes so long shows little of its beginning
+            if len(times) > 2 and (times[-1] - times[1] >= budget or self.stopping()):
+                del times[0]
+                break
+        return steady(np.diff(times))
+
+    def _batches(self, name: str, split: Split) -> list[tuple[np.ndarray, np.ndarray]]:
+        size = self.recipe.evaluations[name].batch_size
+        return list(loading.every_sample(split, size, self.machine.world, self.machine.rank))
+
+    def _rates(self, held: list[dict[str, float]]) -> dict[str, float]:
+        """Samples a second of each evaluation over all processes; padding is no sample."""
+        splits = planning.evaluated(self.recipe, self.data)
+        slowest = {name: max(seconds[name] for seconds in held) for name in held[0]}
+        return {name: splits[name].size / (s * len(self._batches(name, splits[name]))) for name, s in slowest.items()}
+
+    # ---- the device
+
+    def _peak(self) -> tuple[float, str]:
+        from trainkit.speed import flops
+
+        return flops.peak(self.recipe, self.machine, seconds=min(0.3, self.budget()))
+
+
+class _Frozen:
+    """A training split of one update whose batches are read once, on this process, and handed out again and again."""
+
+    protocol, at_once = None, None
+
+    def __init__(self, split: Split, plan: Plan, machine: Machine):
+        self._split = split
+        self.name, self.views, self.size, self.digest = split.name, split.views, plan.batch_size, split.digest
+        self._rows = np.array(split.order(0, plan.batch_size)[0, 0 : plan.batch_size])
+        # On a CPU a batch is not copied to where it is used, and may be changed there.
+        self.copied = machine.device.type == "cpu"
+        pin = machine.device.type == "cuda"
+        self._kept: dict[int, Batch] = {}
+        for micro in range(plan.accumulation):
+            first = (micro * plan.world + plan.rank) * plan.micro_batch
+            if micro >= _KEPT:  # an update of many needs no more memory than one of a few
+                self._kept[first] = self._kept[(micro % _KEPT * plan.world + plan.rank) * plan.micro_batch]
+                continue
+            batch = self._read(np.arange(first, first + plan.micro_batch), None)
+            self._kept[first] = {key: value.pin_memory() if pin else value for key, value in batch.items()}
+        self.seconds = 0.0
+        """Time spent in handing out."""
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """The one update."""
+        return np.arange(self.size)[None]
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """A batch that was read before; versions of its samples by number, for what is tabulated, are read."""
+        if view is not None:
+            return self._read(indices, view)
+        began = time.perf_counter()
+        batch = self._kept[int(indices[0])]
+        batch = {key: value.clone() if self.copied else value for key, value in batch.items()}
+        self.seconds += time.perf_counter() - began
+        return batch
+
+    def on_device(self, batch: Batch) -> Batch:
+        """As the split does it."""
+        return self._split.on_device(batch)
+
+    def _read(self, indices: np.ndarray, view: int | None) -> Batch:
+        batch = self._split.fetch(self._rows[indices], 0, view)
+        # Tables are looked up by `index`, so it counts the samples of this split.
+        places = {int(row): place for place, row in enumerate(self._rows)}
+        index = [places.get(int(row), -1) for row in batch["index"]]
+        return {**batch, "index": torch.tensor(index, dtype=torch.int64)}
+
+
+class _Pace(Witness):
+    """Notes when each update ended, and ends the training when enough of them were steady.
+
+    The loop learns of it an update later. That one is given to `counter`, so that it counts what no time is taken of.
+    """
+
+    def __init__(self, alone: _Alone, frozen: _Frozen, counter: Any, timed: bool = True):
+        recipe, found = alone.recipe, alone.found
+        super().__init__(recipe, "", "", RunFolder(Path()), Silent(), False, self.ended, found)
+        self._alone, self._frozen = alone, frozen
+        self._counter, self._timed = counter, timed
+        self._ends: list[float] = []
+        self._handed: list[float] = []
+        self._warm = 0
+        """Updates that are left out; 0: not yet known."""
+        self._done = self._counting = False
+        self.counted: int | None = None
+        """Operations of an update on this process."""
+
+    def ended(self) -> bool:
+        """Whether the training is to end."""
+        return self._done or self._alone.stopping()
+
+    def progress(self, step: int, steps: int) -> None:
+        """An update has ended."""
+        if self._counting:
+            self.leave()
+            self.counted = self._counter.total
+        if self._done:
+            return
+        self._ends.append(time.perf_counter())
+        self._handed.append(self._frozen.seconds)
+        self._done = self._enough(step) if self._timed else True
+        if self._done and self._counter is not None:
+            self._counter.__enter__()
+            self._counting = True
+
+    def leave(self) -> None:
+        """Count no longer."""
+        if self._counting:
+            self._counter.__exit__(None, None, None)
+            self._counting = False
+
+    def _enough(self, step: int) -> bool:
+        if step < 2:
+            return False
+        last = self._ends[-1] - self._ends[-2]
+        budget = self._alone.budget(last)
+        if not self._warm:
+            # The first ones compile, choose algorithms and fetch memory; of slow ones two are all there is time for.
+            if last > budget or (step >= 3 and self._ends[-1] - self._ends[0] >= 0.2 * budget):
+                self._settle()
+                self._warm = step
+            return False
+        if self._ends[-1] - self._ends[self._warm - 1] < budget:
+            return False
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Let the device finish, so that what was handed to it counts."""
+        self._alone.machine.synchronize()
+        self._ends[-1] = time.perf_counter()
+
+    def seconds_of_a_step(self) -> float:
+        """Of what was steady; raises ValueError where the training ended before.
+
+        On a CPU without the time in which batches were copied; on a GPU that goes on beside the device's work.
+        """
+        spent = np.diff(self._ends[self._warm - 1 :]) if self._warm else np.zeros(0)
+        if not len(spent):
+            raise ValueError(f"the training on one batch ended after {len(self._ends)} updates")
+        if self._frozen.copied:
+            spent = spent - np.diff(self._handed[self._warm - 1 :])
+        return steady(spent)
+
+    def begun(self, *_: Any) -> None:
+        """Do nothing: a watchdog would outlive this training, and end the run that follows."""
+
+    def line(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def draw(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def commit(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+
+def steady(seconds: np.ndarray) -> float:
+    """Seconds of one of several like things in a row: the median of the means of five parts.
+
+    So a neighbour's burst does not count, and a rhythm, such as an average of weights every tenth update, is not lost.
+    """
+    return float(np.median([part.mean() for part in np.array_split(seconds, 5) if len(part)]))
+
+
+@contextlib.contextmanager
+def _unchanged(machine: Machine, recipe: Recipe) -> Iterator[None]:
+    """Put back what a training leaves in the process: generators, compiled code, memory and its peak."""
+    cuda = machine.device.type == "cuda"
+    kept = torch.get_rng_state(), torch.cuda.get_rng_state(machine.device) if cuda else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        if cuda:
+            torch.cuda.set_rng_state(kept[1], machine.device)
+        if recipe.train.compile != "off":
+            # Else shapes seen here would make the code of the run another one.
+            torch._dynamo.reset()
+        machine.accelerator.free_memory()
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(machine.device)
+
+
+# ---- What they say
+
+
+def share(rate: float, ceilings: Ceilings) -> float | None:
+    """Samples a second as a share of what loader and network could reach, the lower of the two; None if unknown."""
+    if ceilings.loader is None or ceilings.model is None:
+        return None
+    return rate / min(ceilings.loader, ceilings.model)
+
+
+def mfu(rate: float, ceilings: Ceilings) -> float | None:
+    """The operations that so many samples a second take, as a share of the device's peak; None if unknown.
+
+    Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, arXiv 2204.02311).
+    """
+    if ceilings.flops_per_sample is None or ceilings.peak_flops is None:
+        return None
+    return rate * ceilings.flops_per_sample / ceilings.peak_flops
+
+
+def turns(ceilings: Ceilings) -> float | None:
+    """Samples a second at most where loader and network take turns: read in the process itself, nothing goes beside."""
+    if ceilings.loader is None or ceilings.model is None:
+        return None
+    return 1 / (1 / ceilings.loader + 1 / ceilings.model)
+
+
+def metrics(ceilings: Ceilings) -> dict[str, float]:
+    """Rates by metric name, those that are known."""
+    rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PACES}
+    rates |= {f"speed/ceiling_eval_{name}": rate for name, rate in ceilings.evaluations.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def note(run: Witness, resuming: bool) -> None:
+    """Write the ceilings of a run into its journal at step 0, once: not again where it is resumed."""
+    if run.ceilings is None or not run.main:
+        return
+    figures = metrics(run.ceilings)
+    if resuming:
+        before = journal.read(run.folder.journal).metrics
+        figures = {name: rate for name, rate in figures.items() if name not in before}
+    if figures:
+        run.tracker.log(0, figures)
+        if run.ceilings.absent:
+            run.tracker.event(0, "ceilings_absent", dict(run.ceilings.absent))
+
+
+def lines(ceilings: Ceilings) -> list[str]:
+    """Ceilings in words."""
+    rows = []
+    for title, rate in [
+        ("loader alone", ceilings.loader),
+        ("network alone", ceilings.model),
+        *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
+    ]:
+        if rate is not None:
+            rows.append((title, f"{_rate(rate)} samples/s"))
+    if ceilings.loader is not None and ceilings.fetch:
+        parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
+        shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
+        rows[0] = (rows[0][0], f"{rows[0][1]}  ({shown})")
+    if ceilings.flops_per_sample is not None:
+        rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP a sample, forward and backward"))
+        if ceilings.peak_flops is not None:
+            rows.append(("peak", f"{_many(ceilings.peak_flops)}FLOP/s ({ceilings.peak_source})"))
+        if ceilings.peak_flops is not None and ceilings.model is not None:
+            rows.append(("network alone uses", f"{100 * mfu(ceilings.model, ceilings):.1f} % of the peak"))
+    rows += [(f"{name} is not known", reason) for name, reason in ceilings.absent.items()]
+    width = max((len(title) for title, _ in rows), default=0)
+    return [f"{title.ljust(width)}  {text}" for title, text in rows]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _many(number: float) -> str:
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g} {letter}"
+    return f"{number:.3g} "
+
+
+def command(order: Order) -> Iterable[str]:
+    """Measure the ceilings of an order's recipe, keep them, and say them line by line.
+
+    Raises UserError for what the user can mend: a mistake in the recipe, data that is not there, weights that another
+    recipe must make first.
+    """
+    recipe = load(order)
+    machine, store = Machine(recipe), Store.locate()
+    try:
+        data = recipe.data.open(recipe.seed)
+        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
+        Plan.make(recipe, data, machine.world, machine.rank)
+        yield f"{recipe.name}: network, loader and evaluations are timed alone, each for {SECONDS:g} s or a few batches"
+        others = busy()
+        ceilings = measure(recipe, data, machine, found, SECONDS)
+        machine.lead(lambda: keep(store, fingerprint(recipe, data, machine), ceilings))
+        yield from lines(ceilings) if machine.main else ()
+        if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
+            yield f"read in the process itself, loader and network take turns: {_rate(most)} samples/s at most"
+        if others:
+            yield others
+    finally:
+        machine.close()

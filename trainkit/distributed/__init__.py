@@ -1,0 +1,1 @@
+"""Processes and devices: what runs on each, and what ends them together."""

@@ -1,0 +1,102 @@
+"""Which process of a run failed first: each that fails leaves word of it in the run's folder.
+
+A process that fails takes the others with it: they see a connection that broke, which says nothing. So each looks for
+what the others left, and for processes that are gone, before it says why it ended. What nobody was left to say, the
+next start says: a run whose processes left word has failed, one whose processes were only killed has been killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import UserError
+from trainkit.redact import without_secrets
+from trainkit.tracking.store import RunFolder, write_aside
+
+_WAIT_SECONDS = 2.0
+"""A process that fails leaves word at once; one that was killed is gone from the system's list a moment later."""
+_LOST = ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out waiting", "broken pipe")
+"""What errors say that come from another process being gone, or silent."""
+_NOTES, _STACKS = "error-process-*.json", "stacks-process-*.txt"
+
+
+def stacks(folder: RunFolder, rank: int) -> Path:
+    """File for what all threads of a process were at when it hung."""
+    return folder.path / f"stacks-process-{rank}.txt"
+
+
+def _note(folder: RunFolder, rank: int) -> Path:
+    return folder.path / f"error-process-{rank}.json"
+
+
+def clear(folder: RunFolder) -> None:
+    """Forget what processes left word of, however many there were: the run goes on."""
+    for path in (*folder.path.glob(_NOTES), *folder.path.glob(_STACKS)):
+        path.unlink(missing_ok=True)
+
+
+def note(folder: RunFolder, rank: int, error: BaseException | str) -> None:
+    """Leave word of what ended this process."""
+    words = without_secrets(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
+    said: dict[str, Any] = {"at": time.time(), "words": words, "lost": lost(error)}
+    if isinstance(error, UserError):
+        said["mistake"] = [error.where, error.found, error.expected, error.remedy]
+    with contextlib.suppress(OSError, UserError):  # of a folder that is gone nothing is said
+        write_aside(_note(folder, rank), json.dumps(said))
+
+
+def lost(error: BaseException | str) -> bool:
+    """Whether an error only says that another process is gone, or silent."""
+    if not isinstance(error, RuntimeError | ConnectionError):
+        return False
+    return type(error).__name__.startswith("Dist") or any(words in str(error).lower() for words in _LOST)
+
+
+def first(folder: RunFolder, machine: Any) -> Exception | None:
+    """What ended another process and so this one, as an error to raise; None where none left word or is gone."""
+    others = [rank for rank in range(machine.world) if rank != machine.rank]
+    end = time.monotonic() + _WAIT_SECONDS
+    while others:
+        told = {rank: said for rank in others if (said := _read(_note(folder, rank))) and not said["lost"]}
+        if told:
+            rank = min(told, key=lambda rank: told[rank]["at"])
+            if mistake := told[rank].get("mistake"):
+                error = UserError(*mistake)
+                error.told = True
+                return error
+            return RuntimeError(f"process {rank} failed first: {told[rank]['words']}")
+        over = time.monotonic() > end
+        # One that is gone may have left word as it went.
+        if over and (gone := [rank for rank in others if machine.gone(rank)]):
+            return RuntimeError(f"process {gone[0]} is gone without a word: killed, or it left early")
+        if over:
+            break
+        time.sleep(0.1)
+    return None
+
+
+def left(folder: RunFolder) -> str:
+    """What the processes of a run that never said its end left word of; empty where they were killed."""
+    found = [(path, said) for path in sorted(folder.path.glob(_NOTES)) if (said := _read(path))]
+    if found:
+        path, said = min(found, key=lambda entry: (entry[1]["lost"], entry[1]["at"]))
+        return f"process {path.stem.rpartition('-')[2]}: {said['words']}"
+    for path in sorted(folder.path.glob(_STACKS)):
+        with contextlib.suppress(OSError):
+            if path.stat().st_size:
+                return f"process {path.stem.rpartition('-')[2]} hung; what it was at is in {path.name}"
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return {"at": float(said["at"]), "words": str(said["words"]), "lost": bool(said["lost"])} | {
+            "mistake": said.get("mistake")
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

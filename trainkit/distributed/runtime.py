@@ -1,0 +1,440 @@
+"""Where a run happens: processes, device and arithmetic, through Accelerate.
+
+The accelerate config owns processes, devices and sharding. What came up is compared with what was asked for, since
+Accelerate 1.15 starts something else in silence on several paths: MULTI_CPU with two processes starts one, MULTI_GPU
+with use_cpu starts two that each believe to be alone, and FSDP on a CPU becomes plain data parallelism.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from trainkit.config.schema import Recipe
+from trainkit.distributed import launch_settings
+from trainkit.environment.process import Stopped, asked_processes
+from trainkit.environment.record import cpu_name
+from trainkit.errors import UserError, of_disk
+from trainkit.interfaces import Batch
+from trainkit.paths import keep_compiled_private
+
+T = TypeVar("T")
+
+
+class Machine:
+    """The processes and the device of one launch; made once, shared by a run and the runs it needs first."""
+
+    def __init__(self, recipe: Recipe):
+        _set_environment(recipe)
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, TorchDynamoPlugin
+
+        launch_settings.check(recipe)
+        precision = launch_settings.precision(recipe)
+        patience = datetime.timedelta(seconds=recipe.limits.collective.seconds)
+        handlers = [
+            # Buffers are averaged after each update (`average_buffers`), by one rule for every kind of parallelism.
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            # The default of 30 minutes is far too long to notice that a process has died.
+            InitProcessGroupKwargs(timeout=patience),
+        ]
+        try:
+            self.accelerator = Accelerator(
+                mixed_precision=precision.value,
+                cpu=launch_settings.on_cpu(),
+                kwargs_handlers=handlers,
+                # `train.compile` compiles in place, and Accelerate never does, whatever the launcher asked for.
+                dynamo_plugin=TorchDynamoPlugin(backend="no"),
+            )
+        except (ValueError, ImportError) as error:
+            raise UserError(
+                "launch", str(error), remedy="see accelerate_configs/ for configs that are tested"
+            ) from None
+        self.precision = precision.value
+        self.device: torch.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.world: int = self.accelerator.num_processes
+        self.main: bool = self.accelerator.is_main_process
+        self.at_once: bool = self.device.type == "cpu"
+        """Whether values of the device can be read without waiting; not where what a GPU would do is looked into."""
+        self._factors: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._check_processes()
+        self._plugin = self._sharding_on_cpu()
+        scaler = self.accelerator.scaler
+        self._scale = scaler.state_dict() if scaler is not None else None
+        # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
+        beside = self.world > 1 and self.device.type != "cpu"
+        self._control = dist.new_group(backend="gloo", timeout=patience) if beside else None
+        self.asked = 0
+        """How often `any` was asked: at every update, and at every batch of an evaluation."""
+        self._peers = self.each((socket.gethostname(), os.getpid()))
+        self.configure(recipe)
+
+    def configure(self, recipe: Recipe) -> None:
+        """Set the switches of a recipe. Raises UserError when its precision is not the one that this launch has."""
+        launch_settings.check(recipe)
+        wanted = recipe.train.precision
+        if wanted not in ("auto", self.precision):
+            raise UserError(
+                f"recipe {recipe.name}: train.precision",
+                f"{wanted}, in a launch with {self.precision}",
+                remedy="give this recipe and the one that needs it the same precision, or train it on its own first",
+            )
+        # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
+        self.channels_last = recipe.device.channels_last and not self.sharded
+        if recipe.train.compile != "off":
+            keep_compiled_private()
+        _set_switches(recipe)
+
+    def _check_processes(self) -> None:
+        asked = asked_processes()
+        if self.world != asked:
+            raise UserError(
+                "launch",
+                f"{self.world} process came up" if self.world == 1 else f"{self.world} processes came up",
+                f"{asked}, as the launcher was told",
+                "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process in silence",
+            )
+
+    def _sharding_on_cpu(self) -> Any:
+        """Accelerate 1.15 reads its FSDP settings on GPUs only; FSDP2 itself runs on gloo, so they are read here."""
+        if self.device.type != "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true" or self.world == 1:
+            return None
+        from accelerate import FullyShardedDataParallelPlugin
+
+        plugin = FullyShardedDataParallelPlugin()
+        if plugin.fsdp_version != 2:
+            raise UserError("launch", "FSDP1", "fsdp_version: 2", "see accelerate_configs/fsdp2.yaml")
+        return plugin
+
+    @property
+    def kind(self) -> str:
+        """How processes share the work: NO, MULTI_CPU, MULTI_GPU, FSDP."""
+        return "FSDP" if self._plugin is not None else self.accelerator.state.distributed_type.value
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are split over processes, so that a forward is a joint act of all."""
+        return self.kind == "FSDP"
+
+    def describe(self) -> dict[str, Any]:
+        """What the run ran on, for its parameters."""
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
+        return {
+            "device": self.device.type,
+            "gpu": gpu,
+            "cpu": cpu_name(),
+            "cpu_cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "processes": self.world,
+            "parallelism": self.kind,
+            "precision": self.precision,
+        }
+
+    def settings(self, recipe: Recipe) -> str:
+        """Device, processes, precision and compile mode of a recipe's run, each with where it came from."""
+        found = {
+            "device": launch_settings.device(self.device),
+            "processes": launch_settings.processes(self.world),
+            "precision": launch_settings.precision(recipe),
+            "compile": launch_settings.compile_mode(recipe),
+        }
+        return ", ".join(f"{name} {setting}" for name, setting in found.items())
+
+    # ---- placing
+
+    def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+        """Wrap what learns and its optimizer for the processes and the precision at hand."""
+        if self._plugin is not None:
+            from accelerate.utils import DistributedType
+
+            # Set here and not once: Accelerate puts its own word back whenever it looks at its state.
+            self.accelerator.state.distributed_type = DistributedType.FSDP
+            self.accelerator.state.fsdp_plugin = self._plugin
+        if self._scale is not None:
+            # A teacher, or a measurement, that was trained before in this process came to another scale of the loss.
+            self.accelerator.scaler.load_state_dict(self._scale)
+        return self.accelerator.prepare(net, optimizer)
+
+    def place(self, batch: Batch) -> Batch:
+        """Move a batch to the device, without waiting where the host memory is pinned."""
+        if self.at_once:
+            return dict(batch)
+        return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+
+    def layout(self, net: nn.Module) -> nn.Module:
+        """Move a network to the device in the memory format of the run."""
+        last = self.channels_last and not (self.device.type == "cpu" and _breaks_onednn(net))
+        ranks = {p.dim() for p in net.parameters()}
+        fits = torch.channels_last_3d if 5 in ranks else torch.channels_last
+        return net.to(self.device, memory_format=fits if last and not {4, 5} <= ranks else torch.preserve_format)
+
+    def bare(self, net: nn.Module) -> nn.Module:
+        """The network without the wrapper that averages gradients."""
+        return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+
+    def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
+        """Leave gradients unsynchronised until the last micro-batch of an update."""
+        return contextlib.nullcontext() if last else self.accelerator.no_sync(net)
+
+    def backward(self, loss: Tensor, factor: float) -> None:
+        """Add the gradient of `factor` times a loss to those of the parameters.
+
+        Accelerate does it where the loss is scaled (fp16). Else the backward pass begins with the factor: the same bits
+        as those of a product, without the product and a division by one.
+        """
+        if self.accelerator.scaler is not None:
+            self.accelerator.backward(loss * factor)
+            return
+        begin = self._factors.get((factor, loss.dtype))
+        if begin is None:
+            begin = self._factors[factor, loss.dtype] = torch.full_like(loss.detach(), factor)
+        loss.backward(begin)
+
+    def stepper(self, optimizer: Any) -> Callable[[], Any]:
+        """What makes a step of a prepared optimizer: the optimizer's own where no loss is scaled.
+
+        Accelerate's looks for packages at every step, 35 us and more.
+        """
+        inner = getattr(optimizer, "optimizer", optimizer)
+        return (inner if self.accelerator.scaler is None else optimizer).step
+
+    def reshard(self, net: nn.Module) -> None:
+        """Put back the sharded parameters: after a forward without a backward, FSDP2 leaves whole ones in the root."""
+        if self.sharded:
+            for module in net.modules():
+                if hasattr(module, "reshard"):
+                    module.reshard()
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that time spent on it is counted where it was spent."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def memory(self) -> dict[str, float]:
+        """Greatest GPU memory so far, under its metric name; nothing on a CPU."""
+        if self.device.type != "cuda":
+            return {}
+        return {"speed/peak_memory_gb": torch.cuda.max_memory_allocated(self.device) / 1e9}
+
+    # ---- speaking with the other processes
+
+    def gather(self, x: Tensor, grad: bool = False) -> Tensor:
+        """(b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient.
+
+        With `grad` the gradient comes back: to the rows of a rank the sum of what all ranks' losses send them. Every
+        rank must then run the backward pass.
+        """
+        if self.world == 1:
+            return x if grad else x.detach()
+        return _Gathered.apply(x, self.world, self.rank) if grad else _gathered(x.detach(), self.world)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over ranks, on every rank."""
+        if self.world > 1:
+            x = x.clone()
+            dist.all_reduce(x)
+        return x
+
+    def share(self, thing: Any) -> Any:
+        """What rank 0 has, on every rank; `thing` must be plain data."""
+        if self.world == 1:
+            return thing
+        box = [thing]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def lead(self, act: Callable[[], T]) -> T:
+        """Do something on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
+
+        Where rank 0 is stopped at it (`Stopped`), so are all.
+        """
+        if self.world == 1:
+            return act()
+        done, failure = None, None
+        if self.main:
+            try:
+                done = act()
+            except UserError as error:
+                failure = error
+            except BaseException as error:
+                # The others must not wait for a message that never comes.
+                failure = of_disk(error) if isinstance(error, OSError) else None
+                told = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
+                if failure is None:
+                    self.share((None, told))
+                    raise
+        done, failure = self.share((done, failure))
+        if isinstance(failure, UserError):
+            failure.told = not self.main
+            raise failure
+        if failure == "":
+            raise Stopped
+        if failure:
+            raise RuntimeError(failure)
+        return done
+
+    def each(self, thing: Any) -> list[Any]:
+        """What each rank has, on every rank, in rank order."""
+        if self.world == 1:
+            return [thing]
+        box: list[Any] = [None] * self.world
+        dist.all_gather_object(box, thing, group=self._control)
+        return box
+
+    def agree(self, things: Mapping[str, str]) -> None:
+        """Compare words over ranks: all have the same names. Raises UserError, on every rank, for what differs."""
+        told = self.each(dict(things)) if self.world > 1 else []
+        for rank, other in enumerate(told):
+            if differ := [name for name in told[0] if other.get(name) != told[0][name]]:
+                error = UserError(
+                    "launch",
+                    f"process {rank} differs from process 0 in: {', '.join(differ)}",
+                    "the same on every machine",
+                    "; ".join(f"{name}: {told[0][name]} and {other.get(name)}" for name in differ),
+                )
+                error.told = not self.main
+                raise error
+
+    def any(self, flag: bool) -> Any:
+        """Start asking whether a flag is up on any rank; call what is returned for the answer.
+
+        The question travels while the caller works on, and the answer is read a step later.
+        """
+        self.asked += 1
+        if self.world == 1:
+            return lambda: flag
+        box = torch.tensor([int(flag)])
+        work = dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+        def answer() -> bool:
+            work.wait()
+            return bool(box.item())
+
+        return answer
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.world > 1:
+            dist.barrier(group=self._control)
+
+    def average(self, grads: Sequence[Tensor]) -> None:
+        """Average gradients over ranks in place: what a synchronised backward pass does on the way."""
+        if self.world == 1:
+            return
+        flat = torch.cat([grad.reshape(-1) for grad in grads]) / self.world
+        dist.all_reduce(flat)
+        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
+
+    def average_buffers(self, net: nn.Module) -> None:
+        """Make floating-point buffers (batch-norm statistics) equal on all ranks: their mean.
+
+        After every update, not before evaluations: then looking at a run changes no bit of it, and what a checkpoint
+        holds is what every rank has.
+        """
+        if self.world == 1:
+            return
+        buffers = [b for b in net.buffers() if b.is_floating_point()]
+        if not buffers:
+            return
+        flat = torch.cat([b.reshape(-1).float() for b in buffers])
+        dist.all_reduce(flat)
+        flat /= self.world
+        offset = 0
+        for b in buffers:
+            b.copy_(flat[offset : offset + b.numel()].view_as(b))
+            offset += b.numel()
+
+    def check_equal(self, what: str, tensors: Iterable[Tensor]) -> None:
+        """Compare a checksum over ranks. Raises RuntimeError: state that must be equal is not, and nothing is saved."""
+        if self.world == 1:
+            return
+        sums = self.each(checksum(tensors))
+        if len(set(sums)) > 1:
+            raise RuntimeError(f"{what} differs between processes (checksums {sums}); nothing was saved")
+
+    def gone(self, rank: int) -> bool:
+        """Whether the process of another rank is no more; False for one on another machine."""
+        import psutil
+
+        host, pid = self._peers[rank]
+        try:
+            return host == self._peers[self.rank][0] and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _gathered(x: Tensor, world: int) -> Tensor:
+    out = x.new_empty((world * x.shape[0], *x.shape[1:]))
+    dist.all_gather_into_tensor(out, x.contiguous())
+    return out
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows of all ranks, through which a loss of any rank reaches the features of every other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: int, rank: int) -> Tensor:
+        ctx.rows = slice(rank * len(x), (rank + 1) * len(x))
+        return _gathered(x, world)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad)
+        return grad[ctx.rows], None, None
+
+
+def _breaks_onednn(net: nn.Module) -> bool:
+    """Whether a convolution would write past its memory on a CPU (uxlfoundation/oneDNN#6035).
+
+    In channels_last, the backward of a strided 1x1 convolution with fewer input channels than a vector register holds
+    numbers: seen here with 3 to 6 channels and AVX2, which holds 8; AVX-512 holds 16.
+    """
+    return any(
+        isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1) and max(m.stride) > 1 and m.in_channels // m.groups < 16
+        for m in net.modules()
+    )
+
+
+def checksum(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 over the bytes of tensors, in order."""
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _set_environment(recipe: Recipe) -> None:
+    if recipe.device.expandable_segments:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if recipe.device.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _set_switches(recipe: Recipe) -> None:
+    device = recipe.device
+    torch.backends.cuda.matmul.allow_tf32 = device.tf32
+    torch.backends.cudnn.allow_tf32 = device.tf32
+    torch.backends.cudnn.benchmark = device.cudnn_benchmark and not device.deterministic
+    if device.deterministic or torch.are_deterministic_algorithms_enabled():
+        # Saying no where nothing else was said imports the compiler: 3 s of processor time.
+        torch.use_deterministic_algorithms(device.deterministic, warn_only=False)
+    if device.threads:
+        torch.set_num_threads(device.threads)

@@ -1,0 +1,77 @@
+"""A training that hangs is ended, and says what it was at.
+
+Two watch. A thread looks whether the training has moved on: by a phase of an update, an update, a batch of an
+evaluation. And the timer of `faulthandler`, which that thread winds up again and again: it is a thread without Python,
+so it comes also where somebody holds the interpreter and no Python runs at all (NVIDIA's resiliency extension injects
+that fault as LOCK_GIL). Either writes what all threads are at into `stacks-process-<rank>.txt` of the run's folder, and
+ends the process. It costs the training nothing: what it does anyway is looked at.
+
+The time counts from the end of a process's first update on, which may compile for long, to the end of the training:
+reading data before it and drawing after it are not watched. The thread counts its own ticks, so that time in which a
+process is stopped does not count. The timer is stopped by Ctrl-Z and by schedulers that suspend (SIGTSTP); of SIGSTOP
+no process learns, and one that is let go on after more than the limit may be ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trainkit.distributed import rank_failures
+from trainkit.tracking.store import RunFolder
+
+
+class Watchdog(threading.Thread):
+    """Ends the process when `moved` has been the same for `limit` seconds. `start` it in the main thread."""
+
+    def __init__(self, limit: float, moved: Callable[[], Any], folder: RunFolder, rank: int):
+        super().__init__(name="trainkit-watchdog", daemon=True)
+        self._limit, self._moved, self._folder, self._rank = limit, moved, folder, rank
+        self._tick = min(30.0, limit / 20)
+        self._over = threading.Event()
+        self._file = open(rank_failures.stacks(folder, rank), "w", encoding="utf-8")  # noqa: SIM115 - the timer writes to it
+        if hasattr(signal, "SIGTSTP") and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, _suspend)
+
+    def run(self) -> None:
+        """Look, and wind the timer up."""
+        before, still = self._moved(), 0.0
+        while True:
+            # A little later than the thread itself, which can say more.
+            faulthandler.dump_traceback_later(self._limit + 3 * self._tick, file=self._file, exit=True)
+            if self._over.wait(self._tick):
+                faulthandler.cancel_dump_traceback_later()
+                return
+            now = self._moved()
+            still = still + self._tick if now == before else 0.0
+            before = now
+            if still >= self._limit:
+                self._end()
+
+    def stop(self) -> None:
+        """The training is over; nobody watches any more."""
+        self._over.set()
+        self.join()
+        self._file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(rank_failures.stacks(self._folder, self._rank))
+
+    def _end(self) -> None:
+        words = f"nothing moved for {self._limit:g} s (limits.hang)"
+        rank_failures.note(self._folder, self._rank, words)
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.dump_traceback(self._file)
+            print(f"process {self._rank}: {words}; all threads:", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(2)
+        os._exit(1)
+
+
+def _suspend(number: int, frame: object) -> None:
+    faulthandler.cancel_dump_traceback_later()  # until the next tick
+    os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,1 @@
+"""Record and check what a run is started by: process, versions, host."""

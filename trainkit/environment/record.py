@@ -1,0 +1,97 @@
+"""Where a run comes from: who started it, the state of the source, versions and hardware."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+_VERSIONS = ("torch", "torchvision", "accelerate", "mlflow", "timm", "datasets", "numpy")
+
+
+def origin() -> dict[str, str]:
+    """Who and what started the run, as MLflow notes it, and the state of the source. No remote address, no diff."""
+    from mlflow.tracking.context.git_context import GitRunContext
+    from mlflow.tracking.context.registry import resolve_tags
+
+    found = {key: str(value) for key, value in resolve_tags(ignore=[GitRunContext]).items()}
+    tags = {key: value for key, value in found.items() if "://" not in value and "url" not in key.lower()}
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        commit = _git(root, "rev-parse", "HEAD")
+        if commit:
+            tags["mlflow.source.git.commit"] = commit
+            tags["mlflow.source.git.branch"] = _git(root, "rev-parse", "--abbrev-ref", "HEAD") or ""
+            dirty = _git(root, "status", "--porcelain", "--untracked-files=no")
+            tags["mlflow.source.git.dirty"] = "unknown" if dirty is None else str(bool(dirty)).lower()
+    return tags
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def place() -> dict[str, str]:
+    """Versions and hardware."""
+    import psutil
+
+    from trainkit import __version__
+
+    tags = {"trainkit.version": __version__, "trainkit.python": platform.python_version()}
+    for package in _VERSIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            tags[f"trainkit.{package}"] = metadata.version(package)
+    tags["trainkit.host"] = socket.gethostname()
+    tags["trainkit.cpu"] = cpu_name()
+    tags["trainkit.cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    tags["trainkit.ram_gb"] = f"{psutil.virtual_memory().total / 2**30:.1f}"
+    tags["trainkit.world_size"] = os.environ.get("WORLD_SIZE", "1")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        tags["trainkit.gpus"] = ", ".join(names)
+    return tags
+
+
+@functools.cache
+def program(*plugins: str) -> dict[str, str]:
+    """What has to be the same in all processes of a run: digests of the sources of trainkit and of plug-ins, which have
+    been imported, and torch's version. All as it was when this was first asked, whatever changes on the disk later.
+    """
+    sources = {f"source of {package}": _source(package) for package in ("trainkit", *plugins)}
+    return {**sources, "torch": metadata.version("torch")}
+
+
+def _source(package: str) -> str:
+    module, digest = sys.modules[package], hashlib.sha256()
+    for place in map(Path, getattr(module, "__path__", None) or [module.__file__]):
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(f"{file.relative_to(place)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def cpu_name() -> str:
+    """Model of the processor, as far as the system tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

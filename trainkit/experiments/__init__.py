@@ -1,0 +1,1 @@
+"""Runs: one, or several that belong together, and what follows from one."""

@@ -1,0 +1,218 @@
+"""Cross-validation: a recipe trained once for every part of its data, that part held out, and the scores together.
+
+Each fold is a run of its own, the one that `data.fold=K` would start, and stands beneath a parent run in MLflow. Folds
+that finished with this recipe and data are used again; with --resume those that were interrupted go on. The parent gets
+the mean and the standard deviation of every final score, and tables in which every sample stands once, with the fold in
+which it was held out. Knows nothing of what is learned.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trainkit.analysis import saved_rows
+from trainkit.analysis.run_summary import aligned, chosen, numbers
+from trainkit.analysis.saved_rows import Columns
+from trainkit.config.run_request import Child, Order
+from trainkit.config.schema import Recipe
+from trainkit.experiments import group
+from trainkit.experiments.group import Family, Parent, final_scores
+from trainkit.metrics import segmentation_3d
+from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.store import RunFolder, Store
+
+_CSV_ROWS = 10_000
+"""Longest table of samples that is also kept as CSV, which MLflow's page shows."""
+
+
+def validate(order: Order, folds: Sequence[Child], machine: Any, store: Store, train: group.Train) -> str:
+    """Train every fold that has no finished run, and sum them up in a parent run. Returns its status.
+
+    Raises UserError for what the user can mend; the folds that have finished by then are used by the next attempt.
+    """
+    first, digests = folds[0].recipe, {}
+    keys = [group.key(fold, digests) for fold in folds]
+    digest = group.fingerprint(folds)
+    whole = Family(order, first, "folds", "cross-validation", len(folds), "folds", ("data.fold",), digest)
+    with group.above(whole, machine, store, train) as parent:
+        runs = parent.bring_all(folds, keys)
+        if runs is None:
+            return "KILLED"
+        machine.lead(lambda: _conclude(first, runs, parent))
+    return "FINISHED"
+
+
+# ---- The scores together ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Final scores of all folds."""
+
+    values: dict[str, list[float]]
+    """Name of a score (`held_out/dice_mean`) to its value in each fold; NaN where a fold has none."""
+    step: int
+    """Greatest step at which one was measured."""
+    tables: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    """Evaluation to the rows of all folds, each sample once, with the column `fold`."""
+    pooled: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Means over the samples of all folds together, and the ends of their 95 % intervals (bootstrap over patients)."""
+    notes: tuple[str, ...] = ()
+
+    def mean(self, name: str) -> float:
+        """Mean over the folds that have the score."""
+        return group.mean(self.values[name])
+
+    def std(self, name: str) -> float:
+        """Standard deviation over the folds that have the score (n - 1 in the denominator); NaN for fewer than two."""
+        return group.std(self.values[name])
+
+
+def _conclude(recipe: Recipe, runs: Sequence[RunFolder], parent: Parent) -> None:
+    """Sum the folds up in the parent run and in the terminal."""
+    tracker, store = parent.tracker, parent.store
+    values, step = final_scores(runs)
+    rows = {name: _rows(runs, name, store) for name in recipe.evaluations}
+    found = summarise(values, step, rows)
+    scores: dict[str, float] = {}
+    # The ends of a fold's own interval say nothing beside those of other folds.
+    names = [name for name in found.values if not name.endswith(("_low", "_high"))]
+    for name in names:
+        scores[f"final/{name}"] = found.mean(name)
+        if not name.startswith(("speed/", "time/")):
+            scores[f"std/{name}"] = found.std(name)
+    for name, (value, low, high) in found.pooled.items():
+        scores |= {f"pooled/{name}": value, f"pooled/{name}_low": low, f"pooled/{name}_high": high}
+    tracker.log(step, scores)
+    # The page shows the first few rows and columns.
+    lead = recipe.best.metric.partition("/")[0] if recipe.best else ""
+    names.sort(key=lambda name: not name.startswith(f"{lead}/"))
+    columns: dict[str, Any] = {"score": names}
+    columns |= {"mean": [found.mean(name) for name in names], "std": [found.std(name) for name in names]}
+    together = [found.pooled.get(name, (None, None, None)) for name in names]
+    columns |= {key: [ends[k] for ends in together] for k, key in enumerate(("all", "all_low", "all_high"))}
+    columns |= {f"fold_{k}": [found.values[name][k] for name in names] for k in range(len(runs))}
+    tracker.table("tables/folds.csv", columns)
+    for name, table in found.tables.items():
+        tracker.table(f"rows/{name}_folds.parquet", table)
+        plain = {key: column for key, column in table.items() if column.ndim == 1}
+        if len(table["fold"]) <= _CSV_ROWS:
+            tracker.table(f"tables/{name}_folds.csv", plain)
+    parent.conclude(describe(recipe, found, runs))
+
+
+def summarise(
+    values: dict[str, list[float]], step: int, rows: Mapping[str, Sequence[Mapping[str, np.ndarray] | None]]
+) -> Summary:
+    """Put the folds together: their scores, and for each evaluation their rows.
+
+    Rows are put together where no `id` is in two folds: a set that is the same in each would count several times.
+    """
+    tables, pooled, notes = {}, {}, []
+    for name, parts in rows.items():
+        if any(part is None for part in parts):
+            notes.append(f"{name}: no table of all folds; not every run kept its rows")
+            continue
+        if any("id" not in part for part in parts):
+            notes.append(f"{name}: no table of all folds; its rows have no `id`")
+            continue
+        ids = np.concatenate([part["id"] for part in parts])
+        # Within a fold rows may share an id: patches of one case.
+        if sum(len(set(part["id"].tolist())) for part in parts) > len(set(ids.tolist())):
+            notes.append(f"{name}: no table of all folds; the same samples are scored in several")
+            continue
+        shared = [key for key in parts[0] if all(key in part for part in parts)]
+        fold = np.repeat(np.arange(len(parts)), [len(part["id"]) for part in parts])
+        tables[name] = {"id": ids, "fold": fold}
+        tables[name] |= {key: _joined([part[key] for part in parts]) for key in shared if key not in ("id", "fold")}
+        own = {key.removeprefix(f"{name}/"): v for key, v in values.items() if key.startswith(f"{name}/")}
+        for score, columns in _means(own, parts).items():
+            value, groups = _mean(tables[name], columns), tables[name].get("patient", ids)
+            pooled[f"{name}/{score}"] = value, *segmentation_3d.interval(_matrix(tables[name], columns), groups)
+    return Summary(values, step, tables, pooled, tuple(notes))
+
+
+def _mean(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> float:
+    """Mean over columns of their means over rows, what is no number left out."""
+    return float(segmentation_3d.mean(segmentation_3d.mean(_matrix(part, columns), 0)))
+
+
+def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
+    """Scores that are means over samples, and the columns of rows that they are means of.
+
+    Candidates go by name: `dice.sr` may be the mean of the column `dice_sr`, `dice_mean` of all columns `dice_...`.
+    What counts is that the rows of every fold give the score of that fold, which a count or a total does not.
+    """
+    numbers = [key for key, column in parts[0].items() if column.ndim == 1 and column.dtype.kind in "fiub"]
+    numbers = [key for key in numbers if all(key in part and part[key].dtype.kind in "fiub" for part in parts)]
+    found = {}
+    for score, values in scores.items():
+        if score.endswith(("_low", "_high")):  # ends of an interval
+            continue
+        word, mean, _ = re.sub(r"[^a-z0-9]", "_", score).partition("_mean")
+        columns = [key for key in numbers if (key.startswith(f"{word}_") if mean else key == word)]
+        if columns:
+            own = [_mean(part, columns) for part in parts]
+            if np.allclose(own, values, rtol=1e-5, atol=1e-7, equal_nan=True):
+                found[score] = columns
+    return found
+
+
+def _matrix(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> np.ndarray:
+    return np.stack([part[column].astype(float) for column in columns], 1)
+
+
+def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
+    # A column of texts beside one of numbers: a fold in which no sample has a value.
+    if len({column.dtype.kind in "OUS" for column in columns}) > 1:
+        columns = [column.astype(object) for column in columns]
+    return np.concatenate(columns)
+
+
+def _rows(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[Columns | None]:
+    """The rows of the last evaluation of each run, as columns; None for a run that kept none."""
+    name, client, found = f"{evaluation}_final", None, []
+    for run in runs:
+        # What a run has yet to send is here; of a store that is away nothing else is needed then.
+        if (rows := saved_rows.unsent(run, name, without=())) is None:
+            try:
+                client = client or store.client()
+            except Away as away:
+                wanted = f"{away.found}, and has the rows of {run.name}"
+                remedy = "when it does, the same command with --resume draws up the whole"
+                raise Away(away.where, wanted, remedy=remedy) from None
+            rows = saved_rows.read(client, run.info().run_id, name, without=())
+        found.append(rows and rows[0])
+    return found
+
+
+def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:
+    """The scores of all folds as a table."""
+    lines = [f"{recipe.name} in {len(runs)} folds", ""]
+    for evaluation in recipe.evaluations:
+        shown, more = chosen(list(found.values), evaluation)
+        if not shown:
+            continue
+        table = [[evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std", "all", "95 %"]]
+        for name in shown:
+            together = found.pooled.get(name, (math.nan, math.nan, math.nan))
+            mean, std, value, low, high = numbers([found.mean(name), found.std(name), *together])
+            span = "-" if math.isnan(together[1]) else f"{low} to {high}"
+            table.append([name.removeprefix(f"{evaluation}/"), *numbers(found.values[name]), mean, std, value, span])
+        if evaluation not in found.tables:
+            table = [row[:-2] for row in table]
+        lines += aligned(table)
+        if more:
+            lines.append(f"and {more} more in MLflow")
+        if evaluation in found.tables:
+            lines.append(f"all: the {len(found.tables[evaluation]['fold'])} samples of all folds, each once")
+        lines.append("")
+    lines += found.notes
+    lines += [f"fold {k}  {run.name}" for k, run in enumerate(runs)]
+    return "\n".join([*lines, ""])

@@ -1,0 +1,1 @@
+"""A trained run as files for others."""

@@ -1,0 +1,170 @@
+"""What every export does, whatever the network: files written aside and kept together, ONNX, tensors, hashes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import socket
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+
+from trainkit.errors import UserError
+from trainkit.inference.predict import check_free
+from trainkit.tracking.store import write_aside
+
+Format = Literal["safetensors", "onnx", "hub-folder"]
+FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
+"""What is written where nothing is said."""
+ABOUT, CARD, CONFIG = "model.json", "README.md", "config.json"
+TENSORS, ONNX = "model.safetensors", "model.onnx"
+
+
+def names_of(formats: Sequence[Format]) -> list[str]:
+    """The files of networks that formats stand for, in order."""
+    names = [TENSORS] if {"safetensors", "hub-folder"} & set(formats) else []
+    names += [ONNX] if "onnx" in formats else []
+    return names + ([CONFIG] if "hub-folder" in formats else [])
+
+
+def require(*packages: str) -> None:
+    """Raise UserError where packages for ONNX are missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        found = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        raise UserError("--to onnx", found, remedy='pip install "trainkit[export]"')
+
+
+@contextlib.contextmanager
+def aside(out: Path, kept: list[str]) -> Iterator[Path]:
+    """A folder beside what is to be written; `kept`, filled within, goes to `out`, and only if all went well.
+
+    What exports that were killed have left there is removed: `.export-HOST-PID`, of this host and of a process that is
+    gone.
+    """
+    mine = f".export-{socket.gethostname()}-"
+    for left in out.glob(f"{mine}*"):
+        number = left.name.removeprefix(mine)
+        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = out / f"{mine}{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+        check_free(out, [out / name for name in kept])
+        for name in kept:
+            os.replace(folder / name, out / name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def scored_split(recipe: Any) -> Any:
+    """The set that a run is scored on first, in its plain kind: each picture whole and once."""
+    opened = recipe.data.open(recipe.seed)
+    for name, evaluation in recipe.evaluations.items():
+        if (word := evaluation.split or name) in opened.evaluations:
+            return opened.evaluations.get(word.partition(".")[0], opened.evaluations[word])
+    raise UserError("evaluations", "the run has none, so there are no pictures to compare with", "one or more")
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """Places of at most so many of `count` things, evenly spread over them, int64."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
+
+
+def network(task: Any, net: nn.Module) -> str:
+    """A network in words: `resnet18, 11,181,642 parameters`."""
+    spec = getattr(task, "net", None) or task.student
+    name = getattr(spec, "model", None) or getattr(spec, "name", type(net).__name__)
+    return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
+
+
+def say_of(
+    folder: Path,
+    names: Sequence[str],
+    about: dict[str, Any],
+    agreements: Mapping[str, Any],
+    notes: Sequence[str],
+    timed: Any = None,
+) -> None:
+    """Complete what is said `about` an export, and write it: odd things, how files agree, their hashes, how long."""
+    about["notes"] = list(notes)
+    about["checked"] = {name: asdict(one) for name, one in agreements.items()}
+    about["sha256"] = {name: sha256(folder / name) for name in names}
+    if timed is not None:
+        about["latency"] = asdict(timed)
+    write_aside(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+
+
+def write_tensors(file: Path, net: nn.Module, run: str) -> None:
+    """The tensors of a network by its own names."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in net.state_dict().items()}
+    # Not save_file, whose files only their owner may read.
+    file.write_bytes(save(tensors, {"format": "pt", "run": run}))
+
+
+def write_onnx(
+    file: Path,
+    net: nn.Module,
+    example: Tensor,
+    free: Mapping[int, Any],
+    outputs: Sequence[str],
+    about: Mapping[str, Any],
+) -> None:
+    """Write a network that takes `pixels`, or what `about` says; sides that are numbered in `free` are left open."""
+    file.unlink(missing_ok=True)
+    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            net,
+            (example,),
+            dynamo=True,
+            dynamic_shapes=(dict(free),),
+            input_names=[about.get("takes", "pixels")],
+            output_names=list(outputs),
+            verbose=False,
+        )
+    program.model.metadata_props.update(
+        run=about["run"], names=json.dumps(about["names"]), input=about["input"], output=about["output"]
+    )
+    program.save(str(file), external_data=False)
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong first, in a line: exporters and runtimes have no exception of their own for all of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def sha256(file: Path) -> str:
+    """Of a file, hexadecimal."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,273 @@
+"""The page that goes with an exported network: what it is, how good and how fast, of what data, and how it is loaded.
+
+All of it is read from the run. What is not known, such as who may use the data, is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from trainkit.analysis import saved_rows
+from trainkit.analysis.run_summary import aligned, numbers
+from trainkit.checkpoint.storage import state_of
+from trainkit.errors import UserError, number_of
+from trainkit.export.files import CONFIG, ONNX, TENSORS
+from trainkit.markdown import block, code, plain
+from trainkit.metrics import bootstrap
+from trainkit.metrics.significance import Interval
+from trainkit.tracking import journal
+from trainkit.tracking.store import RunFolder, Store
+
+_PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
+"""The word of the hub for what a network does, by the task; of others it is features."""
+
+
+def card(
+    folder: RunFolder,
+    recipe: Any,
+    file: Path,
+    about: Mapping[str, Any],
+    agreements: Mapping[str, Any],
+    latency: Any = None,
+) -> str:
+    """The page, Markdown, of what was exported of a run: `file` its weights, `about` what model.json says.
+
+    `agreements` say in words, by file name, how near each comes to the trained network.
+    """
+    kind, made = type(recipe.task).__name__.lower(), about["made_with"]["trainkit"]
+    parts = [
+        _front(kind, CONFIG in agreements),
+        f"# {plain(recipe.name)}",
+        f"Weights {code(about['weights'])} of the run {code(folder.name)}, exported by trainkit {plain(made)}.",
+        _lines([*_network(about), *_fit(about), f"- gives {plain(about['output'])}"]),
+        *_classes(about),
+        "## How to load it",
+        *_loading(about, agreements),
+        "## Scores",
+        *_scores(folder, recipe, file),
+        "## Speed",
+        *_speed(folder, file, latency),
+        "## Data and licences",
+        _lines(f"- {line}" for line in licences(recipe)),
+        f"Digest of the data that it was trained on: {code(about['data']['digest'])}.",
+        "## How it was checked",
+        _lines(f"- {plain(name)}: {plain(said)}" for name, said in agreements.items()),
+        f"Compared with the trained network on real samples of {code(about['data']['checked_on'])}, in float32 on a "
+        "CPU.",
+        *([_lines(f"- {plain(note)}" for note in about["notes"])] if about["notes"] else []),
+        "## Recipe",
+        block(about["recipe"].rstrip(), "yaml"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def licences(recipe: Any) -> Iterator[str]:
+    """What is known of who may use the data, and the weights that the training began with."""
+    from trainkit.data import hub
+
+    places = {"trained on": getattr(recipe.data, "train", "")}
+    places |= {f"scored on ({name})": text for name, text in getattr(recipe.data, "evaluate", {}).items()}
+    for what, text in places.items():
+        if text == "sample" or str(text).startswith("sample:"):
+            yield f"{plain(what)}: {code(text)}, drawn by trainkit; nobody's pictures"
+        elif text == "held_out":
+            yield f"{plain(what)}: a part of what it was trained on, kept from training"
+        elif hub.is_hub(text):
+            address = str(text).partition("#")[0].partition("@")[0].removeprefix("hf://").removeprefix("hf:/")
+            yield f"{plain(what)}: {code(text)}; its licence stands at https://huggingface.co/datasets/{quote(address)}"
+        else:
+            yield f"{plain(what)}: {code(text)}; licence unknown"
+    for name, source in recipe.task.needs().items():
+        if source.recipe is not None:
+            yield f"weights that training used ({name}): those of the recipe {code(source.recipe)}"
+        elif str(source.weights).startswith("timm:"):
+            yield f"weights that training began with ({name}): {code(source.weights)}; {_of_timm(source.weights[5:])}"
+        else:
+            yield f"weights that training began with ({name}): {code(source.weights)}; licence unknown"
+
+
+def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
+    """Scores of an evaluation at a step, by name; those of averaged weights where these are meant."""
+    prefix = f"{evaluation}/ema/" if averaged else f"{evaluation}/"
+    found = {}
+    for name, points in history.metrics.items():
+        rest = name.removeprefix(prefix)
+        if name.startswith(prefix) and "/" not in rest:
+            values = [point.value for point in points if point.step == step]
+            if values:
+                found[rest] = values[-1]
+    return found
+
+
+def _front(kind: str, by_timm: bool) -> str:
+    """What the hub reads before the page."""
+    lines = ["---", *(["library_name: timm"] if by_timm else []), "license: unknown"]
+    lines += [f"pipeline_tag: {_PIPELINES.get(kind, 'image-feature-extraction')}", "tags:", "- trainkit", "---"]
+    return "\n".join(lines)
+
+
+def _lines(lines: Any) -> str:
+    return "\n".join(lines)
+
+
+def _network(about: Mapping[str, Any]) -> list[str]:
+    """What the network is, and what model.onnx and `export.load` take."""
+    lines = [f"- {plain(about['network'])}"] if "network" in about else []
+    return [*lines, f"- takes {plain(about['input'])}; normalised {plain(about['normalised'])}"]
+
+
+def _fit(about: Mapping[str, Any]) -> list[str]:
+    return [f"- from a file: {plain(about['fit'])}"] if "fit" in about else []
+
+
+def _classes(about: Mapping[str, Any]) -> list[str]:
+    names = about["names"]
+    if not names:
+        return []
+    listed = ", ".join(map(code, names[:50]))
+    return [f"{len(names)} classes: {listed}" + (", ... (all in model.json)" if len(names) > 50 else "")]
+
+
+def _loading(about: Mapping[str, Any], agreements: Mapping[str, Any]) -> Iterator[str]:
+    """Programs that run as they stand in the folder of the page, beside a file picture.jpg."""
+    yield "In this folder, of a file `picture.jpg`:" if "takes" not in about else "In this folder:"
+    if CONFIG in agreements:
+        yield (
+            "With timm alone, which prepares pictures and normalises them as config.json says:\n\n```python\n"
+            "import timm, torch\nfrom PIL import Image\n\n"
+            'net = timm.create_model("local-dir:.", pretrained=True).eval()\n'
+            "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(net))\n"
+            'picture = Image.open("picture.jpg").convert("RGB")\n'
+            "with torch.inference_mode():\n    logits = net(prepare(picture)[None])\n"
+            + ('print(net.pretrained_cfg["label_names"][logits[0].argmax()])\n```' if about["names"] else "```")
+        )
+    if ONNX in agreements:
+        yield f"With ONNX Runtime alone:\n\n```python\n{_by_onnx(about)}\n```"
+    if TENSORS in agreements:
+        takes = about.get("takes", "pixels")
+        yield (
+            "With trainkit, from `model.safetensors` and `model.json`:\n\n```python\n"
+            "from trainkit.export import export\n\n"
+            f'net = export.load(".")  # takes {takes} as above, a tensor; a module of torch\n```'
+        )
+
+
+def _by_onnx(about: Mapping[str, Any]) -> str:
+    outputs = list(about.get("outputs", ["logits"]))
+    found = ", ".join(outputs) + ("," if len(outputs) == 1 else "")
+    if "takes" in about:
+        return (
+            "import numpy, onnxruntime\n\n"
+            'net = onnxruntime.InferenceSession("model.onnx")\n'
+            f"{about['takes']} = numpy.zeros({tuple(about['shape'])}, numpy.float32)  # prepared as said above\n"
+            f'({found}) = net.run(None, {{"{about["takes"]}": {about["takes"]}}})'
+        )
+    height, width = about["size"]
+    fitted = f'Image.open("picture.jpg").convert("RGB").resize(({width}, {height}))'
+    share = about.get("crop_pct", 1.0)
+    if about.get("crop_mode") == "center":
+        cut = f", bleed={(1 - share) / 2:.6g}" if share < 1 else ""
+        fitted = f'ImageOps.fit(Image.open("picture.jpg").convert("RGB"), ({width}, {height}){cut})'
+    said = "  # or other sides" if about.get("sides") == "any" else ""
+    lines = [
+        "import json\n",
+        "import numpy, onnxruntime\nfrom PIL import Image, ImageOps\n",
+        'net = onnxruntime.InferenceSession("model.onnx")',
+        f"picture = {fitted}{said}",
+        "pixels = numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None]  # RGB, 0 to 255",
+        f'({found}) = net.run(None, {{"pixels": pixels}})',
+        'names = json.loads(net.get_modelmeta().custom_metadata_map["names"])',
+        "print(names[logits[0].argmax()])",
+    ]
+    if "sides" in about:  # a class for every pixel
+        lines[-1] = "print([names[k] for k in numpy.unique(logits[0].argmax(0))])"
+    return "\n".join(lines if about["names"] else lines[1:-2])
+
+
+def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:
+    """A table for each evaluation, of the weights that were exported, with intervals where there are any."""
+    step, averaged = _step(file), file.stem == "ema"
+    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
+    client, seen = _client(folder), False
+    for evaluation in recipe.evaluations:
+        found = scores_at(history, evaluation, step, averaged)
+        whole = {  # of all classes, and no end of an interval
+            name: value for name, value in found.items() if "." not in name and not name.endswith(("_low", "_high"))
+        }
+        if not whole:
+            continue
+        drawn, units = _drawn(folder, client, f"{evaluation}_ema" if averaged else evaluation, whole)
+        ends = {name: (one.low, one.high) for name, one in drawn.items()}
+        for name in whole:
+            if f"{name}_low" in found and f"{name}_high" in found:
+                ends[name] = found[f"{name}_low"], found[f"{name}_high"]
+        rows = [["score", "value", "95 % interval"]]
+        for name, value in whole.items():
+            words = numbers([value, *ends.get(name, ())])
+            rows.append([name, words[0], " to ".join(words[1:]) or "-"])
+        text = block("\n".join(aligned(rows)))
+        drew = f" Intervals are those of the bootstrap over {units}." if units else ""
+        yield f"{code(evaluation)} at step {step:,}{', of averaged weights' if averaged else ''}.{drew}\n\n{text}"
+        seen = True
+    if not seen:
+        yield "None: these weights were not scored."
+
+
+def _client(folder: RunFolder) -> Any:
+    """The store's client; None where the run is in no store that answers: a page needs none."""
+    try:
+        return Store.locate().client() if folder.info().run_id else None
+    except UserError:
+        return None
+
+
+def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
+    """Intervals of scores from the rows that were kept of an evaluation, and what was drawn."""
+    asked = {name: value for name, value in scores.items() if bootstrap.is_score(name)}
+    for when in ("best", "final") if client else ():
+        rows = saved_rows.read(client, folder.info().run_id, f"{word}_{when}")
+        found, units = saved_rows.intervals(rows[0], asked) if rows else ({}, "")
+        if found:  # those of another step give other scores
+            return found, units
+    return {}, ""
+
+
+def _step(file: Path) -> int:
+    word = file.parent.name.removeprefix("step-")
+    return int(word) if word.isdecimal() else 0
+
+
+def _speed(folder: RunFolder, file: Path, latency: Any) -> Iterator[str]:
+    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
+    _, rates = history.series("final/speed/samples_per_s")
+    seconds = history.series("final/time/wall_s")[1] or history.series("final/time/total_s")[1]
+    machine = _machine(file)
+    if rates:
+        place = f" on {plain(machine)}" if machine else ""
+        whole = f"; {seconds[-1]:,.0f} s in all" if seconds else ""
+        yield f"Training: {rates[-1]:,.1f} samples/s{place}{whole}."
+    if latency is not None:
+        yield "\n".join(latency.lines())
+    if not rates and latency is None:
+        yield "Not measured."
+
+
+def _machine(file: Path) -> str:
+    """What the weights were trained on, as their checkpoint says it."""
+    try:
+        said = state_of(file.parent)["machine"]
+        device = said["gpu"] or said["cpu"]
+        precision = "float32" if said["precision"] == "no" else said["precision"]
+        return f"{said['processes']} x {device}, {number_of(said['threads'], 'threads')}, {precision}"
+    except (UserError, KeyError, TypeError):
+        return ""
+
+
+def _of_timm(name: str) -> str:
+    import timm
+
+    found = getattr(timm.get_pretrained_cfg(name), "license", None)
+    return f"timm says {plain(found)}" if found else "timm states no licence"

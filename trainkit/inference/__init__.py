@@ -1,0 +1,1 @@
+"""Predictions of a trained run on new data."""

@@ -1,0 +1,269 @@
+"""Weights that were trained before, scored on any evaluation of any data, and logged as a run beneath theirs.
+
+The network is put together for the classes that it was trained on; all else, the task's settings, the data and the
+evaluations, is that of the recipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.config import loader
+from trainkit.config.run_request import Order, load
+from trainkit.errors import UserError, few, visible
+from trainkit.experiments.launch import META
+from trainkit.interfaces import Meta, Opened, Scores, Split
+from trainkit.tracking import lineage
+from trainkit.tracking.run_lifecycle import ending
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.training.dependencies import best_weights, gather
+
+if TYPE_CHECKING:
+    from trainkit.config.schema import Recipe
+    from trainkit.distributed.runtime import Machine
+
+EVALUATES = "trainkit.evaluates"
+"""Tag of an evaluation's run: the run, or the file, whose weights it scored."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated."""
+
+    file: Path
+    """Its weights."""
+    step: int
+    """Updates after which they were; 0 where nothing says it."""
+    run: RunFolder | None
+    """The run that made them, as far as it is known here."""
+
+    @property
+    def name(self) -> str:
+        """What it is called: its run, or its file."""
+        return self.run.name if self.run else str(self.file)
+
+
+def find(word: str, store: Store) -> Subject:
+    """The weights that a word names: the best of a run, those of a checkpoint's folder, a file, or `models:/ID`.
+
+    Raises UserError where there are none.
+    """
+    from trainkit.checkpoint import storage
+
+    path, run = Path(word), None
+    if word.startswith("models:/"):
+        return Subject(store.model_file(word), 0, None)
+    if path.is_dir() and (path / storage.STATE).is_file():
+        if problems := storage.verify(path):
+            where, _, found = problems[0].partition(": ")
+            raise UserError(where, found, remedy="name another checkpoint of the run")
+        file = path / "model.safetensors"
+    elif path.is_file():
+        file = path
+    elif path.is_dir() and path.absolute().parent != (store.home / "runs").absolute():
+        expected = "a run, a checkpoint (.../checkpoints/step-000000120), a file of weights or models:/ID"
+        raise UserError(word, f"a folder without {storage.STATE}", expected)
+    else:
+        run = store.find(word)
+        file = best_weights(run.path)
+    step = re.fullmatch(r"step-(\d+)", file.absolute().parent.name)
+    home = file.absolute().parents[2] if step and len(file.absolute().parents) > 2 else None
+    if run is None and home and (home / "run.json").is_file():
+        run = RunFolder(home)
+    return Subject(file, int(step[1]) if step else 0, run)
+
+
+def order_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> Order:
+    """What is asked for: `recipe`, or where none is named the run's own, with words that change it.
+
+    Raises UserError where weights without a run come without a recipe.
+    """
+    if recipe is None:
+        run = find(word, Store.locate()).run
+        if run is None:
+            expected = "a recipe after it, which says task, data and evaluations"
+            raise UserError(word, "weights of which no run is known here", expected, "trainkit evaluate WEIGHTS RECIPE")
+        recipe = run.recipe
+    return Order(recipe, overrides, plugins)
+
+
+def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
+    """Score the weights that `word` names on every evaluation of an order's recipe, and print the scores.
+
+    With `log` they are kept as a run of their own beneath the one that made the weights, with the rows of every
+    sample. Returns them by their full names. Raises UserError for weights that do not fit, data of other classes or
+    modalities, and a recipe without evaluations.
+    """
+    recipe = _recipe(order)
+    if not recipe.evaluations:
+        raise UserError(str(order.path), "has no evaluations", "one or more", "evaluations={NAME: {}} adds one")
+    from trainkit.checkpoint import safe_load
+    from trainkit.distributed.runtime import Machine
+    from trainkit.training import plan, trainer
+
+    machine, store = Machine(recipe), Store.locate()
+    try:
+        file, step, path = machine.lead(lambda: _plain(find(word, store)))
+        subject = Subject(Path(file), step, RunFolder(Path(path)) if path else None)
+        data = recipe.data.open(recipe.seed)
+        splits = plan.evaluated(recipe, data)
+        meta = _meta(subject, data, splits)
+        net = _network(recipe, meta, order, machine, store)
+        safe_load.load_into(net, safe_load.read_tensors(subject.file), file)
+        machine.layout(net)
+        metrics: dict[str, float] = {}
+        with _tracked(order, recipe, subject, data, splits, machine, store, log) as tracker:
+            for name, split in splits.items():
+                begun = time.perf_counter()
+                scores = trainer.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, machine)
+                if machine.main:
+                    _keep(tracker, recipe, name, split, scores, step, time.perf_counter() - begun)
+                metrics |= {f"{name}/{key}": value for key, value in scores.metrics.items()}
+            if machine.main:
+                tracker.log(step, {f"final/{name}": value for name, value in metrics.items()})
+                tracker.finish("FINISHED")
+        machine.wait()  # others leave when the first process has written everything down
+    finally:
+        machine.close()
+    if machine.main:
+        print(*(visible(f"{key} {value!r}") for key, value in metrics.items()), sep="\n", flush=True)
+    return metrics
+
+
+def _recipe(order: Order) -> Recipe:
+    """The recipe without what leads and ends a training: other evaluations may be asked for than those it names."""
+    given = {word.partition("=")[0].strip().partition(".")[0] for word in order.overrides}
+    without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null"}
+    words = [f"{key}={nothing}" for key, nothing in without.items() if key not in given]
+    return load(replace(order, overrides=(*order.overrides, *words)))
+
+
+def _network(recipe: Recipe, meta: Meta, order: Order, machine: Machine, store: Store) -> Any:
+    """The network of a task, made without the weights that its training began with, where it can be."""
+    try:
+        return recipe.task.build(meta, {}, recipe.seed).learns
+    except KeyError:
+        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
+        return recipe.task.build(meta, found, recipe.seed).learns
+
+
+def _plain(subject: Subject) -> tuple[str, int, str]:
+    return str(subject.file), subject.step, str(subject.run.path) if subject.run else ""
+
+
+def _meta(subject: Subject, data: Opened, splits: Mapping[str, Split]) -> Meta:
+    """What the network is made for: the classes and modalities that it was trained on, and pictures of this data.
+
+    Raises UserError where what is scored has others.
+    """
+    file = subject.run.path / META if subject.run else None
+    if file is None or not file.is_file():
+        return data.meta
+    from trainkit.inference.predict import read_meta
+
+    trained = read_meta(subject.run)
+    own = tuple(trained.class_names) or tuple(map(str, range(trained.classes)))
+    for name, split in splits.items():
+        # Pairs, searches and retrieval know no classes of the training.
+        names = getattr(split.protocol, "names", None)
+        if names is not None and tuple(names) != own:
+            found = f"classes {few(names, 8)}"
+            expected = f"those that {subject.name} was trained on: {few(own, 8)}"
+            raise UserError(f"evaluations.{name}", found, expected, "scores of other classes would say nothing")
+    if data.meta.modalities != tuple(trained.modalities):
+        found = f"records of {', '.join(data.meta.modalities) or 'one kind'}"
+        raise UserError(
+            "data", found, f"{', '.join(trained.modalities) or 'one kind'}, as {subject.name} was trained on"
+        )
+    kept = {key: getattr(trained, key) for key in ("classes", "class_names", "vocabulary", "text_length")}
+    return replace(data.meta, **kept)
+
+
+@contextlib.contextmanager
+def _tracked(
+    order: Order,
+    recipe: Recipe,
+    subject: Subject,
+    data: Opened,
+    splits: Mapping[str, Split],
+    machine: Machine,
+    store: Store,
+    log: bool,
+) -> Iterator[Any]:
+    """The tracker of the evaluation's run; one that does nothing where none is wanted, and on other processes."""
+    from trainkit.tracking.tracker import Silent, Tracker
+
+    tracker: Any = Silent()
+
+    def start() -> None:
+        nonlocal tracker
+        store.ready()
+        made_by = subject.run.info() if subject.run else None
+        lead = _lead(subject, recipe, order)
+        folder = store.new_run(f"evaluate-{recipe.name}", recipe.seed, loader.digest(recipe))
+        folder.recipe.write_text(loader.dump(recipe), encoding="utf-8")
+        tracker = Tracker.start(
+            folder,
+            store,
+            experiment=(made_by and made_by.experiment) or recipe.log.experiment or recipe.name,
+            run_name=folder.name,
+            params={**loader.flat(recipe), **{f"machine.{k}": v for k, v in machine.describe().items()}},
+            tags={
+                "trainkit.recipe": recipe.name,
+                EVALUATES: subject.name,
+                "trainkit.weights": f"{subject.file.parent.name}/{subject.file.name}",
+                lineage.DATA: data.meta.digest,
+                **{f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()},
+            },
+            parent=made_by.name if made_by else None,
+            primary_metric=lead.metric if lead else None,
+            higher_is_better=lead is None or lead.mode == "max",
+            system_metrics_every=0.0,
+        )
+        folder.update(data_digest=data.meta.digest, evaluates=subject.name)
+        tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
+        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
+        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        print(f"run {folder.name}: {subject.file} on {', '.join(recipe.evaluations)}", flush=True)
+
+    with ending(lambda: tracker):
+        if log:
+            machine.lead(start)
+        yield tracker
+
+
+def _lead(subject: Subject, recipe: Recipe, order: Order) -> Any:
+    """What leads in the experiment of the run: a score of its own recipe, which an evaluation does not change."""
+    if subject.run is None:
+        return recipe.best
+    try:
+        return loader.load(subject.run.recipe, (), tuple(order.plugins)).best
+    except UserError:
+        return recipe.best
+
+
+def _keep(tracker: Any, recipe: Recipe, name: str, split: Split, scores: Scores, step: int, seconds: float) -> None:
+    """Write down one evaluation: scores, rows, tables, pictures, curves."""
+    from trainkit.plots import run_figures
+    from trainkit.tracking import journal
+    from trainkit.tracking.tracker import Silent
+
+    values = {f"{name}/{key}": value for key, value in scores.metrics.items()}
+    tracker.log(step, {**values, f"eval/{name}/unique_samples": scores.samples, f"time/eval_{name}_s": seconds})
+    if isinstance(tracker, Silent):
+        return
+    source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
+    tracker.dataset(split.name, "test", split.digest, source, split.size)
+    if scores.rows and recipe.log.rows:
+        tracker.table(f"rows/{name}_final.parquet", scores.rows)
+    for kind, columns in scores.tables.items():
+        tracker.table(f"tables/{name}_{kind}_last.csv", columns)
+    if scores.pictures:
+        run_figures.keep_pictures(tracker, step, name, scores.pictures)
+    run_figures.draw(tracker, journal.History(), None, {name: {"this run": scores.curves}})

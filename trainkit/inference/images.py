@@ -1,0 +1,184 @@
+"""Classes and embeddings of new pictures, by a run of the data `images` or `faces`.
+
+A picture is seen as those that the run is scored on: cut or squeezed to their size, and normalised as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainkit.data.formats import image_decode
+from trainkit.data.images import preprocess
+from trainkit.data.record import Record, Source
+from trainkit.errors import UserError
+from trainkit.inference import table_writer as tables
+from trainkit.inference.predict import OnProgress, Predicted, Rebuilt, origin, rebuilt
+from trainkit.interfaces import Meta
+from trainkit.tracking.store import RunFolder
+
+if TYPE_CHECKING:
+    from trainkit.config.schema import Recipe
+    from trainkit.data.images.preprocess import Preparation
+    from trainkit.inference.table_writer import Columns
+
+PLAIN = "pictures"
+"""Kind of a source of pictures of which nothing is known."""
+
+
+def predict(
+    folder: RunFolder,
+    recipe: Recipe,
+    meta: Meta,
+    source: Path | str,
+    out: Path,
+    mirror: bool,
+    on_progress: OnProgress | None,
+) -> Predicted:
+    """Write a row for every picture at `source` to the table `out`, .parquet or .csv; see `predicting.predict`.
+
+    `source` is a picture, a folder of pictures and of folders of pictures, or any set of pictures that can be trained
+    on or packed. Columns: `id`, `label` where the source has one, and what the run says. With `mirror` probabilities
+    are means over the picture and its mirror image.
+    """
+    tables.check_target(out)
+    found = open_pictures(str(source))
+    prepared = preprocess.of(recipe.data)
+    with rebuilt(folder, recipe, meta) as made:
+        names = meta.class_names or tuple(map(str, range(meta.classes)))
+        run = _Network(made, prepared, names, mirror, found.kind != PLAIN, found.names)
+        said = origin(folder, made.weights, meta) | {"source": found.where, "mirror": mirror}
+        entries = tables.Entries(found.size, found.records, run.read_of(found), run.columns, key(found))
+        empty = Record("", "", Path(), "")
+        like = run.columns([(empty, tables.zeros(1, prepared.side)[0].numpy())])
+        rows, columns, damaged = tables.write(out, entries, like, names, said, on_progress)
+        known = names if "class" in columns else ()
+        return Predicted((out,) if rows else (), damaged, (), known, made.weights, rows, columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    made: Rebuilt
+    prepared: Preparation
+    names: Sequence[str]
+    mirror: bool
+    labelled: bool
+    labels: Sequence[str] | None
+    """What whole-number labels of the source stand for."""
+
+    def read_of(self, source: Source) -> Any:
+        """Reads a record of a source: with it, its pixels as the network sees them, uint8 (3, height, width)."""
+        aligned = source.aligned or self.made.recipe.data.name != "faces"
+
+        def read(record: Record) -> tuple[Record, np.ndarray]:
+            pixels = pixels_of(record)
+            if not aligned:
+                from trainkit.data.faces.align import align_face
+
+                if record.landmarks is None:
+                    raise UserError(record.where, "no landmarks", "five points", "add it to landmarks5.json")
+                pixels = align_face(pixels, record.landmarks, self.prepared.side[0], record.where)
+            # What is kept until its batch is due is small.
+            return dataclasses.replace(record, data=b""), self.prepared.pixels(pixels, record.where)
+
+        return read
+
+    def columns(self, read: Sequence[tuple[Record, np.ndarray]]) -> Columns:
+        """The rows of a batch."""
+        task, net, machine = self.made.recipe.task, self.made.net, self.made.machine
+        batch = machine.place({"image": torch.from_numpy(np.stack([pixels for _, pixels in read]))})
+        image = self.prepared.normal(batch["image"])
+        with torch.no_grad(), machine.accelerator.autocast():
+            rows = dict(task.predict(net, {"image": image}))
+            if self.mirror:
+                if "logits" not in rows:
+                    expected = "a run that predicts classes"
+                    remedy = "whether embeddings are of both views the recipe says (task.mirror)"
+                    raise UserError("--mirror", "a run that gives embeddings alone", expected, remedy)
+                other = task.predict(net, {"image": image.flip(-1)})
+                both = [x["logits"].float().softmax(1) for x in (rows, other)]
+                rows["logits"] = ((both[0] + both[1]) / 2).log()
+        first: Columns = {"id": [record.id for record, _ in read]}
+        if self.labelled:
+            first["label"] = [_label(record.label, self.labels) for record, _ in read]
+        return first | tables.predicted(rows, self.names)
+
+
+def _label(label: int | str, names: Sequence[str] | None) -> str:
+    return names[label] if names and isinstance(label, int) and 0 <= label < len(names) else str(label)
+
+
+def pixels_of(record: Record) -> np.ndarray:
+    """The picture of a record, uint8 (height, width, 3). Raises UserError where it is damaged."""
+    data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
+    return image_decode.decode(data, record.where) if isinstance(data, bytes) else data
+
+
+def key(source: Source) -> str:
+    """Names a source by its files: any that was changed, replaced or added gives another."""
+    from trainkit.data.storage.cache import key as made_of
+
+    return made_of([source.kind, source.where, source.split], source.files)
+
+
+def open_pictures(text: str) -> Source:
+    """The pictures at a place on this machine: one, a folder of them, or a set of any form that is read for training.
+
+    Of a folder all pictures are taken, also those in folders below, by their path in it. Raises UserError where there
+    are none.
+    """
+    from trainkit.data import hub, sources
+    from trainkit.data.formats import arrow_tables as labelled
+    from trainkit.data.storage import image_store
+
+    if hub.is_hub(text):
+        return sources.named(text)
+    path, split = sources.split_of(text)
+    if path.is_file() and path.suffix.lower() in image_decode.SUFFIXES:
+        return _plain(path.parent, [path], text)
+    if not path.exists():
+        raise UserError(text, "does not exist", "a picture, a folder of pictures, or a set of them")
+    if image_store.is_packed(path) and split is None:
+        return _packed(image_store.Packed(path))
+    root = path if split is None else path / split
+    if path.is_dir() and not labelled.is_saved(path) and not (path / "train.rec").is_file():
+        files = _below(root) if root.is_dir() else []
+        # A table among pictures is no set of them: an earlier prediction, most likely.
+        if files:
+            return _plain(root, files, text)
+        if not labelled.parquet_files(path):
+            raise UserError(text, "no pictures", f"files {', '.join(sorted(image_decode.SUFFIXES))}")
+    return sources.open_source(text)
+
+
+def _below(root: Path) -> list[Path]:
+    """Pictures in a folder and in those below it, in the order of their paths."""
+    found = image_decode.below(root)
+    files = sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
+    return [file for file in files if not file.name.startswith(".")]
+
+
+def _plain(root: Path, files: Sequence[Path], where: str) -> Source:
+    def records() -> Iterator[Record]:
+        for file in files:
+            yield Record(file.relative_to(root).as_posix(), "", file, str(file))
+
+    return Source(PLAIN, where, len(files), records, tuple(files))
+
+
+def _packed(data: Any) -> Source:
+    """A packed set, with its classes where it has any; those of evaluation sets have none."""
+
+    def records() -> Iterable[Record]:
+        ids, names, place = data.ids(), data.class_names, str(data.path)
+        for row, label in enumerate(data.labels.tolist()):
+            name = names[label] if 0 <= label < len(names) else ""
+            yield Record(ids[row], name, data.picture(row), f"{place}, row {row} ({ids[row]})")
+
+    kind = PLAIN if data.manifest["protocol"] is not None else "packed set"
+    return Source(kind, str(data.path), len(data), records, (data.path / "manifest.json",))

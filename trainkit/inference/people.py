@@ -1,0 +1,200 @@
+"""Embeddings of records of people, by a run of the task `reid`: what is compared, by cosine, when people are sought.
+
+Each record is embedded alone: fused with nothing, and after the neck.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainkit.data import sources
+from trainkit.data.formats import image_decode
+from trainkit.data.images import preprocess
+from trainkit.data.people import tokenizer
+from trainkit.data.people.modalities import MODALITIES, RGB, TEXT
+from trainkit.errors import UserError, number_of
+from trainkit.inference import table_writer as tables
+from trainkit.inference.predict import OnProgress, Predicted, Rebuilt, origin, rebuilt
+from trainkit.interfaces import Meta
+from trainkit.tracking.store import RunFolder
+
+if TYPE_CHECKING:
+    from trainkit.config.schema import Recipe
+    from trainkit.data.images.preprocess import Preparation
+    from trainkit.inference.table_writer import Columns
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """One record: a picture, or the ids of a caption."""
+
+    id: str
+    person: str
+    camera: str
+    modality: int
+    file: Path
+    text: str
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    where: str
+    entries: list[_Entry]
+    """In the order of their modalities."""
+    files: tuple[Path, ...]
+    labelled: bool
+    """Whether it says who is on them."""
+
+
+def predict(
+    folder: RunFolder,
+    recipe: Recipe,
+    meta: Meta,
+    source: Path | str,
+    out: Path,
+    mirror: bool,
+    on_progress: OnProgress | None,
+) -> Predicted:
+    """Write a row for every record at `source` to the table `out`, .parquet; see `predicting.predict`.
+
+    `source` is a set of people as recipes name it, or a picture or a folder of pictures, which are taken for `rgb`.
+    Columns: `id`, `person` and `camera` where the set says them, `modality`, `embedding`. Records of modalities that
+    the run does not know are left out, and counted in a note.
+    """
+    tables.check_target(out)
+    if mirror:
+        found, expected = "a run that looks for people", "one that predicts classes or label maps"
+        raise UserError("--mirror", found, expected, "leave it out")
+    known = meta.modalities or (MODALITIES[RGB],)
+    found = _records(str(source))
+    entries = [entry for entry in found.entries if MODALITIES[entry.modality] in known]
+    notes = _left_out(found.entries, known)
+    if not entries:
+        raise UserError(str(source), "; ".join(notes) or "no records", f"some of {', '.join(known)}")
+    prepared = preprocess.of(recipe.data)
+    with rebuilt(folder, recipe, meta) as made:
+        coder = recipe.data.text.make() if MODALITIES[TEXT] in known else None
+        run = _Network(made, prepared, known, coder, found.labelled)
+        said = origin(folder, made.weights, meta) | {"source": found.where}
+        everything = tables.Entries(len(entries), lambda: iter(entries), run.read, run.columns, _key(found))
+        first = dataclasses.replace(entries[0], modality=RGB)
+        like = run.columns([(first, tables.zeros(1, prepared.side)[0].numpy())])
+        rows, columns, damaged = tables.write(out, everything, like, (), said, on_progress)
+        return Predicted((out,) if rows else (), damaged, tuple(notes), (), made.weights, rows, columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    made: Rebuilt
+    prepared: Preparation
+    known: Sequence[str]
+    coder: tokenizer.Tokens | None
+    labelled: bool
+
+    def read(self, entry: _Entry) -> tuple[_Entry, np.ndarray]:
+        """A record, and its pixels, uint8 (3, height, width), or the ids of its words, int64 (length,)."""
+        if entry.modality == TEXT:
+            return entry, tokenizer.table(self.coder, [entry.text])[0].astype(np.int64)
+        pixels = image_decode.decode(image_decode.read(entry.file, entry.where), entry.where)
+        return entry, self.prepared.pixels(pixels, entry.where)
+
+    def columns(self, read: Sequence[tuple[_Entry, np.ndarray]]) -> Columns:
+        """The rows of a batch, whose records are in the order of their modalities."""
+        net, machine = self.made.net, self.made.machine
+        modality = torch.tensor([entry.modality for entry, _ in read])
+        batch = {}
+        for number, name in enumerate(MODALITIES):
+            if name not in self.known:
+                continue
+            own = [values for entry, values in read if entry.modality == number]
+            if number == TEXT:
+                empty = np.empty((0, self.coder.length), np.int64)
+                batch["text"] = torch.from_numpy(np.stack(own) if own else empty)
+            else:
+                pixels = torch.from_numpy(np.stack(own)) if own else tables.zeros(0, self.prepared.side)
+                batch[f"image.{name}"] = pixels
+        batch = machine.place(batch)
+        for name in batch:
+            if name != "text":
+                batch[name] = self.prepared.normal(batch[name])
+        with torch.no_grad():
+            with machine.accelerator.autocast():
+                feature = self.made.recipe.task.predict(net, batch)["feature"].float()
+            # A place for each modality, of which one is taken: as queries of one record are made.
+            places = feature.new_zeros(len(feature), len(MODALITIES), feature.shape[1])
+            row = torch.arange(len(feature), device=feature.device)
+            modality = modality.to(feature.device)
+            places[row, modality] = feature
+            present = torch.zeros(places.shape[:2], dtype=torch.bool, device=feature.device)
+            present[row, modality] = True
+            embedding = net.neck(net.fuse(places, present)).float().cpu().numpy()
+        columns: Columns = {"id": [entry.id for entry, _ in read]}
+        if self.labelled:
+            columns["person"] = [entry.person for entry, _ in read]
+            columns["camera"] = [entry.camera for entry, _ in read]
+        columns["modality"] = [MODALITIES[entry.modality] for entry, _ in read]
+        return columns | {"embedding": embedding}
+
+
+def _records(text: str) -> _Found:
+    """The records at a place: those of a set of people, else pictures, all of them `rgb`."""
+    from trainkit.data.people import layouts
+    from trainkit.data.people import sources as people_sources
+    from trainkit.inference.images import open_pictures
+
+    path, split = sources.split_of(text)
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in image_decode.SUFFIXES):
+        index = any((path / f"index{suffix}").is_file() for suffix in (".csv", ".parquet"))
+        if not index and (path.is_file() or layouts.recognise(path, split) is None):
+            found = open_pictures(text)
+            every = [
+                _Entry(record.id, "", "", RGB, record.data, "", record.where)
+                for record in found.records()
+                if isinstance(record.data, Path)
+            ]
+            if len(every) < found.size:
+                raise UserError(text, f"a {found.kind}", "a set of people, or files of pictures")
+            return _Found(found.where, every, found.files, labelled=False)
+    return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text, people_sources)
+
+
+def _set(text: str, people_sources: Any) -> _Found:
+    from trainkit.data.people.records import DISTRACTOR, Rows
+
+    layout = people_sources.find(text, "val")
+    rows = Rows(layout.root)
+    layout.read(rows)
+
+    def entries() -> Iterator[_Entry]:
+        for row in sorted(range(len(rows)), key=rows.modality.__getitem__):
+            file = Path(os.path.join(layout.root, rows.ids[row]))
+            person = DISTRACTOR if rows.person[row] is None else rows.person[row]
+            yield _Entry(
+                rows.ids[row], person, rows.camera[row], rows.modality[row], file, rows.text[row], rows.where[row]
+            )
+
+    every = list(entries())
+    files = (*layout.annotations, *(entry.file for entry in every if entry.modality != TEXT))
+    return _Found(layout.where, every, files, labelled=True)
+
+
+def _key(found: _Found) -> str:
+    from trainkit.data.storage.cache import key
+
+    return key(["people", found.where], found.files)
+
+
+def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:
+    strange = [MODALITIES[entry.modality] for entry in entries if MODALITIES[entry.modality] not in known]
+    return [
+        f"{number_of(strange.count(name), f'records of {name}')} left out: the run knows {', '.join(known)}"
+        for name in dict.fromkeys(strange)
+    ]

@@ -1,0 +1,232 @@
+"""Label maps for new pictures: PNG files of the pictures' own sizes, whose values are classes and whose palette shows
+them in their colours.
+
+A picture is seen as those that the run was trained on: brought to their packed size where they have one, or to their
+shorter side. Its class probabilities, not its labels, are brought back to its own size.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from trainkit.data import folders
+from trainkit.data.formats import image_decode
+from trainkit.errors import UserError, few
+from trainkit.inference.predict import Begun, OnProgress, Predicted, Rebuilt, check_free, rebuilt
+from trainkit.interfaces import Meta
+from trainkit.tracking.store import RunFolder
+
+if TYPE_CHECKING:
+    from trainkit.config.schema import Recipe
+    from trainkit.data.scenes.dataset import Scenes
+    from trainkit.data.scenes.files import Scene
+
+CLASSES = "classes.json"
+"""File beside the label maps that says what their values stand for."""
+
+STRETCHED = 1.25
+"""How much more the one side of a picture may be resized than the other before it is said."""
+
+
+@dataclass(frozen=True)
+class _Picture:
+    id: str
+    """Its path below the folder of all, without suffix."""
+    read: Callable[[], tuple[bytes, str]]
+    """Gives its file and its place: when it is its turn, as a table holds more than the memory does."""
+    where: str
+
+
+def predict(
+    folder: RunFolder,
+    recipe: Recipe,
+    meta: Meta,
+    source: Path | str,
+    out: Path,
+    mirror: bool,
+    on_progress: OnProgress | None,
+) -> Predicted:
+    """Write a label map `OUT/<id>.png` for every picture at `source`, and `OUT/classes.json`; see `predicting.predict`.
+
+    `source` is a picture, a folder of pictures (folders in it are not entered), or a set with masks whose split it
+    names, as `cityscapes#val`, or a list `.txt` or `.csv`. With `mirror` it takes twice as long.
+    """
+    found, notes = _pictures(str(source))
+    targets = [out / f"{picture.id}.png" for picture in found]
+    begun = Begun(folder, source, out, mirror)
+    check_free(out, begun.missing([*targets, out / CLASSES]))
+    written, damaged, stretched = [], [], []
+    with rebuilt(folder, recipe, meta) as made:
+        colours = _colours(meta)
+        for done, (picture, target) in enumerate(zip(found, targets, strict=True)):
+            if on_progress:
+                on_progress(done, len(found))
+            if begun.has(target):
+                written.append(target)
+                continue
+            try:
+                data, where = picture.read()
+                pixels = image_decode.decode(data, where)
+                labels = _label(pixels, where, made, mirror)
+            except UserError as error:
+                damaged.append(str(error))
+                continue
+            if _is_stretched(pixels, recipe.data):
+                stretched.append(picture.id)
+            begun.note(target)
+            _write(target, _encoded(labels, colours))
+            written.append(target)
+        if on_progress:
+            on_progress(len(found), len(found))
+    if written and not begun.has(out / CLASSES):
+        begun.note(out / CLASSES)
+        _write(out / CLASSES, _described(meta, colours, folder, made.weights).encode())
+    begun.end()
+    if stretched:
+        size = "{} x {} pixels".format(*recipe.data.size)
+        notes.append(f"{len(stretched)} of another shape than {size}, stretched to them: {few(stretched)}")
+    return Predicted(tuple(written), tuple(damaged), tuple(notes), meta.class_names, made.weights)
+
+
+def _pictures(source: str) -> tuple[list[_Picture], list[str]]:
+    """What is to be predicted, in the order of names, and sentences about what is not.
+
+    Raises UserError where there is nothing, or two pictures would have one label map.
+    """
+    path, suffixes, notes = Path(source), ", ".join(sorted(image_decode.SUFFIXES)), []
+    if path.is_dir():
+        found = [_of_file(file, str(file)) for file in _below(path)]
+        if not found:
+            remedy = "name the folder that holds them, or a split of a set of pictures and masks as FOLDER#val"
+            raise UserError(source, "no pictures", f"files {suffixes}", remedy)
+    elif path.is_file() and path.suffix.lower() in image_decode.SUFFIXES:
+        found = [_of_file(path, source)]
+    elif "#" in source or path.suffix.lower() in (".txt", ".csv"):
+        found = list(_of_set(source, notes))
+    else:
+        there = "is no picture" if path.exists() else "does not exist"
+        raise UserError(source, there, f"a folder of pictures, or a file {suffixes}")
+    seen: dict[str, _Picture] = {}
+    for picture in found:
+        # On file systems that ignore case, two names may be one.
+        other = seen.setdefault(picture.id.casefold(), picture)
+        if other is not picture:
+            both = f"would become {picture.id}.png, and so would {other.where}"
+            raise UserError(picture.where, both, "names that differ before their suffix", "rename one of them")
+    return found, notes
+
+
+def _of_file(file: Path, where: str) -> _Picture:
+    return _Picture(file.stem, lambda: (image_decode.read(file, where), where), where)
+
+
+def _of_set(source: str, notes: list[str]) -> Iterator[_Picture]:
+    from trainkit.data.scenes import sources
+
+    found = sources.open_scenes(source, "val")
+    notes += found.left_out
+    for row, id in enumerate(found.ids()):
+        name, where = PurePosixPath(id), f"{found.where} ({id})"
+        if name.is_absolute() or ".." in name.parts:
+            raise UserError(where, f"the name {id!r}", "one below a folder")
+        short = name.with_suffix("") if name.suffix.lower() in image_decode.SUFFIXES else name
+        yield _Picture(str(short), partial(_of_scene, found.scenes, row), where)
+
+
+def _of_scene(scenes: Sequence[Scene], row: int) -> tuple[bytes, str]:
+    from trainkit.data.scenes.files import picture_bytes
+
+    scene = scenes[row]
+    return picture_bytes(scene), scene.where
+
+
+def _below(folder: Path) -> list[Path]:
+    _, inner, rest = next(folders.walk(folder))
+    names = sorted(
+        name for name in (*inner, *rest) if image_decode.is_called_picture(name) and not name.startswith(".")
+    )
+    folders.check_names(str(folder), names)
+    return [folder / name for name in names]
+
+
+def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.ndarray:
+    """The class of every pixel of a picture (height, width, 3), uint8 (height, width)."""
+    import torch
+
+    from trainkit.data.images import augment
+    from trainkit.losses.segmentation_2d import resized
+
+    data, task, device = made.recipe.data, made.recipe.task, made.machine.device
+    seen = pixels if data.size is None else image_decode.fit(pixels, data.size, where, "stretch")
+    scale = float(data.base(np.array([seen.shape[:2]]))[0])
+    image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(device)
+    image = augment.normalise(image, data.mean, data.std)
+    with torch.no_grad(), made.machine.accelerator.autocast():
+        found = task.probabilities(made.net, image, (round(scale, 6),), (False, mirror))
+    return resized(found, pixels.shape[:2]).argmax(1)[0].to(torch.uint8).cpu().numpy()
+
+
+def _is_stretched(pixels: np.ndarray, data: Scenes) -> bool:
+    if data.size is None:
+        return False
+    height, width = (new / old for new, old in zip(data.size, pixels.shape[:2], strict=True))
+    return max(height / width, width / height) > STRETCHED
+
+
+def _colours(meta: Meta) -> Sequence[Sequence[int]]:
+    if meta.class_colours:
+        return meta.class_colours
+    from trainkit.plots.scenes import palette
+
+    return palette(meta.classes)
+
+
+def _encoded(labels: np.ndarray, colours: Sequence[Sequence[int]]) -> bytes:
+    """A PNG whose pixels are classes and whose palette has their colours; the same labels give the same bytes."""
+    picture = Image.fromarray(labels)
+    picture.putpalette([value for colour in colours for value in colour])
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _described(meta: Meta, colours: Sequence[Sequence[int]], folder: RunFolder, weights: Path) -> str:
+    said: dict[str, Any] = {
+        "classes": [
+            {"value": value, "name": name, "colour": list(colour)}
+            for value, (name, colour) in enumerate(zip(meta.class_names, colours, strict=True))
+        ],
+        "run": folder.name,
+        "weights": f"{weights.parent.name}/{weights.name}",
+        "trained_on": meta.digest,
+    }
+    return json.dumps(said, indent=1) + "\n"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, and over nothing."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            raise UserError(str(path), "is there, and was not when the work began", remedy="name another folder")
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(str(path), f"cannot be written ({error.strerror or error})") from None
+    finally:
+        aside.unlink(missing_ok=True)

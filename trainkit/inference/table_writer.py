@@ -1,0 +1,265 @@
+"""Embeddings and classes as a table: a row for each picture or record, written part by part.
+
+While a table is made its parts lie in a folder beside it, `OUT.parts`. A prediction that was interrupted keeps those
+that are whole and goes on after them; batches begin at the same entries again, so it ends with the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainkit.data.storage.import_images import threads
+from trainkit.errors import UserError
+from trainkit.inference.predict import OnProgress
+from trainkit.tracking.store import write_aside
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUFFIXES = (".parquet", ".csv")
+BATCH = 64
+"""Entries that go through the network together."""
+ROWS = 16 * BATCH
+"""Entries of a part: at most so many are computed again after an interruption."""
+ABOUT = "about.json"
+_METADATA = b"trainkit"
+"""Key in the metadata of the parquet file under which its origin stands."""
+
+Columns = dict[str, Any]
+"""Name to one value a row: texts, numbers (rows,), or vectors (rows, D)."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What is to be predicted: entries in an order that does not change."""
+
+    total: int
+    items: Callable[[], Iterable[Any]]
+    read: Callable[[Any], Any]
+    """Reads one, on any thread. Raises UserError for one that is damaged, which has no row then."""
+    columns: Callable[[Sequence[Any]], Columns]
+    """The rows of those that were read, a batch or less, through the network."""
+    key: str
+    """Names what they are made of: another key, another set."""
+
+
+def check_target(out: Path) -> None:
+    """Raise UserError where a table cannot be written to `out`: it is no name of one, or there already."""
+    if out.suffix.lower() not in SUFFIXES:
+        found = "is no name of a table, and that is what this run predicts"
+        raise UserError(str(out), found, f"a file {' or '.join(SUFFIXES)}", f"name {out}.parquet, say")
+    if out.exists():
+        raise UserError(str(out), "is there already", remedy="name another file, or move it away")
+
+
+def predicted(rows: Mapping[str, Tensor], names: Sequence[str]) -> Columns:
+    """What a task says of pictures as columns: classes with their probabilities, embeddings, and lengths of these."""
+    columns: Columns = {}
+    if "logits" in rows:
+        probabilities = rows["logits"].float().softmax(1).cpu().numpy()
+        best = probabilities.argmax(1)
+        columns["class"] = [names[number] for number in best.tolist()]
+        columns["probability"] = probabilities[np.arange(len(best)), best]
+        columns["probabilities"] = probabilities
+    for name in ("embedding", "norm"):
+        if name in rows:
+            columns[name] = rows[name].float().cpu().numpy()
+    return columns
+
+
+def write(
+    out: Path,
+    entries: Entries,
+    like: Columns,
+    names: Sequence[str],
+    said: Mapping[str, Any],
+    on_progress: OnProgress | None = None,
+) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Write the table of all entries to `out`, and go on where an earlier attempt was interrupted.
+
+    `like` are columns of any number of rows, which say what there is and how long vectors are; `names` those of the
+    classes; `said` where the numbers come from. Returns the number of rows, the names of the columns, and sentences
+    about entries that have none. Raises UserError where the parts that are there are of another prediction.
+    """
+    schema = _schema(like, {**said, "classes": list(names)})
+    if out.suffix.lower() == ".csv" and "probabilities" not in schema.names:
+        found = "has no room for embeddings, which are all that this run gives"
+        raise UserError(str(out), found, "a file .parquet")
+    folder = out.with_name(f"{out.name}.parts")
+    done = _begun(folder, {**said, "key": entries.key, "total": entries.total, "rows": ROWS})
+    seen = min(done * ROWS, entries.total)
+    held: list[Columns] = []
+    bad: list[str] = []
+    with ThreadPoolExecutor(threads()) as pool:
+        for batch in _ahead(islice(entries.items(), seen, None), entries.read, pool):
+            if on_progress:
+                on_progress(seen, entries.total)
+            read = [one for one in batch if not isinstance(one, UserError)]
+            bad += [str(one) for one in batch if isinstance(one, UserError)]
+            if read:
+                held.append(entries.columns(read))
+            seen += len(batch)
+            if seen % ROWS == 0 or seen == entries.total:
+                _keep(folder, (seen - 1) // ROWS, held, bad, schema)
+                held, bad = [], []
+    if seen != entries.total:
+        raise UserError(str(out), f"{seen} of {entries.total} entries came", "all", "the set changed meanwhile")
+    if on_progress:
+        on_progress(seen, entries.total)
+    return _join(folder, out, schema, names)
+
+
+def _begun(folder: Path, said: Mapping[str, Any]) -> int:
+    """How many parts of this prediction are whole; the folder is there afterwards."""
+    file, text = folder / ABOUT, json.dumps(said, indent=1, sort_keys=True) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            if any(not left.name.startswith(".") for left in folder.iterdir()):
+                raise UserError(str(folder), "holds something else", remedy="move it away, or name another table")
+            write_aside(file, text)
+        elif file.read_text(encoding="utf-8") != text:
+            found = "holds parts of another prediction, of other weights, pictures or settings"
+            raise UserError(str(folder), found, remedy="remove it to begin anew, or name another table")
+    except OSError as error:
+        raise UserError(str(folder), f"cannot be written ({error.strerror or error})") from None
+    done = 0
+    while _part(folder, done).is_file():
+        done += 1
+    return done
+
+
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:06d}.parquet"
+
+
+def _ahead(items: Iterable[Any], read: Callable[[Any], Any], pool: ThreadPoolExecutor) -> Iterator[list[Any]]:
+    """What was read of the items, a batch at a time, while threads read the next one; UserErrors in place of some."""
+
+    def one(item: Any) -> Any:
+        try:
+            return read(item)
+        except UserError as error:
+            return error
+
+    items = iter(items)
+
+    def begun() -> list[Future[Any]]:
+        return [pool.submit(one, item) for item in islice(items, BATCH)]
+
+    waiting = begun()
+    while waiting:
+        coming = begun()
+        yield [future.result() for future in waiting]
+        waiting = coming
+
+
+def _schema(like: Columns, said: Mapping[str, Any]) -> pa.Schema:
+    """Texts, float32, int64, and vectors of one length."""
+    import pyarrow as pa
+
+    fields = []
+    for name, column in like.items():
+        array = np.asarray(column)
+        kind = {"f": pa.float32(), "i": pa.int64()}.get(array.dtype.kind, pa.string())
+        fields.append((name, pa.list_(kind, array.shape[1]) if array.ndim == 2 else kind))
+    return pa.schema(fields, metadata={_METADATA: json.dumps(said).encode()})
+
+
+def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str], schema: pa.Schema) -> None:
+    """Write a part, whole or not at all, and beside it what could not be read."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    arrays = []
+    for field in schema:
+        if pa.types.is_fixed_size_list(field.type):
+            parts = [np.asarray(columns[field.name], np.float32).reshape(-1) for columns in held]
+            flat = np.concatenate(parts) if parts else np.empty(0, np.float32)
+            arrays.append(
+                pa.FixedSizeListArray.from_arrays(pa.array(flat, field.type.value_type), field.type.list_size)
+            )
+        else:
+            values = [value for columns in held for value in np.asarray(columns[field.name]).tolist()]
+            if field.type == pa.string():  # names of files may hold bytes that are no UTF-8
+                values = [str(value).encode(errors="backslashreplace").decode() for value in values]
+            arrays.append(pa.array(values, field.type))
+    path = _part(folder, number)
+    aside = path.with_suffix(".new")
+    try:
+        write_aside(path.with_suffix(".json"), json.dumps(list(bad)) + "\n")
+        table = pa.Table.from_arrays(arrays, schema=schema)
+        parquet.write_table(table, aside, compression="zstd", write_page_checksum=True)
+        _settle(aside)
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(str(path), f"cannot be written ({error.strerror or error})") from None
+
+
+def _join(
+    folder: Path, out: Path, schema: pa.Schema, names: Sequence[str]
+) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Put the parts together and take them away: rows, columns, and what was left out."""
+    from pyarrow import parquet
+
+    parts = sorted(folder.glob("part-*.parquet"))
+    bad = [line for part in parts for line in json.loads(part.with_suffix(".json").read_text(encoding="utf-8"))]
+    rows = sum(parquet.read_metadata(part).num_rows for part in parts)
+    columns = tuple(schema.names)
+    if rows:
+        aside = folder / f"whole{out.suffix.lower()}"
+        tables = (parquet.read_table(part, page_checksum_verification=True) for part in parts)
+        try:
+            if out.suffix.lower() == ".csv":
+                columns = _write_csv(aside, tables, schema, names)
+            else:
+                first = next(tables)
+                with parquet.ParquetWriter(aside, first.schema, compression="zstd", write_page_checksum=True) as writer:
+                    for table in chain([first], tables):
+                        writer.write_table(table)
+            _settle(aside)
+            if out.exists():
+                raise UserError(str(out), "is there, and was not when the work began", remedy="name another file")
+            os.replace(aside, out)
+        except OSError as error:
+            raise UserError(str(out), f"cannot be written ({error.strerror or error})") from None
+    shutil.rmtree(folder, ignore_errors=True)
+    return rows, columns, tuple(bad)
+
+
+def _write_csv(file: Path, tables: Iterable[pa.Table], schema: pa.Schema, names: Sequence[str]) -> tuple[str, ...]:
+    """Texts and numbers, and a column `p.NAME` with the probability of each class; vectors are left out."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    plain = [field for field in schema if not pa.types.is_fixed_size_list(field.type)]
+    flat = pa.schema([*plain, *(pa.field(f"p.{name}", pa.float32()) for name in names)])
+    with csv.CSVWriter(file, flat) as writer:
+        for table in tables:
+            arrays = [table[field.name].combine_chunks() for field in plain]
+            every = np.stack(table["probabilities"].to_pylist()) if len(table) else np.empty((0, len(names)))
+            arrays += [pa.array(every[:, place].astype(np.float32)) for place in range(len(names))]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=flat))
+    return tuple(flat.names)
+
+
+def _settle(file: Path) -> None:
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def zeros(count: int, side: tuple[int, int]) -> Tensor:
+    """Black pictures, uint8 (count, 3, *side), by which a network shows what it gives."""
+    return torch.zeros(count, 3, *side, dtype=torch.uint8)

@@ -1,0 +1,260 @@
+"""Losses of a class for every pixel, where some pixels have none: cross-entropy, OHEM, Dice, Lovasz, boundaries.
+
+OHEM, online hard example mining: Shrivastava et al. (CVPR 2016, arXiv 1604.03540), over pixels as BiSeNet trains (Yu et
+al., ECCV 2018, arXiv 1808.00897). Soft Dice: Milletari et al., V-Net (3DV 2016, arXiv 1606.04797), with the sums
+themselves in the denominator and not their squares. Lovasz-softmax: Berman et al. (CVPR 2018, arXiv 1705.08790).
+Boundary loss: Bokhovkin & Burnaev (ISNN 2019, arXiv 1905.07852). Weights near boundaries: in the spirit of the weight
+map of U-Net (Ronneberger et al., MICCAI 2015, arXiv 1505.04597), with one boundary in place of its two.
+
+Pixels that are `task.IGNORED` are in no sum. A micro-batch with nothing to learn from gives 0, and a gradient of 0.
+Nothing here waits for the device: no shape depends on what a mask holds.
+
+B pictures, C classes, h and w their sides, N = B h w.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from trainkit.config.ranges import FractionAboveZero, FractionBetween, NotNegative, Positive
+from trainkit.interfaces import IGNORED
+from trainkit.losses.class_weights import class_weights
+from trainkit.losses.margin import at_least_float32
+
+TERMS = ("ce", "dice", "lovasz", "boundary")
+"""What a `PixelLoss` adds up, by the names of its weights."""
+_TINY = 1e-7
+"""Boundary loss: what is added to denominators, as published."""
+
+
+@dataclass(kw_only=True)
+class Ohem:
+    """The cross-entropy of the hard pixels alone: their mean over the micro-batch."""
+
+    probability: FractionBetween = 0.7
+    """A pixel is hard where its class is given less than this."""
+    least: FractionAboveZero = 1 / 16
+    """Share of the labelled pixels that is kept at least, and one pixel at least; where fewer are hard, the hardest so
+    many."""
+
+
+@dataclass(kw_only=True)
+class Near:
+    """Pixels near a boundary between classes count more: 1 + strength * exp(-distance^2 / (2 sigma^2))."""
+
+    strength: Positive = 2.0
+    sigma: Annotated[float, Field(gt=0, le=10000)] = 3.0
+    """Pixels of the crop."""
+
+
+@dataclass(kw_only=True)
+class PixelLoss:
+    """A weighted sum of terms, each over all labelled pixels of a micro-batch together."""
+
+    ce: NotNegative = 1.0
+    """Weight of the cross-entropy, mean over pixels."""
+    ohem: Ohem | None = None
+    """Which pixels the cross-entropy takes; all of them where there is none."""
+    dice: NotNegative = 0.0
+    """Weight of 1 - Dice, mean over the classes that the micro-batch has."""
+    lovasz: NotNegative = 0.0
+    """Weight of the Lovasz extension of 1 - IoU, mean over the classes that the micro-batch has. Sorts all pixels once
+    a class."""
+    boundary: NotNegative = 0.0
+    """Weight of 1 - F of the boundaries, mean over the classes of each picture that have one."""
+    boundary_width: Annotated[int, Field(ge=3, le=255)] = 3
+    """Side of the square in which a pixel of another class makes a pixel one of the boundary: theta0 of the paper."""
+    boundary_reach: Annotated[int, Field(ge=3, le=255)] = 5
+    """Side of the square in which a boundary pixel finds its match: theta of the paper."""
+    class_weights: dict[str, Positive] = field(default_factory=dict)
+    """Weight of a class, by its name, among the pixels and among the classes; 1 for those not named."""
+    near: Near | None = None
+    """Weights of pixels in the cross-entropy by their distance from a boundary; needs `data.distance`."""
+
+    def __post_init__(self) -> None:
+        if not any(getattr(self, name) for name in TERMS):
+            raise ValueError(f"all of {', '.join(TERMS)} are 0; one must be above 0")
+        for name in ("boundary_width", "boundary_reach"):
+            if getattr(self, name) % 2 == 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; an odd number is needed")
+        for name in ("ohem", "near"):
+            if getattr(self, name) is not None and not self.ce:
+                raise ValueError(f"{name} is of the cross-entropy, and ce is 0; give ce a weight or leave out {name}")
+
+    def weights(self, names: Sequence[str]) -> Tensor | None:
+        """Weights (C,) of the classes called `names`, None where all are 1. Raises UserError for unknown classes."""
+        return class_weights(self.class_weights, names, "task.objective.class_weights")
+
+    def __call__(
+        self, logits: Tensor, mask: Tensor, distance: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a micro-batch, a scalar, float32 or wider; what is what, `terms` says."""
+        return self.total(self.terms(logits, mask, distance, weights))
+
+    def total(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """The weighted sum of what `terms` gives."""
+        return torch.stack([getattr(self, name) * value for name, value in terms.items()]).sum()
+
+    def terms(
+        self, logits: Tensor, mask: Tensor, distance: Tensor | None = None, weights: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Each term whose weight is above 0, before it is weighed: scalars, by the names in `TERMS`.
+
+        `logits` (B, C, ., .), also in half precision, are brought to the size of the mask bilinearly. `mask` (B, h, w),
+        uint8, holds classes 0 .. C-1 and `IGNORED`; `distance` (B, h, w), pixels to the nearest boundary, is asked for
+        with `near`; `weights` (C,) come from `weights`, on the same device. A weighted mean is divided by the sum of
+        the weights it runs over, so equal weights change nothing. Raises ValueError where shapes do not fit.
+        """
+        if logits.ndim != 4 or mask.ndim != 3 or len(logits) != len(mask):
+            raise ValueError(f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} do not belong together")
+        if self.near is not None and (distance is None or distance.shape != mask.shape):
+            raise ValueError("near needs the distance of every pixel of the mask from the nearest boundary")
+        # Under autocast too: 16 bits do not hold the sums of a million probabilities.
+        with torch.autocast(logits.device.type, enabled=False):
+            log_p = F.log_softmax(resized(logits, mask.shape[1:]), dim=1)
+            terms = {}
+            if self.ce:
+                terms["ce"] = self._cross_entropy(log_p, mask, distance, weights)
+            if self.dice or self.lovasz or self.boundary:
+                p = log_p.exp()
+                for name, term in (("dice", dice), ("lovasz", lovasz)):
+                    if getattr(self, name):
+                        terms[name] = term(p, mask, weights)
+                if self.boundary:
+                    terms["boundary"] = boundary(p, mask, self.boundary_width, self.boundary_reach, weights)
+        return terms
+
+    def _cross_entropy(self, log_p: Tensor, mask: Tensor, distance: Tensor | None, weights: Tensor | None) -> Tensor:
+        ce_Bhw = F.nll_loss(log_p, mask.long(), ignore_index=IGNORED, reduction="none")
+        valid_Bhw = mask != IGNORED
+        if self.ohem is None:
+            count_Bhw = valid_Bhw.to(ce_Bhw.dtype)
+        else:
+            count_Bhw = hard(ce_Bhw.detach(), valid_Bhw, self.ohem.probability, self.ohem.least)
+        if weights is not None:
+            count_Bhw = count_Bhw * looked_up(weights.to(ce_Bhw.dtype), mask)
+        if self.near is not None:
+            away = distance.to(ce_Bhw.dtype) / self.near.sigma
+            count_Bhw = count_Bhw * (1 + self.near.strength * torch.exp(-away.square() / 2))
+        return over(ce_Bhw * count_Bhw, count_Bhw)
+
+
+def looked_up(weights: Tensor, labels: Tensor) -> Tensor:
+    """The weight of each label's class, by `weights` (C,), of the shape of `labels`; 0 for `IGNORED`."""
+    # A place for every value of a byte, so that pixels without a class find one too.
+    return F.pad(weights, (0, 256 - len(weights)))[labels.int()]
+
+
+def over(part: Tensor, whole: Tensor) -> Tensor:
+    """The sum of `part` over that of `whole`, a scalar; 0 where there is nothing."""
+    return part.sum() / whole.sum().clamp_min(torch.finfo(part.dtype).tiny)
+
+
+def resized(logits: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
+    """Class scores (B, C, *size), bilinear, in float32 or wider whatever they came in."""
+    logits = at_least_float32(logits)
+    if logits.shape[2:] == torch.Size(size):
+        return logits
+    return F.interpolate(logits, tuple(size), mode="bilinear", align_corners=align_corners)
+
+
+@torch.no_grad()
+def hard(ce: Tensor, valid: Tensor, probability: float = 0.7, least: float = 1 / 16) -> Tensor:
+    """How much each pixel counts under OHEM, 0 to 1, of the shape and type of `ce`.
+
+    1 where the cross-entropy `ce` of a pixel that is `valid` is above -ln(probability). Where these are fewer than
+    floor(`least` * valid pixels), or none, the so many hardest count instead, one at least: those above the last of
+    them 1, and those that are as hard as it is share alike in what is left, so that ties favour none.
+    """
+    beyond = valid & (ce > -math.log(probability))
+    # One, also where none is valid: then none is as hard as the last either.
+    wanted = (valid.sum().double() * least).floor().long().clamp_min(1)
+    # As many as there could be at most, whatever is labelled: a shape that no value decides.
+    bound = max(1, int(ce.numel() * least))
+    hardest = torch.where(valid, ce, -1).flatten().topk(bound).values
+    last = hardest.gather(0, (wanted - 1).clamp(0, bound - 1).view(1))
+    above, as_hard = valid & (ce > last), valid & (ce == last)
+    share = (wanted - above.sum()).to(ce.dtype) / as_hard.sum().clamp_min(1)
+    return torch.where(beyond.sum() >= wanted, beyond.to(ce.dtype), above.to(ce.dtype) + share * as_hard)
+
+
+def dice(p: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+    """1 - Dice of probabilities `p` (B, C, h, w), mean over the classes that `mask` (B, h, w) has: a scalar.
+
+    Of a class 2 sum(p) over its pixels / (sum(p) over labelled pixels + its pixels), of the micro-batch as a whole.
+    """
+    is_BChw = _one_hot(mask, p.shape[1])
+    hit_C = torch.where(is_BChw, p, 0).sum((0, 2, 3))
+    predicted_C = torch.where(mask[:, None] != IGNORED, p, 0).sum((0, 2, 3))
+    actual_C = is_BChw.sum((0, 2, 3))
+    return _over_classes(1 - 2 * hit_C / (predicted_C + actual_C).clamp_min(1e-6), actual_C > 0, weights)
+
+
+def lovasz(p: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Lovasz-softmax of probabilities `p` (B, C, h, w), mean over the classes that `mask` (B, h, w) has: a scalar.
+
+    Of a class sum over k of e_k (J_k - J_(k-1)): e are the errors |is - p| of the labelled pixels, largest first, and
+    J_k is 1 - IoU where the first k are taken wrongly.
+    """
+    valid_N, mask_N = (mask != IGNORED).flatten(), mask.flatten()
+    loss_C, present_C = [], []
+    for number, p_class in enumerate(p.unbind(1)):
+        is_N = mask_N == number
+        # Pixels without a class come last, behind errors of 0: there they change no J before them.
+        error_N, order_N = torch.where(valid_N, (is_N.to(p.dtype) - p_class.flatten()).abs(), -1).sort(descending=True)
+        found_N = is_N[order_N].cumsum(0)
+        actual = found_N[-1]
+        # Whole numbers until the division: 32 bits of a float count no further than 16.7 million pixels.
+        rank_N = torch.arange(1, len(mask_N) + 1, device=mask.device)
+        union_N = actual + rank_N - found_N
+        jaccard_N = 1 - ((actual - found_N).to(p.dtype) / union_N.to(p.dtype))
+        step_N = torch.diff(jaccard_N, prepend=jaccard_N.new_zeros(1))
+        loss_C.append((error_N.clamp_min(0) * step_N).sum())
+        present_C.append(actual > 0)
+    return _over_classes(torch.stack(loss_C), torch.stack(present_C), weights)
+
+
+def boundary(p: Tensor, mask: Tensor, width: int = 3, reach: int = 5, weights: Tensor | None = None) -> Tensor:
+    """1 - F of the boundaries of `p` (B, C, h, w) against those of `mask` (B, h, w), a scalar.
+
+    A boundary is what of a class lies within a square of side `width` around another: max(1 - p) over the square, less
+    1 - p. Precision and recall are the shares of one boundary within a square of side `reach` around the other. Of
+    each picture its classes that have a boundary count, all alike. Pixels without a class and the frame make none.
+    """
+    valid_B1hw = (mask != IGNORED)[:, None]
+    true_BChw = _edges(_one_hot(mask, p.shape[1]).to(p.dtype), valid_B1hw, width)
+    found_BChw = _edges(p, valid_B1hw, width)
+    there_BC, here_BC = true_BChw.sum((2, 3)), found_BChw.sum((2, 3))
+    precision_BC = (found_BChw * _widest(true_BChw, reach)).sum((2, 3)) / (here_BC + _TINY)
+    recall_BC = (true_BChw * _widest(found_BChw, reach)).sum((2, 3)) / (there_BC + _TINY)
+    f_BC = 2 * precision_BC * recall_BC / (precision_BC + recall_BC + _TINY)
+    return _over_classes(1 - f_BC, there_BC > 0, weights)
+
+
+def _edges(p: Tensor, valid: Tensor, width: int) -> Tensor:
+    other = torch.where(valid, 1 - p, 0)
+    return torch.where(valid, _widest(other, width) - other, 0)
+
+
+def _widest(x: Tensor, side: int) -> Tensor:
+    """The largest value in the square around each pixel."""
+    return F.max_pool2d(x, side, stride=1, padding=side // 2)
+
+
+def _one_hot(mask: Tensor, classes: int) -> Tensor:
+    """bool (B, C, h, w); all false where there is no class."""
+    return mask[:, None] == torch.arange(classes, device=mask.device, dtype=mask.dtype)[:, None, None]
+
+
+def _over_classes(loss: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean of (..., C) over those that count, weighed; 0 where none does."""
+    weight = counts.to(loss.dtype) if weights is None else counts * weights.to(loss.dtype)
+    return over(loss * weight, weight)

@@ -1,0 +1,190 @@
+"""Losses of a class for every voxel: Dice, cross-entropy, focal, Tversky; over outputs of several sizes.
+
+Soft Dice: Milletari et al., V-Net (3DV 2016, arXiv 1606.04797), with the denominator that Drozdzal et al. (DLMIA 2016,
+arXiv 1608.04117) made customary, the sums themselves and not their squares. Focal: Lin et al. (ICCV 2017, arXiv
+1708.02002), of the softmax. Tversky: Salehi et al. (MLMI 2017, arXiv 1706.05721). Outputs of several sizes: Isensee et
+al., nnU-Net (Nature Methods 18, 2021); subsets of outputs: Rahman et al., EMCAD (CVPR 2024, arXiv 2405.06880).
+
+B samples, C classes, V voxels, S their grid: depth, height and width, or height and width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from trainkit.config.ranges import NotNegative, Positive
+from trainkit.losses.class_weights import class_weights
+from trainkit.losses.margin import at_least_float32
+
+_SMALLEST = 1e-6
+"""Focal: 1 - p is taken as at least this, for below an exponent of 1 its slope has no bound at 0."""
+_LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(kw_only=True)
+class SegmentationLoss:
+    """A weighted sum of terms, each a mean over the voxels or the classes of a sample."""
+
+    dice: NotNegative = 1.0
+    """Weight of 1 - Dice, mean over classes."""
+    ce: NotNegative = 1.0
+    """Weight of the cross-entropy, mean over voxels."""
+    focal: NotNegative = 0.0
+    """Weight of the focal loss, mean over voxels."""
+    tversky: NotNegative = 0.0
+    """Weight of 1 - Tversky index, mean over classes."""
+    focal_gamma: Annotated[float, Field(ge=0, le=100)] = 2.0
+    """How strongly the focal loss turns away from voxels that are right; 0 is the cross-entropy."""
+    tversky_alpha: NotNegative = 0.3
+    """Price of a voxel that is wrongly taken for the class."""
+    tversky_beta: NotNegative = 0.7
+    """Price of a voxel of the class that is missed. Both 0.5: Dice."""
+    smooth: NotNegative = 1e-5
+    """Added to numerator and denominator of Dice and Tversky, in voxels."""
+    background: bool = False
+    """Whether class 0 is one of the classes of Dice and Tversky; it always counts in the voxel terms."""
+    empty: Literal["skip", "count"] = "skip"
+    """A class without a voxel in a sample: `skip` leaves it out of the sample's mean over classes, which is 0 where
+    none is left; `count` takes smooth / (predicted + smooth) as its overlap, which is nearly 0 for a voxel or more, and
+    almost flat."""
+    whole_batch: bool = False
+    """Voxels of a class are summed over the micro-batch before the ratio is taken, so a class is empty only where no
+    sample has it; the result then depends on `train.micro_batch`. nnU-Net's `batch_dice`."""
+    class_weights: dict[str, Positive] = field(default_factory=dict)
+    """Weight of a class, by its name, among the classes and among the voxels; 1 for those not named."""
+
+    def __post_init__(self) -> None:
+        terms = {"dice": self.dice, "ce": self.ce, "focal": self.focal, "tversky": self.tversky}
+        if not any(terms.values()):
+            raise ValueError(f"all of {', '.join(terms)} are 0; one must be above 0")
+        if not self.tversky_alpha + self.tversky_beta > 0:
+            raise ValueError("tversky_alpha and tversky_beta are 0; one must be above 0")
+        if not self.smooth > 0 and self.empty == "count":
+            raise ValueError("smooth is 0; with `empty: count` it must be above 0, or an empty class has no value")
+
+    def weights(self, names: Sequence[str]) -> Tensor | None:
+        """Weights (C,) of the classes called `names`, None where all are 1. Raises UserError for unknown classes."""
+        return class_weights(self.class_weights, names, "task.objective.class_weights")
+
+    def __call__(self, logits: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Loss of each sample, (B,), float32 or wider.
+
+        `logits` (B, C, *S), also in half precision; `mask` (B, *S), the class of every voxel, of any integer type;
+        `weights` (C,) from `weights`, on the same device. A weighted mean is divided by the sum of the weights it
+        runs over, so equal weights change nothing. Raises ValueError where shapes differ.
+        """
+        if logits.shape[:1] + logits.shape[2:] != mask.shape or logits.ndim < 3:
+            raise ValueError(f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} do not belong together")
+        # Under autocast too: 16 bits do not hold the sums of a million probabilities.
+        with torch.autocast(logits.device.type, enabled=False):
+            log_p_BCV = F.log_softmax(at_least_float32(logits).flatten(2), dim=1)
+            mask_BV = mask.flatten(1).long()
+            total_B = log_p_BCV.new_zeros(len(logits))
+            if self.ce or self.focal:
+                ce_BV = -log_p_BCV.gather(1, mask_BV[:, None])[:, 0]
+                weight_BV = None if weights is None else weights.to(ce_BV.dtype)[mask_BV]
+                if self.ce:
+                    total_B = total_B + self.ce * _mean(ce_BV, weight_BV)
+                if self.focal:
+                    wrong_BV = -torch.expm1(-ce_BV)
+                    focus_BV = wrong_BV.clamp(min=_SMALLEST) ** self.focal_gamma if self.focal_gamma else 1.0
+                    total_B = total_B + self.focal * _mean(focus_BV * ce_BV, weight_BV)
+            if self.dice or self.tversky:
+                total_B = total_B + self._overlaps(log_p_BCV, mask_BV, weights)
+        return total_B
+
+    def _overlaps(self, log_p_BCV: Tensor, mask_BV: Tensor, weights: Tensor | None) -> Tensor:
+        """Dice and Tversky terms of each sample, (B,), times their weights."""
+        p_BCV = log_p_BCV.exp()
+        classes = p_BCV.shape[1]
+        is_BCV = mask_BV[:, None] == torch.arange(classes, device=mask_BV.device)[:, None]
+        hit_BC = torch.where(is_BCV, p_BCV, 0).sum(2)
+        predicted_BC, actual_BC = p_BCV.sum(2), is_BCV.sum(2).to(p_BCV.dtype)
+        first = 0 if self.background else 1
+        hit_BC, predicted_BC, actual_BC = (x_BC[:, first:] for x_BC in (hit_BC, predicted_BC, actual_BC))
+        if self.whole_batch:
+            hit_BC, predicted_BC, actual_BC = (
+                x_BC.sum(0, keepdim=True).expand_as(x_BC) for x_BC in (hit_BC, predicted_BC, actual_BC)
+            )
+        loss_BC = torch.zeros_like(hit_BC)
+        if self.dice:
+            loss_BC = loss_BC + self.dice * _missing(2 * hit_BC, predicted_BC + actual_BC, self.smooth)
+        if self.tversky:
+            # alpha (predicted - hit) + beta (actual - hit) + hit
+            a, b = self.tversky_alpha, self.tversky_beta
+            whole_BC = a * predicted_BC + b * actual_BC + (1 - a - b) * hit_BC
+            loss_BC = loss_BC + self.tversky * _missing(hit_BC, whole_BC, self.smooth)
+        weight_BC = (
+            torch.ones_like(loss_BC) if weights is None else weights[first:].to(loss_BC.dtype).expand_as(loss_BC)
+        )
+        if self.empty == "skip":
+            weight_BC = weight_BC * (actual_BC > 0)
+        return (loss_BC * weight_BC).sum(1) / weight_BC.sum(1).clamp(min=torch.finfo(loss_BC.dtype).tiny)
+
+
+Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Logits (B, C, *S), mask (B, *S) and weights (C,) to the loss of each sample, (B,)."""
+
+
+def deep(
+    loss: Loss, outputs: Sequence[Tensor], mask: Tensor, weights: Tensor | None = None, *, coarsest: bool = True
+) -> Tensor:
+    """Loss (B,) of outputs of several sizes, the finest first, weighted 1, 1/2, 1/4 ... and these divided by their sum.
+
+    Without `coarsest` the last of several has weight 0, as in nnU-Net. It is still computed, so that the parameters of
+    its head have a gradient, of 0: with several processes each waits for the gradients of all parameters. The mask
+    (B, *S) is brought to the size of each output by taking the voxel nearest to the middle of each of its.
+    """
+    share = [0.5**k for k in range(len(outputs))]
+    if not coarsest and len(share) > 1:
+        share[-1] = 0.0
+    terms = [
+        part / sum(share) * loss(output, nearest(mask, output.shape[2:]), weights)
+        for part, output in zip(share, outputs, strict=True)
+    ]
+    return torch.stack(terms).sum(0)
+
+
+def subsets(loss: Loss, outputs: Sequence[Tensor], mask: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Loss (B,) of the sum of the logits of every non-empty subset of the outputs, mean over the 2^n - 1 subsets.
+
+    EMCAD's supervision, which sums instead; of four outputs that is 15 times as much. Outputs that are smaller than
+    the mask (B, *S) are brought to its size linearly.
+    """
+    size = mask.shape[1:]
+    full = [
+        x if x.shape[2:] == size else F.interpolate(at_least_float32(x), size, mode=_LINEAR[len(size)]) for x in outputs
+    ]
+    chosen = (s for n in range(1, len(full) + 1) for s in itertools.combinations(full, n))
+    terms = [loss(sum(some[1:], start=some[0]), mask, weights) for some in chosen]
+    return torch.stack(terms).mean(0)
+
+
+def nearest(mask: Tensor, size: Sequence[int]) -> Tensor:
+    """A mask (B, *S) on a grid of `size` voxels over the same extent: of each the class at its middle, (B, *size).
+
+    A middle between two voxels takes the later one.
+    """
+    for axis, (old, new) in enumerate(zip(mask.shape[1:], size, strict=True), start=1):
+        if old != new:
+            # (i + 1/2) old / new in whole numbers, which round nowhere.
+            at = (2 * torch.arange(new, device=mask.device) + 1) * old // (2 * new)
+            mask = mask.index_select(axis, at)
+    return mask
+
+
+def _mean(value_BV: Tensor, weight_BV: Tensor | None) -> Tensor:
+    return value_BV.mean(1) if weight_BV is None else (value_BV * weight_BV).sum(1) / weight_BV.sum(1)
+
+
+def _missing(hit_BC: Tensor, whole_BC: Tensor, smooth: float) -> Tensor:
+    # The floor is for `smooth: 0`, where a class that neither is there nor has any probability would be 0/0.
+    return 1 - (hit_BC + smooth) / (whole_BC + smooth).clamp(min=1e-12)

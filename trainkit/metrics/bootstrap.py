@@ -1,0 +1,152 @@
+"""What other samples might have scored: from the rows that a run keeps of an evaluation, by the kind of their protocol.
+
+Beside each metric stands `resampled`, a pure function of rows and of how often each is there, and `units`, which says
+what is drawn together. Here is told from the columns of rows which of them it is. What no kind knows, the rows of a
+task of one's own say, has the mean of each of its columns, every row drawn by itself or with its `patient`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainkit.metrics import significance
+from trainkit.metrics.significance import Units
+
+Columns = Mapping[str, np.ndarray]
+
+NEVER_READ = ("embedding", "thumbnail")
+"""Columns that make up most of a file and that no score is computed from."""
+_LOWER = re.compile(r"nll|ece|eer|loss|mae|mse|rmse|(?:.*_)?error|hd95_.*|asd_.*|volume_error_.*|missed|invented|intra")
+_SHARE = re.compile(
+    r"(?:.*\.)?(?:(?:balanced_|pixel_|mean_)?accuracy|top\d+|f1(?:_macro)?|auc|eer|ece|(?:tar|val)_at_far_[\de-]+|"
+    r"recall_at_\d+|r_precision|map(?:_at_r)?|rank_\d+|minp|miou|fwiou)|(?:dice|iou|nsd|boundary_f)(?:_mean|\..*)?"
+)
+_MILLIMETRES = re.compile(r".*_(mm3?)(?:\..*)?")
+_NO_SCORE = re.compile(r"threshold|xnorm|cases|pictures|(?:.*\.)?unmatched|.*_(?:std|low|high|far)|.*_share")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Rows of one kind of protocol."""
+
+    module: str
+    """Of `trainkit.metrics`, with the functions `units` and `resampled`."""
+    has: tuple[str, ...]
+    """Columns by which they are known."""
+    same: tuple[str, ...]
+    """Columns that are equal where the samples are: they say what was scored, not what came out."""
+
+    def units(self, rows: Columns) -> Units:
+        """What is drawn together."""
+        return importlib.import_module(f"trainkit.metrics.{self.module}").units(rows)
+
+    def resampled(self, rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
+        """Metrics, (draws,) each, where row i is there `times[:, i]` times."""
+        return importlib.import_module(f"trainkit.metrics.{self.module}").resampled(rows, times)
+
+
+class Means(Kind):
+    """Rows of a task of one's own."""
+
+    def units(self, rows: Columns) -> Units:
+        """What is drawn together."""
+        if "patient" in rows:
+            return Units.by(rows["patient"], "patients")
+        return Units("samples", np.arange(len(next(iter(rows.values())))))
+
+    def resampled(self, rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
+        """The mean of every column of numbers, under its name."""
+        plain = {name: column for name, column in rows.items() if column.ndim == 1 and column.dtype.kind in "fiub"}
+        return {name: significance.mean(column, times) for name, column in plain.items()}
+
+
+KINDS = (
+    Kind("verification", ("distance", "same", "fold"), ("first", "second", "same", "fold")),
+    Kind("identification", ("probe", "rank", "match_score"), ("probe", "label")),
+    Kind("classification", ("label", "prediction", "confidence", "probability"), ("label", "group")),
+    Kind("retrieval", ("relevant", "map_at_r", "rank"), ("label", "relevant")),
+    Kind("reid", ("list", "query", "ap", "inp"), ("list", "trial", "query", "person", "relevant")),
+    Kind("segmentation_3d", ("patient", "dice", "volume_truth_mm3_"), ("id", "patient")),
+    Kind("segmentation_2d", ("intersection", "predicted", "actual"), ("id", "actual")),
+)
+_MEANS = Means("", (), ("id", "patient", "label"))
+
+
+def kind(rows: Columns) -> Kind:
+    """Which kind of rows these are; of columns that end in `_` any that begins so will do.
+
+    Inspections, which have the columns of a classification and more, are no scores, and are taken as means.
+    """
+    if "outlier_distance" in rows:
+        return _MEANS
+    known = (k for k in KINDS if all(any(_is(name, asked) for name in rows) for asked in k.has))
+    return next(known, _MEANS)
+
+
+def _is(name: str, asked: str) -> bool:
+    return name == asked or (asked.endswith("_") and name.startswith(asked))
+
+
+def differing(first: Columns, second: Columns) -> str:
+    """What keeps rows of two runs from being compared one by one, in words; empty where nothing does."""
+    if kind(first) != kind(second):
+        return "they were scored in different ways"
+    lengths = [len(next(iter(rows.values()), ())) for rows in (first, second)]
+    if lengths[0] != lengths[1]:
+        return f"{lengths[0]:,} rows against {lengths[1]:,}"
+    for name in kind(first).same:
+        one, other = first.get(name), second.get(name)
+        if (one is None) != (other is None) or (one is not None and not _equal(one, other)):
+            return f"their rows differ in {name!r}"
+    return ""
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape:
+        return False
+    return one.tolist() == other.tolist() if one.dtype == object else bool(np.array_equal(one, other))
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether less of a metric (`nll`, `hd95_mm.sr`) is more."""
+    return _LOWER.fullmatch(metric) is not None
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of 1, of which 0 and 1 are the ends."""
+    return _SHARE.fullmatch(metric) is not None
+
+
+def scale(metric: str) -> str:
+    """Name of the scale that a metric shares with others: `share`, `mm`, `mm3`, else one of its own."""
+    if is_share(metric):
+        return "share"
+    found = _MILLIMETRES.fullmatch(metric)
+    return found[1] if found else metric.partition(".")[0]
+
+
+def is_score(metric: str) -> bool:
+    """Whether a metric says how good a network is; not so a threshold, a count, or the end of an interval."""
+    return _NO_SCORE.fullmatch(metric) is None
+
+
+def named(drawn: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
+    """Scores of classes by their names, where rows know only how many there are: all scores, (draws,) each.
+
+    What ends in a dot (`iou.`) is (draws, C). `whole` is the same of all rows, once; `names` are those that the run has
+    logged, in the order of the classes, of which a class that never occurs has none. Where these are not as many as
+    classes occur, the classes are left out.
+    """
+    found = {name: values for name, values in drawn.items() if values.ndim == 1}
+    for start in drawn.keys() - found.keys():
+        values, own = drawn[start], [name for name in names if name.startswith(start)]
+        occurs = np.flatnonzero(np.isfinite(whole[start][0]))
+        if len(own) == len(occurs):
+            found |= {name: values[:, k] for name, k in zip(own, occurs, strict=True)}
+    return found

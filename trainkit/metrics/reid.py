@@ -1,0 +1,334 @@
+"""Search: with one record of a person, or several of different modalities, find that person's others in a gallery.
+
+AP and CMC as in Zheng et al., "Scalable Person Re-identification" (ICCV 2015), section 5.2, with AP the plain mean of
+the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identification" (TPAMI 2022), section 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainkit import rng
+from trainkit.data.people.modalities import MODALITIES, RGB, TEXT
+from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Search
+from trainkit.interfaces import Scores, Split
+from trainkit.metrics import significance
+from trainkit.metrics.classification import by_chance
+from trainkit.metrics.ranking import LENGTH, Cosines, Found, Gallery, Led, Scored, hidden, leaders, look_up, whole, whom
+from trainkit.metrics.significance import Units
+from trainkit.metrics.verification import as_array, refuse_nonfinite
+
+RANKS = (1, 5, 10)
+FINISHED_AT_ONCE = 2048
+FAILURES, LEAST = 60, 4
+"""Queries in the table of failures: as many in all, and from each list at least so many."""
+WORST, EVEN, SHOWN = 4, 6, 10
+"""Ranked lists that are drawn: of the worst queries, and of such that are the same at every step; and their length."""
+TALL = 128
+"""Pictures are drawn at most so many pixels high and wide."""
+
+OF_A_LIST = ("map", "rank_1")
+"""Scores of each list that are metrics: of 32 lists all five would be 160 charts. The table has them all."""
+
+Finish = Callable[[Tensor, Tensor], Tensor]
+
+
+def score_search(
+    features: np.ndarray | Tensor,
+    protocol: Search,
+    finish: Finish,
+    where: str = "search set",
+    split: Split | None = None,
+) -> Scores:
+    """Look every query up in the gallery, by the cosine of what `finish` makes of its records.
+
+    `features` is (N, D), one row a record. `finish` takes features (n, 5, D), one place a modality, and which are there
+    (n, 5), bool, and gives (n, D); gallery records go through it alone. Of a query, gallery records of its own person
+    (where the protocol hides places, of anybody) from a place of one of its records are neither right nor wrong, nor
+    are its records themselves.
+
+    With R the number of right records: map, mean over queries of 1/R times the sum of the precisions at the right ones,
+    over the whole gallery; rank_k, share of queries with a right one among the k first (of persons, where the protocol
+    says so; a k that reaches the gallery is left out); minp, mean of R / place of the last right one. A wrong record
+    as near as a right one is placed before it, so a network that answers the same to all finds nothing. Queries that
+    have no match are counted (`unmatched`, where there are any) and are in no mean.
+
+    Metrics: LIST.map and LIST.rank_1, means over its queries and over the trials; GROUP.map and so on, means over its
+    lists; and map, rank_1, ..., means over the groups, or over the lists where there are none. Of `ranked` only these
+    last. Raises UserError when no query has a match, or an embedding is not finite.
+    """
+    features = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
+    if len(features) != len(protocol):
+        raise ValueError(f"{len(features)} features for {len(protocol)} records")
+    plain = as_array(features)
+    refuse_nonfinite(np.sqrt(np.einsum("ij,ij->i", plain, plain, dtype=np.float64)), where)
+    lists = {name: _checked(name, rows, protocol) for name, rows in protocol.queries.items()}
+    everyone = np.unique(np.concatenate(protocol.galleries))
+    alone = np.full((len(everyone), len(MODALITIES)), -1)
+    alone[:, RGB] = everyone
+    known = whole(finished(features, alone, finish, f"{where}, gallery"))
+    galleries = [Gallery.make(rows, known[np.searchsorted(everyone, rows)], protocol) for rows in protocol.galleries]
+    found: dict[str, list[Found]] = {}
+    failed: list[Led] = []
+    chosen: list[Led] = []
+    same = _even(lists, galleries[0], protocol) if protocol.kind == "ranked" else {}
+    for name, rows in lists.items():
+        vectors = whole(finished(features, rows, finish, f"{where}, {name}"))
+        scored = [_scored(vectors, g.vectors, protocol) for g in galleries]
+        found[name] = [look_up(s, rows, g, protocol) for s, g in zip(scored, galleries, strict=True)]
+        asked = np.flatnonzero(found[name][0].relevant > 0)
+        worst = asked[np.argsort(found[name][0].ap[asked], kind="stable")[: max(LEAST, FAILURES // len(lists))]]
+        for which, kept in ((worst, failed), (np.array(same.get(name, []), np.int64), chosen)):
+            kept += leaders(scored[0], name, which, rows, found[name][0], galleries[0], protocol, SHOWN)
+    scores = _summed(found, lists, galleries, protocol, where)
+    failed.sort(key=lambda led: led.ap)
+    scores.tables["failures"] = _failures(failed, protocol)
+    if protocol.kind == "ranked" and split is not None:
+        scores.pictures["ranked"] = _pictures(failed, chosen, sum(scores.tables["queries"]["queries"]), split)
+    return scores
+
+
+def _scored(queries: np.ndarray, gallery: np.ndarray, protocol: Search) -> Scored:
+    if protocol.kind != "reranked" or not len(queries):
+        return Cosines(queries, gallery)
+    from trainkit.metrics.k_reciprocal import Reranked
+
+    return Reranked.make(queries, gallery, LENGTH, strict=protocol.strict)
+
+
+def _checked(name: str, rows: np.ndarray, protocol: Search) -> np.ndarray:
+    rows = np.asarray(rows, dtype=np.int64).reshape(-1, len(MODALITIES))
+    if len(rows) and (rows.max() >= len(protocol) or (rows < 0).all(axis=1).any()):
+        raise ValueError(f"queries of {name}: rows beyond {len(protocol)} records, or a query without a record")
+    strangers = (rows >= 0) & (protocol.person[rows] != whom(rows, protocol)[:, None])
+    if strangers.any():
+        raise ValueError(f"queries of {name}: the records of query {strangers.any(axis=1).argmax()} show two persons")
+    return rows
+
+
+def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> np.ndarray:
+    """What `finish` makes of records `rows` (n, 5), -1 for none: (n, D), a part at a time.
+
+    Raises UserError for what is not finite.
+    """
+    parts = []
+    for at in range(0, len(rows), FINISHED_AT_ONCE):
+        part = torch.from_numpy(rows[at : at + FINISHED_AT_ONCE]).to(features.device)
+        present = part >= 0
+        taken = features[part.clamp(min=0)] * present[..., None]
+        with torch.no_grad():
+            parts.append(as_array(finish(taken, present)))
+    if not parts:
+        return np.zeros((0, features.shape[1]), dtype=np.float32)
+    out = np.concatenate(parts)
+    refuse_nonfinite(np.sqrt(np.einsum("ij,ij->i", out, out, dtype=np.float64)), where)
+    return out
+
+
+def _even(lists: dict[str, np.ndarray], gallery: Gallery, protocol: Search) -> dict[str, list[int]]:
+    """For some lists, evenly chosen, a query that has a match: the same whatever the embeddings are."""
+    chosen: dict[str, list[int]] = {}
+    names = [name for name, rows in lists.items() if len(rows)]
+    for k in range(EVEN):
+        name = names[k * len(names) // EVEN]
+        rows = lists[name]
+        drawn = np.argsort(rng.uniform(0, f"ranked {k}", 0, np.arange(len(rows))), kind="stable")
+        for q in drawn.tolist():
+            person = whom(rows[q : q + 1], protocol)[0]
+            theirs = slice(*(int(np.searchsorted(gallery.person, person, side)) for side in ("left", "right")))
+            if person < 0 or q in chosen.get(name, []) or hidden(rows[q : q + 1], gallery, theirs, protocol).all():
+                continue
+            chosen.setdefault(name, []).append(q)
+            break
+    return chosen
+
+
+def _failures(failed: Sequence[Led], protocol: Search) -> dict[str, list]:
+    """The worst queries by AP: what was asked, where the first right record was, and what was first."""
+    return {
+        "list": [led.list for led in failed],
+        "query": [" + ".join(protocol.ids[row] for row in led.rows if row >= 0) for led in failed],
+        "person": [led.person for led in failed],
+        "relevant": [led.relevant for led in failed],
+        "ap": [led.ap for led in failed],
+        "rank": [led.rank for led in failed],
+        "first": [protocol.ids[led.first[0]] for led in failed],
+        "first_person": [int(protocol.person[led.first[0]]) for led in failed],
+    }
+
+
+def _pictures(failed: Sequence[Led], chosen: Sequence[Led], total: int, split: Any) -> dict[str, Any]:
+    """What `report.ranked` draws: the worst queries, of different persons, then the chosen ones."""
+    worst: list[Led] = []
+    for led in failed:
+        if len(worst) < WORST and led.person not in [other.person for other in worst]:
+            worst.append(led)
+    shown = [*worst, *chosen]
+    asked = np.array([led.rows for led in shown]).reshape(-1, len(MODALITIES))
+    first = np.full((len(shown), SHOWN), -1)
+    for k, led in enumerate(shown):
+        first[k, : len(led.first)] = led.first
+    return {
+        "queries": _thumbnails(split, asked),
+        "present": asked >= 0,
+        "found": _thumbnails(split, first),
+        "text": [split.caption(int(led.rows[TEXT])) if led.rows[TEXT] >= 0 else "" for led in shown],
+        "right": [led.right for led in shown],
+        "list": [led.list for led in shown],
+        "person": [led.person for led in shown],
+        "relevant": [led.relevant for led in shown],
+        "ap": [led.ap for led in shown],
+        "rank": [led.rank for led in shown],
+        "worst": len(worst),
+        "total": total,
+    }
+
+
+def _thumbnails(split: Any, rows: np.ndarray) -> np.ndarray:
+    """Small pictures of records (n, k), uint8 (n, k, h, w, 3): white where there is none."""
+    from PIL import Image
+
+    small: dict[int, np.ndarray] = {}
+    for row in np.unique(rows[rows >= 0]).tolist():
+        picture = split.picture(row)
+        if picture is not None:
+            image = Image.fromarray(np.ascontiguousarray(picture))
+            image.thumbnail((TALL, TALL), Image.Resampling.BOX)
+            small[row] = np.asarray(image.convert("RGB"))
+    tall, wide = (max((picture.shape[axis] for picture in small.values()), default=1) for axis in (0, 1))
+    out = np.full((*rows.shape, tall, wide, 3), 255, dtype=np.uint8)
+    for at in np.argwhere(np.isin(rows, list(small))).tolist():
+        picture = small[int(rows[tuple(at)])]
+        top, left = (tall - picture.shape[0]) // 2, (wide - picture.shape[1]) // 2
+        out[*at, top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+    return out
+
+
+def _summed(
+    found: dict[str, list[Found]],
+    lists: dict[str, np.ndarray],
+    galleries: Sequence[Gallery],
+    protocol: Search,
+    where: str,
+) -> Scores:
+    reach = min(len(g.firsts if protocol.by_person else g.rows) for g in galleries)
+    ranks = [k for k in RANKS if k < reach]
+    total = sum(len(rows) for rows in lists.values())
+    scores: dict[str, dict[str, float]] = {}
+    table: dict[str, list] = {}
+    for name, trials in found.items():
+        unmatched = float(np.mean([(f.relevant == 0).sum() for f in trials]))
+        if any(f.relevant.any() for f in trials):
+            scores[name] = _means([_of(f, ranks, protocol.by_person) for f in trials if f.relevant.any()])
+        row = {"list": name, "queries": len(lists[name]), "unmatched": unmatched}
+        for key in ("map", *(f"rank_{k}" for k in ranks), "minp"):
+            row[key] = scores.get(name, {}).get(key)
+        for key, value in row.items():
+            table.setdefault(key, []).append(value)
+    if not scores:
+        raise UserError(
+            where,
+            f"none of its {total} queries has a match in the gallery",
+            "gallery records of the persons who are looked for, from another place than the query's",
+        )
+    groups = {
+        group: _means([scores[name] for name in names if name in scores])
+        for group, names in protocol.groups.items()
+        if any(name in scores for name in names)
+    }
+    metrics = _means(list((groups or scores).values()))
+    if protocol.kind != "ranked":  # pictures go with the scores of the same queries, which need no second set of charts
+        for title, values in groups.items():
+            metrics |= {f"{title}.{key}": value for key, value in values.items()}
+        for title, values in scores.items():
+            metrics |= {f"{title}.{key}": values[key] for key in OF_A_LIST if key in values}
+    if any(table["unmatched"]):
+        metrics["unmatched"] = float(sum(table["unmatched"]))
+    return Scores(
+        metrics, _rows(found, lists, protocol), chance=_chance(found, lists, protocol), tables={"queries": table}
+    )
+
+
+def _of(found: Found, ranks: Sequence[int], by_person: bool) -> dict[str, float]:
+    asked = found.relevant > 0
+    place = (found.person_rank if by_person else found.rank)[asked]
+    reached = {f"rank_{k}": float((place <= k).mean()) for k in ranks}
+    return {"map": float(found.ap[asked].mean()), **reached, "minp": float(found.inp[asked].mean())}
+
+
+def _means(scores: list[dict[str, float]]) -> dict[str, float]:
+    return {key: float(np.mean([one[key] for one in scores])) for key in scores[0]}
+
+
+def _rows(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, Any]:
+    """A row for each query of each list, and of each trial where there are several.
+
+    With the group of the list, where no list is in two.
+    """
+    trials = len(protocol.galleries)
+    flat = [(name, t, f) for name, all_of in found.items() for t, f in enumerate(all_of)]
+    columns: dict[str, Any] = {"list": [name for name, _, f in flat for _ in f.ap]}
+    if trials > 1:
+        columns["trial"] = np.concatenate([np.full(len(f.ap), t) for _, t, f in flat])
+    titles = {name: title for title, names in protocol.groups.items() for name in names}
+    if titles and len(titles) == sum(map(len, protocol.groups.values())):
+        columns["group"] = [titles.get(name) for name, _, f in flat for _ in f.ap]
+    columns["query"] = np.concatenate([np.arange(len(f.ap)) for _, _, f in flat])
+    columns["person"] = np.concatenate([whom(lists[name], protocol) for name, _, _ in flat])
+    for title, key in (("relevant", "relevant"), ("rank", "rank"), ("ap", "ap"), ("inp", "inp")):
+        columns[title] = np.concatenate([getattr(f, key) for _, _, f in flat])
+    if protocol.by_person:
+        columns["person_rank"] = np.concatenate([f.person_rank for _, _, f in flat])
+    return columns
+
+
+def _chance(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, float]:
+    asked, odds = [], []
+    for name, trials in found.items():
+        matched = trials[0].relevant > 0
+        asked.append(whom(lists[name], protocol)[matched])
+        odds.append(trials[0].relevant[matched] / trials[0].candidates[matched])
+    if not sum(map(len, asked)):
+        return {}
+    # A person's queries may all be right or wrong together: no more guesses than persons.
+    bound = by_chance(len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
+    return {} if bound is None else {"rank_1": bound}
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """A person is drawn with all queries for them, of every list and trial."""
+    return Units.by(rows["person"], "people")
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics of `score_search`, (draws,) each, where query i is there `times[:, i]` times.
+
+    The gallery is left as it was: among whom a query looks is not drawn. A list of which no query with a match is drawn
+    is in no mean.
+    """
+    asked = rows["relevant"] > 0
+    lists, place = np.unique(rows["list"].astype(str), return_inverse=True)
+    trial = rows.get("trial", np.zeros(len(asked), np.int64))
+    trials = int(trial.max()) + 1
+    cell = np.where(asked, place.reshape(-1) * trials + trial, -1)
+    many = significance.summed(times, cell, len(lists) * trials)
+    group = dict(zip(rows["list"].tolist(), rows["group"].tolist(), strict=True)) if "group" in rows else {}
+    titles = [title for title in dict.fromkeys(group.values()) if title is not None]
+    rank = rows.get("person_rank", rows["rank"])
+    found = {"map": rows["ap"], **{f"rank_{k}": rank <= k for k in RANKS}, "minp": rows["inp"]}
+    metrics: dict[str, np.ndarray] = {}
+    for key, values in found.items():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            each = significance.summed(times * values, cell, len(lists) * trials) / many
+        of_list = significance.over(each.reshape(len(times), len(lists), trials))
+        own = {name: of_list[:, k] for k, name in enumerate(lists.tolist())}
+        grouped = {t: significance.over(np.stack([own[name] for name in own if group[name] == t], 1)) for t in titles}
+        metrics |= {f"{title}.{key}": drawn for title, drawn in (own | grouped).items()}
+        metrics[key] = significance.over(np.stack(list((grouped or own).values()), 1))
+    return metrics

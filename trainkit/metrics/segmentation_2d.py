@@ -1,0 +1,305 @@
+"""Scores of segmented pictures, from counts of pixels: one confusion matrix for a whole set, exact over processes.
+
+Every picture gives the numbers of its pixels, on the device; the sums of those are scored. The intersection over union
+of a class is that of all pixels of the set taken together (Everingham et al., IJCV 111, 2015), and a class that is
+neither in the truth nor predicted is in no mean. Some public evaluations add 1 to the denominator so that it is never
+0, which takes a little from small classes; that is not done here. Pixels without a label count nowhere, whatever is
+predicted for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainkit import rng
+from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Scenes
+from trainkit.interfaces import IGNORED, Rows, Scores, Split
+from trainkit.metrics import significance
+from trainkit.metrics.boundary_f_score import COUNTS
+from trainkit.metrics.segmentation_3d import RESAMPLES, mean, middle, words
+from trainkit.metrics.significance import Units
+from trainkit.metrics.verification import as_array, or_none
+
+WHOLE = 45
+"""Classes up to which each picture keeps its whole confusion matrix: 2,025 numbers."""
+CELLS = 2048
+"""Cells kept of the confusion matrix of each picture where there are more classes, the largest."""
+SIDE = 320
+"""Pixels of the longer side of a map that is kept to be drawn."""
+LISTED = 20
+"""Mistakes in the table of confusions."""
+_AT_ONCE = 1 << 22
+
+
+def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
+    """Numbers of pixels of each picture, int64, where the tensors are.
+
+    `predicted` (B, H, W) holds classes, `mask` (B, H, W) classes or IGNORED. `intersection`, `predicted` and `actual`
+    (B, C) are the labelled pixels of each class that are right, predicted and true. Of up to 45 classes `confusion`
+    (B, C * C) is how many of each true class (row) were taken for each class (column); of more, `cells` and
+    `cell_counts` (B, 2048) are the largest mistakes of each picture: row * C + column, and how many. Numbers to 16.7
+    million are exact in float32, in which the loop gathers them.
+    """
+    size = len(mask)
+    own = torch.arange(size, device=mask.device)[:, None]
+    truth, found, square = mask.reshape(size, -1).long(), predicted.reshape(size, -1).long(), classes * classes
+    # Pixels without a label go to a cell of their own after all others, which is then left out.
+    cell = torch.where(truth < classes, own * square + truth * classes + found, size * square)
+    counts = torch.bincount(cell.flatten(), minlength=size * square + 1)[:-1].view(size, classes, classes)
+    rows = {"intersection": counts.diagonal(dim1=1, dim2=2), "predicted": counts.sum(1), "actual": counts.sum(2)}
+    if classes <= WHOLE:
+        return rows | {"confusion": counts.flatten(1)}
+    wrong = (counts - torch.diag_embed(rows["intersection"])).flatten(1)
+    largest = wrong.topk(min(CELLS, square), 1)
+    return rows | {"cells": largest.indices, "cell_counts": largest.values}
+
+
+def seen(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
+    """Small maps to be drawn: `seen_predicted` and `seen_truth`, uint8 (B, S, S), and `seen_shape` (B, 2).
+
+    Maps (B, H, W) whose longer side is more than S are thinned out to S, each pixel the nearest of the whole. They
+    stand in the upper left corner of a square, `seen_shape` high and wide, so that pictures of all sizes go together;
+    what is beyond is IGNORED.
+    """
+    height, width = mask.shape[1:]
+    shrunk = min(1.0, side / max(height, width))
+    shape = [max(1, round(length * shrunk)) for length in (height, width)]
+    down, right = (
+        ((torch.arange(new, device=mask.device) + 0.5) * (old / new)).long().clamp_max(old - 1)
+        for new, old in zip(shape, (height, width), strict=True)
+    )
+    rows = {}
+    for name, labels in (("seen_predicted", predicted), ("seen_truth", mask)):
+        small = labels[:, down[:, None], right].to(torch.uint8)
+        rows[name] = torch.nn.functional.pad(small, (0, side - shape[1], 0, side - shape[0]), value=IGNORED)
+    return rows | {"seen_shape": torch.tensor(shape, device=mask.device).expand(len(mask), 2)}
+
+
+def score_scenes(
+    rows: Mapping[str, Tensor], protocol: Scenes, where: str = "scenes", split: Split | None = None
+) -> Scores:
+    """Score pictures whose every pixel was given a class.
+
+    `rows` are those of `pixel_counts`; where boundaries are scored also those of `boundaries.boundary_counts`; with
+    kind `overlays` also those of `seen`. Metrics: miou (mean IoU of the classes that occur, in truth or prediction),
+    pixel_accuracy, mean_accuracy (mean share of the pixels of a class that are found, over the classes of the truth),
+    boundary_f (mean over classes of the means over the pictures in which the class has a boundary, in truth or
+    prediction), miou_low and miou_high, between which lie 95 % of the bootstrap's, fwiou (IoU of each class weighted
+    by its pixels in the truth), pictures (how many have a label), iou.CLASS and boundary_f.CLASS. Tables `per_class`
+    and `confusions` (the most frequent mistakes); rows one a picture; the confusion matrix as a curve and a picture.
+
+    Of kind `overlays` the pictures `scenes`, and no metrics but miou, pixel_accuracy, boundary_f and pictures. `split`
+    is then asked for its pictures.
+
+    Raises UserError where no pixel has a label.
+    """
+    classes = len(protocol.names)
+    hit, predicted, actual = (_column(rows, name, protocol) for name in ("intersection", "predicted", "actual"))
+    if not actual.any():
+        raise UserError(
+            where, f"no labelled pixel in any of {len(protocol)} masks", "classes", "are these the masks of this set?"
+        )
+    called = words(protocol.names)
+    total = [counts.sum(0) for counts in (hit, predicted, actual)]
+    iou, recall = _iou(*total), _share(total[0], total[2])
+    labelled = int(total[2].sum())
+    metrics = {
+        "miou": float(mean(iou)),
+        "pixel_accuracy": float(total[0].sum() / labelled),
+        "mean_accuracy": float(mean(recall)),
+    }
+    outlines = None
+    if "edge_actual" in rows:
+        outlines = _boundary_f(*(_column(rows, name, protocol) for name in COUNTS))
+        of_class = mean(outlines, 0)
+        metrics["boundary_f"] = float(mean(of_class))
+    drawn, drawn_class = _bootstrap(hit, predicted, actual)
+    low, high = np.full(classes, np.nan), np.full(classes, np.nan)
+    if len(protocol) > 1:
+        metrics["miou_low"], metrics["miou_high"] = middle(drawn, len(protocol))
+        low, high = np.transpose([middle(values, len(protocol)) for values in drawn_class.T])
+    metrics["fwiou"] = float((np.where(total[2] > 0, iou, 0) * total[2]).sum() / labelled)
+    metrics["pictures"] = float((actual.sum(1) > 0).sum())
+    metrics |= {f"iou.{word}": float(iou[k]) for k, word in enumerate(called)}
+    table = {
+        "class": list(protocol.names),
+        "iou": iou,
+        "iou_low": low,
+        "iou_high": high,
+        "recall": recall,
+        "precision": _share(total[0], total[1]),
+    }
+    of_picture = _iou(hit, predicted, actual)
+    picture = {
+        "id": list(protocol.ids),
+        "miou": mean(of_picture, 1),
+        "pixel_accuracy": _share(hit.sum(1), actual.sum(1)),
+    }
+    if outlines is not None:
+        metrics |= {f"boundary_f.{word}": float(of_class[k]) for k, word in enumerate(called)}
+        table["boundary_f"] = of_class
+        picture["boundary_f"] = mean(outlines, 1)
+    metrics = {name: value for name, value in metrics.items() if value == value}
+    share = total[2] / labelled
+    table |= {"share": share, "pixels": total[2], "predicted_pixels": total[1], "pictures": (actual > 0).sum(0)}
+    counts, left_out = _confusion(rows, total, protocol)
+    tables = {
+        "per_class": {name: or_none(np.asarray(column)) for name, column in table.items()},
+        "confusions": _mistakes(counts, left_out, protocol),
+    }
+    columns = picture | {"intersection": hit, "predicted": predicted, "actual": actual}
+    if outlines is not None:
+        columns["boundary"] = outlines  # of each class, as those before it
+    if protocol.kind == "overlays":
+        if split is None:
+            raise ValueError("overlays need the split, whose pictures they show")
+        # For looking at: what its few pictures score class by class other evaluations say better.
+        metrics = {
+            name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
+        }
+        pictures: dict[str, Any] = {"scenes": _scenes(rows, picture | {"iou": of_picture}, protocol, split)}
+        return Scores(metrics, columns, tables=tables, pictures=pictures)
+    confusion = {"counts": counts, "names": protocol.names}
+    return Scores(metrics, columns, {"confusion": confusion}, tables=tables, pictures={"confusion": confusion})
+
+
+def _iou(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """nan for a class that neither is there nor is predicted."""
+    return _share(hit, predicted + actual - hit)
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return part / whole
+
+
+def _boundary_f(found: np.ndarray, predicted: np.ndarray, met: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """F of each picture and class (N, C): harmonic mean of the shares of both boundaries that the other has.
+
+    0 where only one of the two has a boundary of the class, nan where neither has.
+    """
+    precision, recall = (
+        np.where(n > 0, part / np.maximum(n, 1), 0.0) for part, n in ((found, predicted), (met, actual))
+    )
+    both = precision + recall
+    score = 2 * precision * recall / np.where(both > 0, both, 1)
+    return np.where(predicted + actual > 0, score, np.nan)
+
+
+def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What other pictures might have scored: mIoU (2000,) and the IoU of each class (2000, C).
+
+    Efron's bootstrap (Annals of Statistics 7, 1979): as many pictures as there are (N, C) are drawn with replacement
+    and their pixels are scored together. The draws depend on the number of pictures alone, so two networks are compared
+    on the same.
+    """
+    many = len(hit)
+    draw = np.random.Generator(np.random.Philox(key=rng.number(0, "bootstrap")))
+    out = []
+    step = max(1, _AT_ONCE // many)
+    for start in range(0, RESAMPLES, step):
+        some = min(step, RESAMPLES - start)
+        drawn = draw.integers(many, size=(some, many)) + many * np.arange(some)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=some * many).reshape(some, many).astype(np.float64)
+        out.append(_iou(times @ hit, times @ predicted, times @ actual))
+    each = np.concatenate(out)
+    return mean(each, 1), each
+
+
+def units(rows: Mapping[str, np.ndarray]) -> Units:
+    """Every picture is drawn by itself."""
+    return Units("pictures", np.arange(len(rows["id"])))
+
+
+def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
+    """miou, pixel_accuracy, mean_accuracy, fwiou and boundary_f of `score_scenes`, (draws,) each; those of classes too.
+
+    `iou.` and `boundary_f.` are (draws, C): the rows do not name the classes.
+
+    The pixels of picture i count `times[:, i]` times. A class that a draw has not got is in none of its means.
+    """
+    hit, predicted, actual = (times @ rows[name].astype(np.float64) for name in ("intersection", "predicted", "actual"))
+    iou, labelled = _iou(hit, predicted, actual), actual.sum(1)
+    metrics = {
+        "miou": significance.over(iou),
+        "iou.": iou,
+        "pixel_accuracy": _share(hit.sum(1), labelled),
+        "mean_accuracy": significance.over(_share(hit, actual)),
+        "fwiou": _share((np.where(actual > 0, iou, 0) * actual).sum(1), labelled),
+    }
+    if "boundary" in rows:
+        metrics["boundary_f."] = significance.mean(rows["boundary"], times)
+        metrics["boundary_f"] = significance.over(metrics["boundary_f."])
+    return metrics
+
+
+def _confusion(rows: Mapping[str, Tensor], total: list[np.ndarray], protocol: Scenes) -> tuple[np.ndarray, int]:
+    """The matrix (C, C), int64, and how many mistaken pixels are not in it because the rows do not tell their cell."""
+    classes = len(protocol.names)
+    hit, _, actual = (counts.astype(np.int64) for counts in total)
+    if "confusion" in rows:
+        counts = _rounded(rows["confusion"]).sum(0).reshape(classes, classes)
+    else:
+        cells, many = _rounded(rows["cells"]).ravel(), _rounded(rows["cell_counts"]).ravel()
+        # float64 holds whole numbers to 9e15.
+        counts = np.bincount(cells, weights=many, minlength=classes * classes).astype(np.int64)
+        counts = counts.reshape(classes, classes) + np.diag(hit)
+    return counts, int(actual.sum() - counts.sum())
+
+
+def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> dict[str, Any]:
+    """The most frequent mistakes, and a last row of all others, so that the pixels are all that are wrong."""
+    wrong = counts - np.diag(counts.diagonal())
+    order = np.argsort(-wrong, axis=None, kind="stable")[:LISTED]
+    order = order[wrong.ravel()[order] > 0]
+    truth, prediction = np.unravel_index(order, wrong.shape)
+    pixels = wrong[truth, prediction]
+    table = {
+        "class": [protocol.names[k] for k in truth],
+        "taken_for": [protocol.names[k] for k in prediction],
+        "pixels": pixels.tolist(),
+        "share_of_class": _share(pixels, counts.sum(1)[truth]).tolist(),
+        "share_of_mistakes": _share(pixels, np.asarray(wrong.sum() + left_out)).tolist(),
+    }
+    rest = int(wrong.sum() - pixels.sum()) + left_out
+    if rest:
+        last = ("all others", "", rest, None, rest / (wrong.sum() + left_out))
+        for column, value in zip(table.values(), last, strict=True):
+            column.append(value)
+    return table
+
+
+def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scenes, split: Split) -> dict[str, Any]:
+    """Each picture with its maps, as `report.scenes.scenes` draws them."""
+    from PIL import Image
+
+    shapes = [tuple(shape) for shape in _rounded(rows["seen_shape"]).tolist()]
+    maps = {name: as_array(rows[f"seen_{name}"]).astype(np.uint8) for name in ("truth", "predicted")}
+    images = []
+    for row, (height, width) in enumerate(shapes):
+        whole = Image.fromarray(np.ascontiguousarray(split.picture(row)))
+        images.append(np.asarray(whole.resize((width, height), Image.Resampling.BOX)))
+    return {
+        "images": images,
+        **{name: [m[:h, :w] for m, (h, w) in zip(small, shapes, strict=True)] for name, small in maps.items()},
+        **{name: picture[name] for name in ("id", "miou", "pixel_accuracy", "iou")},
+        "names": protocol.names,
+        "colours": protocol.colours,
+    }
+
+
+def _rounded(values: Tensor) -> np.ndarray:
+    return np.rint(as_array(values).astype(np.float64)).astype(np.int64)
+
+
+def _column(rows: Mapping[str, Tensor], name: str, protocol: Scenes) -> np.ndarray:
+    values = as_array(rows[name]).astype(np.float64)
+    if values.shape != (len(protocol), len(protocol.names)):
+        raise ValueError(f"{name} {values.shape}; {len(protocol)} rows of {len(protocol.names)} classes expected")
+    return values

@@ -1,0 +1,222 @@
+"""Networks by name: the YAML blocks that choose one, and `build`, which makes it.
+
+Every network maps float pictures (B, C, H, W), normalised to [-1, 1], to embeddings (B, embedding) that are not
+normalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from trainkit.config.ranges import Channels, FractionAboveZero, FractionBelowOne
+from trainkit.errors import UserError
+from trainkit.models import adaface_ir, iresnet
+from trainkit.models.adaface_ir import IR
+from trainkit.models.eye import Backbone, EyeNet, Head, channels_of
+from trainkit.models.iresnet import IResNet
+from trainkit.models.mobilefacenet import MobileFaceNet
+from trainkit.models.timm_classifier import Argument, check_arguments, timm_network
+
+__all__ = [
+    "IR",
+    "EyeNet",
+    "EyeSpec",
+    "IRSpec",
+    "IResNet",
+    "IResNetSpec",
+    "MobileFaceNet",
+    "MobileFaceNetSpec",
+    "Net",
+    "TimmSpec",
+    "build",
+    "macs",
+]
+
+MOST_CHANNELS = 4096
+"""Of a map of an eye network, which doubles them as it gets deeper."""
+SMALLEST_SIDE = 16
+"""Pixels; the face networks halve the picture four times."""
+
+
+@dataclass(kw_only=True)
+class MobileFaceNetSpec:
+    """MobileFaceNet in AdaDistill's layout (Chen et al. 2018): 1.2 M parameters at width 1."""
+
+    name: Literal["mobilefacenet"]
+    embedding: Channels = 512
+    """Length of the embedding."""
+    width: Annotated[float, Field(gt=0, le=8)] = 1.0
+    """Factor on all channel counts."""
+
+
+@dataclass(kw_only=True)
+class IResNetSpec:
+    """Residual network of face recognition (Duta et al. 2020; Deng et al. 2019)."""
+
+    name: Literal["iresnet18", "iresnet34", "iresnet50", "iresnet100"]
+    embedding: Channels = 512
+    """Length of the embedding."""
+    width: Annotated[float, Field(gt=0, le=4)] = 1.0
+    """Factor on all channel counts."""
+    dropout: FractionBelowOne = 0.0
+    """Share of the last map set to zero in training."""
+
+
+@dataclass(kw_only=True)
+class IRSpec:
+    """The network of AdaFace (Kim et al. 2022) that CVLface's teachers are: iResNet with plain shortcuts."""
+
+    name: Literal["ir18", "ir50", "ir101"]
+    embedding: Channels = 512
+    """Length of the embedding."""
+    width: Annotated[float, Field(gt=0, le=4)] = 1.0
+    """Factor on all channel counts."""
+    dropout: FractionBelowOne = 0.4
+    """Share of the last map set to zero in training."""
+    bgr: bool = False
+    """For weights learnt on pictures with blue first (AdaFace's own release); CVLface's have red first, as here."""
+
+
+@dataclass(kw_only=True)
+class EyeSpec:
+    """A small network for eye crops or other small pictures: 12 thousand to 2 million parameters."""
+
+    name: Backbone
+    base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
+    num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
+    head: Head = "transformer"
+    """What makes the embedding of the last map; the last two see it as a grid of tokens."""
+    grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
+    """Rows and columns of tokens."""
+    embedding: Channels | None = None
+    """Length of the embedding; None: channels of the last map. Any other is the work of one more linear layer."""
+    drop_path: FractionBelowOne = 0.0
+    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
+    dropout: FractionBelowOne = 0.0
+    """Share of what the head pools set to zero in training."""
+    layer_scale: FractionAboveZero = 1e-6
+    """Factor on each block of `eye_convnext` at the start. As published; a training of minutes needs a larger one."""
+
+    def __post_init__(self) -> None:
+        last = channels_of(self.base_channels, self.num_blocks)[-1]
+        if last > MOST_CHANNELS:
+            raise ValueError(
+                f"base_channels is {self.base_channels} and num_blocks {self.num_blocks}, which makes {last} channels "
+                f"in the last block; {MOST_CHANNELS} at most are possible"
+            )
+        if self.embedding is None:
+            # Tasks size their heads by it, and the resolved recipe then says what it is.
+            self.embedding = last
+
+
+@dataclass(kw_only=True)
+class TimmSpec:
+    """Any classification network of timm, from random weights, with a neck: batch norm, linear, batch norm."""
+
+    name: Literal["timm"]
+    model: str = field(metadata={"timm": ""})
+    """Name as `timm.list_models()` gives it; a tag after a dot is ignored, for nothing is downloaded."""
+    embedding: Channels = 512
+    """Length of the embedding."""
+    args: dict[str, Argument] = field(default_factory=dict)
+    """Further arguments of its constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
+
+    def __post_init__(self) -> None:
+        check_arguments(self.args)
+
+
+AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
+Net = Annotated[AnyNet, Field(discriminator="name")]
+"""The block of a recipe that chooses a network."""
+
+
+def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
+    """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
+
+    Raises UserError when the network cannot take such pictures, or timm has none of that name or with such arguments.
+    """
+    channels, height, width = shape
+    if isinstance(spec, TimmSpec):
+        return _Timm(spec, shape)
+    if isinstance(spec, EyeSpec):
+        return EyeNet(
+            shape,
+            spec.name,
+            spec.base_channels,
+            spec.num_blocks,
+            spec.head,
+            spec.grid,
+            spec.embedding,
+            spec.drop_path,
+            spec.dropout,
+            spec.layer_scale,
+        )
+    if height != width or height < SMALLEST_SIDE:
+        raise UserError(
+            f"net {spec.name}",
+            f"pictures of {width} x {height} pixels",
+            f"square pictures of {SMALLEST_SIDE} pixels or more",
+            "change image_size of the data, or take a timm network",
+        )
+    if isinstance(spec, IResNetSpec):
+        return IResNet(iresnet.LAYERS[spec.name], spec.embedding, height, spec.width, spec.dropout, channels)
+    if isinstance(spec, IRSpec):
+        if spec.bgr and channels != 3:
+            raise UserError(f"net {spec.name}", f"pictures of {channels} channels", "3 for bgr", "leave bgr out")
+        layers = adaface_ir.LAYERS[spec.name]
+        return IR(layers, spec.embedding, height, spec.width, spec.dropout, channels, spec.bgr)
+    return MobileFaceNet(spec.embedding, height, spec.width, channels)
+
+
+class _Timm(nn.Module):
+    def __init__(self, spec: TimmSpec, shape: tuple[int, int, int]):
+        super().__init__()
+        self.backbone = timm_network(spec.model, shape, spec.args, 0, "net timm").eval()
+        with torch.no_grad():
+            probe = torch.zeros(1, *shape, device=next(self.backbone.parameters()).device)
+            features = self.backbone(probe).shape[1]
+        self.backbone.train()
+        self.neck = nn.Sequential(
+            nn.BatchNorm1d(features), nn.Linear(features, spec.embedding), nn.BatchNorm1d(spec.embedding)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.neck(self.backbone(x))
+
+
+def macs(net: nn.Module, shape: tuple[int, int, int]) -> int:
+    """Multiply-accumulates of one picture of `shape` (C, H, W) through the convolutions and linear layers of `net`.
+
+    Products outside such layers (the attention of a transformer) are not counted. One forward is run, so a network on
+    the meta device costs nothing.
+    """
+    total = 0
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        weight = module.weight
+        # A weight of an output value is met once: fan-in per output value.
+        per_value = weight[0].numel()
+        total += output.numel() * per_value
+
+    handles = [
+        module.register_forward_hook(count) for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    modes = [(module, module.training) for module in net.modules()]
+    first = next(net.parameters())
+    try:
+        net.eval()
+        with torch.no_grad():
+            net(torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return total

@@ -1,0 +1,128 @@
+"""Class probabilities of pictures, averaged over what a network sees of them: sizes, mirror images, windows.
+
+As BiSeNet is evaluated (facts of the public implementation: sizes 0.5 to 1.75, the mirror image, windows whose stride
+is two thirds of their side, softmax before any mean). Where windows overlap their mean is taken.
+
+Pixels are seen as squares whose centres lie at (i + 1/2). The public implementation does so within its networks, but
+lays the centres of the outermost pixels on each other (`align_corners`) where it brings a picture to another size and
+what was found back; it enlarges scores to the size of what the network saw first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainkit.losses.segmentation_2d import resized
+from trainkit.models.sliding_window import combinations, sliding
+
+OVERLAP = 1 / 3
+"""Share of a window that it has in common with the next."""
+
+
+def rounded(length: float, multiple: int) -> int:
+    """The next multiple of `multiple` from the whole number nearest to `length`; at least one."""
+    return max(1, -(-round(length) // multiple)) * multiple
+
+
+@torch.no_grad()
+def probabilities(
+    forward: Callable[[Tensor], Tensor],
+    image: Tensor,
+    *,
+    scales: Sequence[float] = (1.0,),
+    mirrors: Sequence[bool] = (False, False),
+    window: Sequence[int] = (0, 0),
+    multiple: int = 1,
+    batch_size: int = 4,
+    align_corners: bool = False,
+) -> Tensor:
+    """Class probabilities, float32 (B, classes, H, W), of pictures (B, channels, H, W): a mean over `scales`.
+
+    `forward` maps pictures whose sides are multiples of `multiple` to class scores (b, classes, ., .) of any size over
+    the same extent. Of each scale the pictures are brought to that size, bilinear, and their sides are rounded up to
+    multiples; scores are brought back to the size of the pictures, and their softmax is averaged, with that of the
+    mirror images along every combination of the axes in `mirrors` (height, width).
+
+    With a `window` (height, width; rounded up to multiples) each scaled picture is seen through windows instead, at
+    most `batch_size` at once, and the mean of their softmax is brought back. It is padded with 0, the mean colour, on
+    both sides where it is smaller than a window. One picture is seen at a time; neither its neighbours nor
+    `batch_size` matter for what is found.
+    """
+    if bool(window[0]) != bool(window[1]):
+        raise ValueError(f"window is {tuple(window)}; both sides are needed, or neither")
+    total = None
+    for scale in scales:
+        if window[0]:
+            found = _through_windows(forward, image, scale, mirrors, window, multiple, batch_size, align_corners)
+        else:
+            found = _whole(forward, image, scale, mirrors, multiple, align_corners)
+        total = found if total is None else total.add_(found)
+    return total.div_(len(scales))
+
+
+def brought_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
+    """Class scores (B, C, *size), float32 or wider, of pictures that a network saw at the size `seen`."""
+    return resized(resized(scores, seen) if align_corners else scores, size, align_corners)
+
+
+def _whole(
+    forward: Callable[[Tensor], Tensor],
+    image: Tensor,
+    scale: float,
+    mirrors: Sequence[bool],
+    multiple: int,
+    align_corners: bool,
+) -> Tensor:
+    size = image.shape[2:]
+    seen = _resized(image, [rounded(length * scale, multiple) for length in size], align_corners)
+    total, flips = None, _flips(mirrors)
+    for flip in flips:
+        scores = forward(seen.flip(flip) if flip else seen)
+        # Turned back while it is small.
+        part = brought_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
+        total = part if total is None else total.add_(part)
+    return total.div_(len(flips))
+
+
+def _through_windows(
+    forward: Callable[[Tensor], Tensor],
+    image: Tensor,
+    scale: float,
+    mirrors: Sequence[bool],
+    window: Sequence[int],
+    multiple: int,
+    batch_size: int,
+    align_corners: bool,
+) -> Tensor:
+    size = image.shape[2:]
+    seen = _resized(image, [max(1, round(length * scale)) for length in size], align_corners)
+    window = [rounded(side, multiple) for side in window]
+    found = [
+        sliding(
+            lambda part: resized(forward(part), part.shape[2:]),
+            picture[None],
+            window,
+            overlap=OVERLAP,
+            weight="constant",
+            batch_size=batch_size,
+            mirrors=mirrors,
+            fill=0.0,
+        )
+        for picture in seen
+    ]
+    return torch.stack([resized(part[None], size, align_corners)[0] for part in found])
+
+
+def _flips(mirrors: Sequence[bool]) -> list[list[int]]:
+    return list(combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
+
+
+def _resized(image: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    """Pictures as `resized` scores, in their own precision."""
+    if image.shape[2:] == torch.Size(size):
+        return image
+    return F.interpolate(image, tuple(size), mode="bilinear", align_corners=align_corners)

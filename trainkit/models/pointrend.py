@@ -1,0 +1,194 @@
+"""Predictions at single points, where a coarse map is least sure: point refinement of segmentations (PointRend).
+
+Kirillov et al., CVPR 2020, arXiv 1912.08193, as published for semantic segmentation: in training the points with the
+smallest margin between the two best classes among three times as many drawn at random, and a quarter anywhere; at
+inference the coarse map is doubled step by step, and each time the least sure points are predicted anew. Here points
+may also be drawn near the boundaries of the labels, by distance maps.
+
+Points are (x, y) in [0, 1]: pixel i of w has its centre at (i + 1/2) / w, whatever the size of the map. All shapes are
+static and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainkit.config.ranges import Fraction, NotNegative
+from trainkit.losses.margin import at_least_float32
+
+COARSE_STRIDE = 4
+"""Logits finer than this are pooled to it: there would be nothing to refine."""
+_UNIT = 1 << 16
+"""Weights of pixels are counted in parts of this: sums of integers are the same however a device adds them."""
+
+
+@dataclass(kw_only=True)
+class PointSpec:
+    """A head that predicts single points, for training at many places of a picture and refining where it is unsure."""
+
+    points: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
+    """Points of each picture that are learned from."""
+    oversample: Annotated[float, Field(ge=1, le=100)] = 3.0
+    """Points that are drawn for each that is kept as unsure."""
+    importance: Fraction = 0.75
+    """Share of the points that are the least sure of those drawn; the rest are anywhere. Without those of `near`."""
+    near: Fraction = 0.0
+    """Share of the points that are drawn near boundaries between classes; needs `data.distance`."""
+    sigma: Annotated[float, Field(gt=0, le=10000)] = 4.0
+    """Pixels: a pixel at distance d of the nearest boundary is drawn in proportion to exp(-d^2 / (2 sigma^2))."""
+    steps: Annotated[int, Field(ge=0, le=8)] | None = None
+    """Doublings at inference, then bilinear to the size of the picture; None: until that is reached. Published are 2
+    from stride 4, which reach it."""
+    subdivide: Annotated[int, Field(ge=1, le=1 << 22)] = 8192
+    """Points that are predicted anew at each doubling."""
+    channels: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Channels of the hidden layers of the head."""
+    layers: Annotated[int, Field(ge=1, le=64)] = 3
+    """Hidden layers of the head."""
+    coarse_each_layer: bool = False
+    """Whether each layer sees the coarse logits again; published for instances, not for semantic segmentation."""
+    weight: NotNegative = 1.0
+    """Of the loss at the points beside that of the coarse map."""
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """How many points are drawn near boundaries, for being unsure, and anywhere."""
+        near = round(self.near * self.points)
+        unsure = int(self.importance * (self.points - near))
+        return near, unsure, self.points - near - unsure
+
+
+class PointHead(nn.Module):
+    """A perceptron that is applied to each point: fine features and coarse logits in, logits out."""
+
+    def __init__(self, spec: PointSpec, fine_channels: int, classes: int):
+        super().__init__()
+        self.coarse_each_layer = spec.coarse_each_layer
+        again = classes if spec.coarse_each_layer else 0
+        widths = [fine_channels + classes] + [spec.channels + again] * (spec.layers - 1)
+        self.layers = nn.ModuleList(nn.Conv1d(width, spec.channels, 1) for width in widths)
+        self.predict = nn.Conv1d(spec.channels + again, classes, 1)
+        for layer in self.layers:
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.predict.weight, std=0.001)
+        nn.init.zeros_(self.predict.bias)
+
+    def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        """Features (B, F, N) and coarse logits (B, C, N) at points to their logits (B, C, N)."""
+        x = torch.cat([fine, coarse], 1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+            if self.coarse_each_layer:
+                x = torch.cat([x, coarse.to(x.dtype)], 1)
+        return self.predict(x)
+
+
+def sample(maps: Tensor, points: Tensor) -> Tensor:
+    """Bilinear values (B, C, N), float32 at least, of maps (B, C, H, W) at points (B, N, 2).
+
+    Beyond the centres of the outermost pixels their values go on; the published code fades to zero there, where the
+    pixels of finer maps lie. Gathered by hand: `grid_sample` has no deterministic gradient on a GPU.
+    """
+    height, width = maps.shape[2:]
+    # Times plain numbers: put into a tensor, sides that an export leaves open would become those of its example.
+    x = (points[:, :, 0] * width - 0.5).clamp(0, width - 1)
+    y = (points[:, :, 1] * height - 0.5).clamp(0, height - 1)
+    left, upper = x.floor(), y.floor()
+    across, down = x - left, y - upper
+    left, upper = left.long(), upper.long()
+    right, lower = (left + 1).clamp_max(width - 1), (upper + 1).clamp_max(height - 1)
+    # All four corners at once: each gather of its own would have a gradient the size of the maps.
+    index = torch.stack([row * width + column for row in (upper, lower) for column in (left, right)], 1)
+    share = torch.stack([a * b for a in (1 - down, down) for b in (1 - across, across)], 1)
+    kind = torch.promote_types(maps.dtype, torch.float32)
+    corners = maps.flatten(2).gather(2, index.flatten(1)[:, None].expand(-1, maps.shape[1], -1))
+    return (corners.unflatten(2, (4, -1)).to(kind) * share[:, None].to(kind)).sum(2)
+
+
+def uncertainty(logits: Tensor) -> Tensor:
+    """Second-best minus best of logits (B, C, ...) over the classes: (B, ...), at most 0; 0 where two are level."""
+    best, which = logits.max(1, keepdim=True)
+    second = logits.scatter(1, which, float("-inf")).amax(1, keepdim=True)
+    return (second - best)[:, 0]
+
+
+def draw_near(distance: Tensor, count: int, sigma: float) -> Tensor:
+    """Points (B, count, 2) drawn independently, in proportion to exp(-d^2 / (2 sigma^2)) of their pixel's distance d.
+
+    `distance` is (B, h, w) in pixels. Where within its pixel a point lies is uniform. Each pixel keeps a weight of at
+    least 1 in 65,537 of the largest possible, so a map without boundary gives points anywhere.
+    """
+    height, width = distance.shape[1:]
+    weight = torch.exp(-distance.flatten(1).float().square() / (2 * sigma**2))
+    until = (weight * _UNIT).round().long().add(1).cumsum(1)
+    total = until[:, -1:]
+    chance = torch.rand(len(distance), count, device=distance.device, dtype=torch.float64)
+    # The first pixel whose sum is above the number drawn; float64 holds these integers exactly up to 2^53.
+    pixel = torch.searchsorted(until, (chance * total).long().clamp_max(total - 1), right=True)
+    corner = torch.stack([pixel % width, pixel // width], 2)
+    within = torch.rand(len(distance), count, 2, device=distance.device)
+    # Made where it is used: a list would be copied there, and the copy waits for the device.
+    sides = torch.stack([within.new_full((), width), within.new_full((), height)])
+    return (corner + within) / sides
+
+
+@torch.no_grad()
+def draw(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Tensor:
+    """Points (B, spec.points, 2) to learn from, by coarse logits (B, C, h, w) and perhaps distances (B, H, W).
+
+    First those near boundaries, then the least sure, then those anywhere; from torch's own generator.
+    """
+    near, unsure, anywhere = spec.parts
+    count, device, chosen = len(logits), logits.device, []
+    if near:
+        if distance is None:
+            raise ValueError("points near boundaries need distances")
+        chosen.append(draw_near(distance, near, spec.sigma))
+    if unsure:
+        candidates = torch.rand(count, max(unsure, int(spec.points * spec.oversample)), 2, device=device)
+        best = uncertainty(sample(logits, candidates)).topk(unsure, 1).indices
+        chosen.append(candidates.gather(1, best[:, :, None].expand(-1, -1, 2)))
+    chosen.append(torch.rand(count, anywhere, 2, device=device))
+    return torch.cat(chosen, 1)
+
+
+def pooled(logits: Tensor, stride: int) -> Tensor:
+    """Logits (B, C, h, w) at `stride`, averaged over squares to stride 4 where they are finer."""
+    return logits if stride >= COARSE_STRIDE else F.avg_pool2d(logits, COARSE_STRIDE // stride)
+
+
+def refine(head: nn.Module, coarse: Tensor, fine: Tensor, size: tuple[int, int], spec: PointSpec) -> Tensor:
+    """Coarse logits (B, C, h, w) to logits (B, C, *size), doubled step by step, the least sure points predicted anew.
+
+    `fine` (B, F, h', w') and `coarse` are what the head sees at each point, at all steps. Logits are float32 at least:
+    in half precision every doubling would round them again, and margins between classes with them.
+    """
+    logits, done = at_least_float32(coarse), 0
+    while (logits.shape[2] * 2 <= size[0] and logits.shape[3] * 2 <= size[1]) and done != spec.steps:
+        logits = F.interpolate(logits, scale_factor=2.0, mode="bilinear", align_corners=False)
+        logits, done = _predict_anew(head, logits, coarse, fine, spec.subdivide), done + 1
+    if tuple(logits.shape[2:]) != tuple(size):
+        logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+    return logits
+
+
+def _predict_anew(head: nn.Module, logits: Tensor, coarse: Tensor, fine: Tensor, count: int) -> Tensor:
+    height, width = logits.shape[2:]
+    chosen = uncertainty(logits).flatten(1).topk(min(count, height * width), 1).indices
+    points = pixel_centres(chosen, height, width)
+    found = head(sample(fine, points), sample(coarse, points)).to(logits.dtype)
+    index = chosen[:, None].expand(-1, logits.shape[1], -1)
+    return logits.flatten(2).scatter(2, index, found).unflatten(2, (height, width))
+
+
+def pixel_centres(index: Tensor, height: int, width: int) -> Tensor:
+    """Centres (B, N, 2) of the pixels with these numbers (B, N), counted row by row."""
+    x, y = (index % width).float() + 0.5, (index // width).float() + 0.5
+    return torch.stack([x / width, y / height], 2)

@@ -1,0 +1,191 @@
+"""Networks of pictures that see a volume slice by slice, perhaps with the slices beside it (2.5-D).
+
+For volumes whose slices are a dozen times as far apart as their voxels, neighbours say little about each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from trainkit.checkpoint import safe_load
+from trainkit.config.ranges import Channels
+from trainkit.errors import UserError
+from trainkit.interfaces import Meta
+from trainkit.models.patch_geometry import by, check_patch, require
+from trainkit.models.timm_classifier import refuse_unknown
+
+TIMM = "tu-"
+"""How segmentation_models_pytorch marks encoders of timm."""
+
+
+@dataclass(kw_only=True)
+class SlicesSpec:
+    """A network of segmentation_models_pytorch on every slice."""
+
+    name: Literal["slices"]
+    encoder: str = field(metadata={"timm": TIMM})
+    """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
+    of segmentation_models_pytorch, such as `resnet18`."""
+    decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
+    """How its maps become a picture again."""
+    filters: list[Channels] | None = None
+    """Channels of the decoder's levels, coarsest first, 3 to 5 of them, which is also how often the encoder halves its
+    picture; for `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
+    neighbours: Annotated[int, Field(ge=0, le=2)] = 0
+    """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
+    weights: str | None = None
+    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    `models:/ID`; None: random."""
+    supervision: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        check_slices(self.encoder, self.weights)
+        if self.weights == "pretrained" and not self.encoder.startswith(TIMM):
+            raise ValueError(
+                f"encoder is {self.encoder!r}; pretrained weights are those of timm, as in tu-resnet18.a1_in1k"
+            )
+        if self.filters is not None:
+            if self.decoder not in ("unet", "unetplusplus", "manet"):
+                raise ValueError(f"filters are given, which {self.decoder} does not have")
+            if not 3 <= len(self.filters) <= 5:
+                raise ValueError(f"filters is {self.filters}; 3 to 5 levels are needed")
+            # Others keep the levels that nothing reads, which then get no gradient.
+            if len(self.filters) < 5 and not self.encoder.startswith(TIMM):
+                raise ValueError(
+                    f"filters is {self.filters}; only `tu-` encoders can be cut to {len(self.filters)} levels"
+                )
+
+
+def check_slices(encoder: str, word: str | None) -> None:
+    """Refuse what no network of slices has."""
+    if word == "pretrained" and "." not in encoder:
+        raise ValueError(f"encoder is {encoder!r}; pretrained weights need a tag, as in pvt_v2_b2.in1k")
+
+
+class Slices(nn.Module):
+    """A network of pictures, applied to every slice of a volume."""
+
+    def __init__(self, net: nn.Module, neighbours: int = 0):
+        super().__init__()
+        self.net, self.neighbours = net, neighbours
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        """Volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W); a list where the network gives one."""
+        count, depth = image.shape[0], image.shape[2]
+        out = self.net(with_neighbours(image, self.neighbours))
+        return [_volumes(x, count, depth) for x in out] if isinstance(out, list) else _volumes(out, count, depth)
+
+
+def with_neighbours(image: Tensor, neighbours: int) -> Tensor:
+    """Volumes (B, 1, D, H, W) to pictures (B*D, 2*neighbours+1, H, W): each slice between those beside it.
+
+    At either end the last slice is repeated.
+    """
+    depth = image.shape[2]
+    at = torch.arange(depth, device=image.device)
+    beside = [image[:, 0, (at + k).clamp(0, depth - 1)] for k in range(-neighbours, neighbours + 1)]
+    return torch.stack(beside, 2).flatten(0, 1)
+
+
+def _volumes(scores: Tensor, count: int, depth: int) -> Tensor:
+    return scores.unflatten(0, (count, depth)).transpose(1, 2)
+
+
+def build(spec: SlicesSpec, meta: Meta) -> tuple[nn.Module, str]:
+    """The network of `spec`, with random weights, and what is to be said about it."""
+    channels, depth = 2 * spec.neighbours + 1, 5 if spec.filters is None else len(spec.filters)
+    check_patch(spec.name, meta.shape[1:], (1, 2**depth, 2**depth))
+    require("segmentation_models_pytorch")
+    import segmentation_models_pytorch as smp
+
+    check_encoder(spec.encoder, smp.encoders.encoders)
+    given = {} if spec.filters is None else {"encoder_depth": depth, "decoder_channels": spec.filters}
+    try:
+        net = smp.create_model(
+            spec.decoder, spec.encoder, encoder_weights=None, in_channels=channels, classes=meta.classes, **given
+        )
+    except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
+        raise unfit(f"{spec.decoder} over {spec.encoder}", error) from error
+    made = Slices(net, spec.neighbours)
+    probe(made, meta, spec.encoder)
+    return made, f"{spec.decoder} over {spec.encoder}, {about_slices(spec.neighbours, 2**depth)}"
+
+
+def about_slices(neighbours: int, multiple: int) -> str:
+    """What is to be said about every network of slices."""
+    seen = "each slice alone" if not neighbours else f"each slice with {neighbours} on either side"
+    return f"{seen}, sides of a patch multiples of {by((1, multiple, multiple))}"
+
+
+@torch.no_grad()
+def probe(net: nn.Module, meta: Meta, encoder: str) -> None:
+    """Refuse a network that does not give a class for every voxel of a patch, by trying it on one slice."""
+    net.eval()
+    slice_of = (1, 1, 1, *meta.shape[2:])
+    try:
+        out = net(torch.zeros(slice_of, device=next(net.parameters()).device))
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
+        raise unfit(f"{encoder} on slices of {by(meta.shape[2:])} voxels", error) from error
+    if tuple(out.shape) != (1, meta.classes, *slice_of[2:]):
+        raise UserError("task.net", f"{encoder} gives scores of {tuple(out.shape)}", "one for every voxel and class")
+    net.train()
+
+
+def timm_name(encoder: str) -> str:
+    """`tu-resnet18.a1_in1k` -> `resnet18.a1_in1k`."""
+    return encoder.removeprefix(TIMM)
+
+
+def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
+    """Fill the encoder of a network of slices from a file of timm's classifier of that name.
+
+    timm renames what it must and adds up or repeats the filters of the first convolution for other than three channels.
+    Raises UserError for a file that holds anything but tensors, or those of another network.
+    """
+    import timm
+
+    inner = next(module for module in net.modules() if hasattr(module, "feature_info"))
+    # Handed over as tensors: timm has readers of files of its own.
+    tensors = safe_load.read_tensors(file)
+    info = inner.feature_info
+
+    def given() -> dict[str, Any]:
+        return {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(tensors)}}  # from which it takes out
+
+    try:
+        # The whole classifier first: of its maps alone timm leaves at random whatever the file does not hold.
+        timm.create_model(timm_name(encoder), **given())
+        filled = timm.create_model(
+            timm_name(encoder),
+            features_only=True,
+            out_indices=tuple(info.out_indices),
+            in_chans=next(p.shape[1] for p in inner.parameters() if p.ndim == 4),
+            **given(),
+        )
+    except (RuntimeError, ValueError, AssertionError, KeyError) as error:
+        raise unfit(f"weights {file} in {encoder}", error) from error
+    safe_load.load_into(inner, filled.state_dict(), str(file))
+
+
+def check_encoder(name: str, known: dict) -> None:
+    """Refuse an encoder that neither timm nor segmentation_models_pytorch has; `known` are the names of the latter."""
+    if name.startswith(TIMM):
+        refuse_unknown(timm_name(name), "task.net.encoder")
+    elif name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"encoders of timm begin with {TIMM}"
+        raise UserError("task.net.encoder", f"segmentation_models_pytorch has no encoder {name!r}", remedy=remedy)
+
+
+def unfit(what: str, error: Exception) -> UserError:
+    """What to say of a library's refusal to make or run `what`."""
+    reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
+    return UserError("task.net", f"{what}: {reason}", "an encoder and a decoder that fit", "choose another of them")

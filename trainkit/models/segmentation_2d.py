@@ -1,0 +1,337 @@
+"""Networks that give every pixel of a picture a class: BiSeNet, or any decoder of segmentation_models_pytorch.
+
+Whatever the network, with or without a head for single points, it becomes a `SceneNet`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from trainkit.checkpoint import safe_load
+from trainkit.config.ranges import Channels
+from trainkit.errors import UserError, few
+from trainkit.interfaces import Meta
+from trainkit.models import bisenet, segmentation_2_5d
+from trainkit.models import pointrend as pointwise
+from trainkit.models.patch_geometry import by, require
+from trainkit.models.pointrend import PointHead, PointSpec
+from trainkit.models.timm_classifier import refuse_unknown
+
+SMP = "segmentation_models_pytorch"
+_MISFITS = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, StopIteration)
+"""What the libraries raise when parts do not fit each other."""
+_GIVEN = {"self", "encoder_name", "encoder_weights", "in_channels", "classes", "activation", "aux_params", "upsampling"}
+"""Arguments of smp's decoders that are not a recipe's: set here, or of what is left out."""
+
+
+@dataclass(kw_only=True)
+class BiSeNetV1Spec:
+    """BiSeNet (Yu et al., ECCV 2018, arXiv 1808.00897): a spatial path beside the context path of an encoder."""
+
+    name: Literal["bisenetv1"]
+    width: Annotated[float, Field(gt=0, le=8)] = 1.0
+    """Factor on the channels of what is around the encoder."""
+    fusion: bisenet.FusionKind = "squeeze"
+    """Form of the feature fusion module: `squeeze`, two 1x1 convolutions, is the paper's and that of older weights of
+    the public implementation; `conv`, one 1x1 convolution and batch norm, that of its weights today."""
+    encoder: str = field(default="resnet18.tv_in1k", metadata={"timm": ""})
+    """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
+    ResNet-18 and torchvision's weights."""
+    weights: str | None = None
+    """`pretrained` (the encoder's, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    `models:/ID`; files of the public implementation are understood. None: random."""
+
+    def __post_init__(self) -> None:
+        _check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
+
+
+@dataclass(kw_only=True)
+class BiSeNetV2Spec:
+    """BiSeNet V2 (Yu et al., IJCV 2021, arXiv 2004.02147): a detail branch beside a deep, narrow one."""
+
+    name: Literal["bisenetv2"]
+    width: Annotated[float, Field(gt=0, le=8)] = 1.0
+    """Factor on all channels."""
+    weights: str | None = None
+    """A whole network from a file, `run:NAME` or `models:/ID`; files of the public implementation are understood.
+    None: random."""
+
+    def __post_init__(self) -> None:
+        if self.weights == "pretrained":
+            raise ValueError(
+                "weights is 'pretrained'; bisenetv2 has no encoder with such weights: name a file or a run"
+            )
+
+
+@dataclass(kw_only=True)
+class SmpSpec:
+    """A network of segmentation_models_pytorch: an encoder, mostly of timm, and a decoder."""
+
+    name: Literal["smp"]
+    encoder: str = field(metadata={"timm": segmentation_2_5d.TIMM})
+    """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
+    of segmentation_models_pytorch, such as `resnet18`."""
+    decoder: Literal[
+        "unet",
+        "unetplusplus",
+        "fpn",
+        "linknet",
+        "manet",
+        "pspnet",
+        "pan",
+        "deeplabv3",
+        "deeplabv3plus",
+        "segformer",
+        "upernet",
+    ]
+    """How its maps become one again."""
+    args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
+    """Further arguments of that decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
+    weights: str | None = None
+    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    `models:/ID`; None: random."""
+
+    def __post_init__(self) -> None:
+        if self.weights == "pretrained" and not self.encoder.startswith(segmentation_2_5d.TIMM):
+            raise ValueError(f"encoder is {self.encoder!r}; pretrained weights are those of timm: tu-resnet18.a1_in1k")
+        _check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
+        reserved = sorted(_GIVEN & set(self.args))
+        if reserved:
+            raise ValueError(f"args names {', '.join(reserved)}, which follow from the data or are not used")
+
+
+AnySceneNet = BiSeNetV1Spec | BiSeNetV2Spec | SmpSpec
+SceneNetSpec = Annotated[AnySceneNet, Field(discriminator="name")]
+"""The block of a recipe that chooses a network for pictures whose pixels have classes."""
+
+
+@dataclass(kw_only=True)
+class Norm:
+    """What the batch norms of a network become."""
+
+    name: Literal["batch", "sync", "group"] = "batch"
+    """Batch norm over the micro-batch of a process; over the micro-batches of all processes; or group norm (Wu & He,
+    ECCV 2018, arXiv 1803.08494), which sees each picture alone."""
+    groups: Channels = 32
+    """Of group norm: the channels are parted into the largest number of groups that divides them, up to this, with 4
+    channels or more in each."""
+
+
+def _check_tag(encoder: str, word: str | None, example: str) -> None:
+    if word == "pretrained" and "." not in encoder:
+        raise ValueError(f"encoder is {encoder!r}; pretrained weights need a tag, as in {example}")
+
+
+class SceneNet(nn.Module):
+    """A network that gives every pixel a class, with or without a head for single points.
+
+    `body` maps pictures to a dict of `logits`, a list of class scores, the main ones first at a stride of their own,
+    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, what the sides of a picture must be
+    multiples of (`multiple`), and how many pictures batch norm must see at once in training (`least`).
+    """
+
+    def __init__(self, body: nn.Module, classes: int, points: PointSpec | None = None):
+        super().__init__()
+        self.body, self.points = body, points
+        self.point_head = None if points is None else PointHead(points, body.fine_channels, classes)
+
+    @property
+    def multiple(self) -> int:
+        """What the sides of a picture must be multiples of."""
+        return self.body.multiple
+
+    @property
+    def least(self) -> int:
+        """How many pictures batch norm must see at once in training: 2 where a map has one value per picture."""
+        return self.body.least
+
+    def forward(self, image: Tensor, distance: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
+        """Pictures (B, 3, H, W) to a dict of `logits`: a list of class scores (B, classes, h, w), the main ones first.
+
+        While training, those of auxiliary heads follow, each at its stride, and with a head for points there are also
+        `points` (B, N, 2), (x, y) in [0, 1], and `point_logits` (B, classes, N); `distance` (B, H, W), pixels to the
+        nearest boundary, is needed where some are drawn near boundaries. In evaluation there are the main scores alone,
+        with a head for points refined to (B, classes, H, W).
+        """
+        out = self.body(image)
+        logits = list(out["logits"]) if self.training else out["logits"][:1]
+        if self.point_head is None:
+            return {"logits": logits}
+        coarse = pointwise.pooled(logits[0], self.body.stride)
+        if not self.training:
+            size = (image.shape[2], image.shape[3])
+            return {"logits": [pointwise.refine(self.point_head, coarse, out["fine"], size, self.points)]}
+        if self.points.near and distance is None:
+            raise UserError("task.points.near", f"{self.points.near}, without distances", "data.distance in the recipe")
+        chosen = pointwise.draw(coarse.detach(), self.points, distance)
+        found = self.point_head(pointwise.sample(out["fine"], chosen), pointwise.sample(coarse, chosen))
+        return {"logits": logits, "points": chosen, "point_logits": found}
+
+
+class SmpBody(nn.Module):
+    """A network of segmentation_models_pytorch without its last enlargement: scores at the stride of its decoder.
+
+    `fine` is the encoder's finest map at stride 4 or more, as PointRend takes it of DeepLabV3. Parameters that no score
+    depends on get no gradient, and `idle` is how many there are: other processes would wait for theirs.
+    """
+
+    def __init__(self, model: nn.Module, shape: Sequence[int]):
+        super().__init__()
+        self.encoder, self.decoder, self.segmentation_head = model.encoder, model.decoder, model.segmentation_head[0]
+        # Where an encoder's stride is below 2^depth, it is dilated, and nobody says that fewer will do.
+        self.multiple = 2 ** getattr(model.encoder, "_depth", 5)
+        # A small picture, of a shape that few networks could have been made for.
+        m = self.multiple
+        height, width = (max(m, min(side // m, most) * m) for side, most in zip(shape[1:], (4, 6), strict=True))
+        self.eval()  # the statistics of batch norms stay as they are
+        with torch.enable_grad(), _normed(self) as sizes:
+            maps = self.encoder(torch.zeros(1, shape[0], height, width, device=next(self.parameters()).device))
+            scores = self.segmentation_head(self.decoder(maps))
+            scores.sum().backward()
+        self.least = 2 if 1 in sizes else 1
+        self.fine_at = next(i for i, x in enumerate(maps) if i and x.shape[1] and height // x.shape[2] >= 4)
+        self.fine_channels = maps[self.fine_at].shape[1]
+        self.stride = height // scores.shape[2]
+        unread = [p for p in self.parameters() if p.grad is None]
+        self.idle = sum(p.requires_grad_(False).numel() for p in unread)
+        self.zero_grad(set_to_none=True)
+        self.train()
+
+    def forward(self, image: Tensor) -> dict[str, Tensor | list[Tensor]]:
+        """Pictures (B, channels, H, W) to `logits`, a list of one (B, classes, H/stride, W/stride), and `fine`."""
+        maps = self.encoder(image)
+        return {"logits": [self.segmentation_head(self.decoder(maps))], "fine": maps[self.fine_at]}
+
+
+@contextlib.contextmanager
+def _normed(net: nn.Module) -> Iterator[set[int]]:
+    """How many values of a channel the batch norms of `net` are given, filled in while it runs."""
+    sizes: set[int] = set()
+    norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(lambda _, given: sizes.add(given[0][:, 0].numel())) for norm in norms]
+    try:
+        yield sizes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def build(
+    spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: Meta, found: Mapping[str, Any]
+) -> tuple[SceneNet, list[str]]:
+    """The network of `spec` for pictures of `meta.shape` (3, h, w), and sentences about it.
+
+    `found` holds the file of its weights under `net`. Raises UserError where a package is missing, encoder and decoder
+    do not fit, the crop is no multiple of what the network divides by, or the weights are of another network.
+    """
+    body, about, notes = _MAKERS[type(spec)](spec, meta)
+    _check_crop(spec.name, meta.shape[1:], body.multiple)
+    if spec.weights == "pretrained" and "net" in found:
+        segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
+    if norm.name != "batch":
+        from trainkit.models import norms
+
+        body = norms.convert(body, norm.name, norm.groups)
+    net = SceneNet(body, meta.classes, points)
+    if spec.weights != "pretrained" and "net" in found:
+        notes += _load(net, found["net"])
+    count = sum(p.numel() for p in net.parameters())
+    said = [f"{spec.name}: {about}, logits at stride {body.stride}, {count:,} parameters"]
+    if points is not None:
+        refined = sum(p.numel() for p in net.point_head.parameters())
+        near, unsure, anywhere = points.parts
+        parts = f"{near} near boundaries, {unsure} unsure, {anywhere} anywhere"
+        said.append(f"points: {refined:,} of the parameters; {points.points} points a picture: {parts}")
+    return net, said + notes
+
+
+def source_of(spec: AnySceneNet) -> str | None:
+    """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
+    return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}" if spec.weights == "pretrained" else spec.weights
+
+
+def _check_crop(name: str, crop: Sequence[int], multiple: int) -> None:
+    if any(side % multiple for side in crop):
+        near = [max(multiple, round(side / multiple) * multiple) for side in crop]
+        raise UserError(
+            "data.crop",
+            f"{by(crop)} pixels, which {name} cannot divide by its strides",
+            f"sides that are multiples of {multiple}",
+            f"the nearest is {near}",
+        )
+
+
+def _load(net: SceneNet, file: Any) -> list[str]:
+    """Fill a whole network; from a file without a head for points, or of the public BiSeNet, all but that head."""
+    tensors = safe_load.read_tensors(file)
+    if not any(name.startswith("body.") for name in tensors):
+        tensors = {f"body.{name}": tensor for name, tensor in bisenet.from_published(tensors).items()}
+    if isinstance(net.body, bisenet.BiSeNetV1):
+        _check_fusion(net.body.fusion.kind, tensors, file)
+    headless = net.point_head is not None and not any(name.startswith("point_head.") for name in tensors)
+    safe_load.load_into(net, tensors, str(file), ignore=("point_head.*",) if headless else ())
+    return [f"{file} has no head for points: it starts at random"] if headless else []
+
+
+def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Any], file: Any) -> None:
+    """Refuse weights whose fusion module has another form than `kind`, with the key that chooses it."""
+    layers = {"squeeze": "body.fusion.squeeze.weight", "conv": "body.fusion.share.weight"}
+    found = next((form for form, name in layers.items() if name in tensors), kind)
+    if found != kind:
+        raise UserError("task.net.fusion", kind, found, f"the weights {file} have that form: write `fusion: {found}`")
+
+
+Made = tuple[nn.Module, str, list[str]]
+
+
+def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> Made:
+    refuse_unknown(spec.encoder, "task.net.encoder")
+    try:
+        body = bisenet.BiSeNetV1(
+            meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder, fusion=spec.fusion
+        )
+    except _MISFITS as error:
+        raise segmentation_2_5d.unfit(f"{spec.encoder} as a context path", error) from error
+    return body, f"{spec.encoder} as context path, width {spec.width:g}", []
+
+
+def _bisenetv2(spec: BiSeNetV2Spec, meta: Meta) -> Made:
+    return bisenet.BiSeNetV2(meta.classes, meta.shape[0], width=spec.width), f"width {spec.width:g}", []
+
+
+def _smp(spec: SmpSpec, meta: Meta) -> Made:
+    require(SMP, "segmentation")
+    import segmentation_models_pytorch as smp
+
+    segmentation_2_5d.check_encoder(spec.encoder, smp.encoders.encoders)
+    known = set(inspect.signature(smp.MODEL_ARCHITECTURES_MAPPING[spec.decoder].__init__).parameters)
+    known -= _GIVEN | {"kwargs"}
+    unknown = [name for name in spec.args if name not in known]
+    if unknown:
+        raise UserError("task.net.args", f"{few(unknown)}: {spec.decoder} has none", few(sorted(known), len(known)))
+    what = f"{spec.decoder} over {spec.encoder}"
+    try:
+        model = smp.create_model(
+            spec.decoder,
+            spec.encoder,
+            encoder_weights=None,
+            in_channels=meta.shape[0],
+            classes=meta.classes,
+            **spec.args,
+        )
+        body = SmpBody(model, meta.shape)
+    except _MISFITS as error:
+        raise segmentation_2_5d.unfit(what, error) from error
+    unread = f"{body.idle:,} parameters of {spec.encoder} that {spec.decoder} does not read are frozen"
+    return body, what, [unread] if body.idle else []
+
+
+_MAKERS = {BiSeNetV1Spec: _bisenetv1, BiSeNetV2Spec: _bisenetv2, SmpSpec: _smp}

@@ -1,0 +1,311 @@
+"""Networks that give every voxel of a volume a class: MONAI's U-Net, nnU-Net's network, SegResNet, and those of slices.
+
+Every network maps float volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W); while training, one with deep
+supervision gives a list of such scores, finest first, the coarser ones at the size of their level. MONAI takes 12 s to
+import, so nothing here imports it before a network is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from trainkit.checkpoint import safe_load
+from trainkit.config.ranges import FractionBelowOne, Layers
+from trainkit.errors import UserError
+from trainkit.interfaces import Meta
+from trainkit.models import emcad, segmentation_2_5d
+from trainkit.models.emcad import EmcadSpec
+from trainkit.models.patch_geometry import SMALLEST_SIDE, Levels, Triple, by, check_patch, levels_for, require
+from trainkit.models.segmentation_2_5d import SlicesSpec
+
+Filters = Annotated[int, Field(ge=1, le=4096)]
+"""Channels of a level."""
+
+
+@dataclass(kw_only=True)
+class UNetSpec:
+    """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018): residual units, strided convolutions, instance norm."""
+
+    name: Literal["unet"]
+    filters: list[Filters]
+    """Channels of each level, finest first; there are fewer levels where the patch is too small for them."""
+    res_units: Annotated[int, Field(ge=0, le=16)] = 2
+    """Convolutions of a residual unit; 0: one plain convolution at each level."""
+    dropout: FractionBelowOne = 0.0
+    """Share of the values set to zero after each convolution."""
+    weights: str | None = None
+    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    supervision: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        _check(self.filters, 2, self.weights)
+
+
+@dataclass(kw_only=True)
+class DynUNetSpec:
+    """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions at each level."""
+
+    name: Literal["dynunet"]
+    filters: list[Filters]
+    """Channels of each level, finest first; there are fewer levels where the patch is too small for them. nnU-Net has
+    32, 64, 128, 256, 320, 320."""
+    deep_supervision: bool = True
+    """A loss at every level but the two coarsest, weighted 1, 1/2, 1/4 ... by nnU-Net's rule: there are scores at the
+    last level but one too, with weight 0."""
+    res_block: bool = False
+    """Residual blocks instead of plain ones."""
+    dropout: FractionBelowOne = 0.0
+    """Share of the values set to zero after each convolution."""
+    weights: str | None = None
+    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    supervision: ClassVar[str] = "nnunet"
+
+    def __post_init__(self) -> None:
+        _check(self.filters, 3, self.weights)
+
+
+@dataclass(kw_only=True)
+class SegResNetSpec:
+    """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, of MONAI's blocks."""
+
+    name: Literal["segresnet"]
+    filters: Filters
+    """Channels of the finest level; doubled at each further one."""
+    blocks: list[Layers]
+    """Residual blocks on the way down at each level, finest first; on the way up there is one at each. There are fewer
+    levels where the patch is too small for them."""
+    deep_supervision: Annotated[int, Field(ge=1, le=16)] = 3
+    """Levels with scores and a loss, from the finest; 1: the finest alone."""
+    weights: str | None = None
+    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    supervision: ClassVar[str] = "deep"
+
+    def __post_init__(self) -> None:
+        _check([self.filters], 1, self.weights)
+        if len(self.blocks) < 2:
+            raise ValueError(f"blocks is {self.blocks}; two levels or more are needed")
+
+
+AnyVolumeNet = UNetSpec | DynUNetSpec | SegResNetSpec | SlicesSpec | EmcadSpec
+VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
+"""The block of a recipe that chooses a network for volumes."""
+
+
+def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
+    if len(filters) < levels:
+        raise ValueError(f"filters is {list(filters)}; {levels} levels or more are needed")
+    if word == "pretrained":
+        raise ValueError("weights is 'pretrained'; only networks of slices (slices, emcad) have such weights")
+
+
+def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+    """The network of `spec` for patches of `meta.shape` (1, D, H, W), and sentences about what was derived.
+
+    `found` holds the file of its weights under `net`. Raises UserError when MONAI is not installed, the patch is too
+    small or does not fit the strides, or the weights are of another network.
+    """
+    net, about = _MAKERS[type(spec)](spec, meta)
+    if "net" in found:
+        if spec.weights == "pretrained":
+            segmentation_2_5d.load_encoder(net, spec.encoder, found["net"])
+        else:
+            safe_load.load_into(net, safe_load.read_tensors(found["net"]), str(found["net"]))
+    count = sum(p.numel() for p in net.parameters())
+    return net, [f"{spec.name}: {about}, {count:,} parameters"]
+
+
+def source_of(spec: AnyVolumeNet) -> str | None:
+    """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
+    return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}" if spec.weights == "pretrained" else spec.weights
+
+
+def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], wanted: int, least: int) -> Levels:
+    levels = levels_for(patch, spacing, wanted)
+    if len(levels.kernels) < least:
+        raise UserError(
+            "data.patch",
+            f"{by(patch)} voxels, which leave room for {len(levels.kernels)} of the levels of {spec.name}",
+            f"{least} or more",
+            f"a side is halved only while {SMALLEST_SIDE} voxels are left: take a larger patch",
+        )
+    check_patch(spec.name, patch, levels.multiple)
+    return levels
+
+
+def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+    levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 2)
+    require("monai")
+    from monai.networks.nets import UNet
+
+    upwards = iter(levels.kernels[-2::-1])
+
+    class ByLevel(UNet):
+        """MONAI's has one kernel for all levels. It makes them from the coarsest up, so the next one's is set here."""
+
+        def _get_bottom_layer(self, *args: Any) -> nn.Module:
+            return self._then_next(super()._get_bottom_layer(*args))
+
+        def _get_connection_block(self, *args: Any) -> nn.Module:
+            return self._then_next(super()._get_connection_block(*args))
+
+        def _then_next(self, made: nn.Module) -> nn.Module:
+            self.kernel_size = self.up_kernel_size = next(upwards, None)
+            return made
+
+    net = ByLevel(
+        spatial_dims=3,
+        in_channels=meta.shape[0],
+        out_channels=meta.classes,
+        channels=spec.filters[: len(levels.kernels)],
+        strides=levels.strides[1:],
+        kernel_size=levels.kernels[-1],
+        num_res_units=spec.res_units,
+        norm="instance",
+        dropout=spec.dropout,
+    )
+    # A plain module: the class of this function could not be pickled.
+    return Whole(net.model), _about(levels, len(spec.filters))
+
+
+def _about(levels: Levels, wanted: int) -> str:
+    count = len(levels.kernels)
+    fewer = f"{count} of {wanted} levels, for the patch has room for no more, " if count < wanted else ""
+    return f"{fewer}{levels}, sides of a patch multiples of {by(levels.multiple)}"
+
+
+class Whole(nn.Module):
+    """A network without deep supervision."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W)."""
+        return self.model(image)
+
+
+def _dynunet(spec: DynUNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+    levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 3)
+    require("monai")
+    from monai.networks.nets import DynUNet
+
+    count = len(levels.kernels)
+    net = DynUNet(
+        spatial_dims=3,
+        in_channels=meta.shape[0],
+        out_channels=meta.classes,
+        kernel_size=levels.kernels,
+        strides=levels.strides,
+        upsample_kernel_size=levels.strides[1:],
+        filters=spec.filters[:count],
+        dropout=spec.dropout or None,
+        res_block=spec.res_block,
+        deep_supervision=spec.deep_supervision,
+        deep_supr_num=count - 2,
+    )
+    outputs = count - 1 if spec.deep_supervision else 1
+    return Dynamic(net), f"{_about(levels, len(spec.filters))}, {outputs} outputs in training"
+
+
+class Dynamic(nn.Module):
+    """The blocks of MONAI's DynUNet, each once.
+
+    MONAI's own holds every block under two names, so its checkpoints are twice as large; it keeps the last outputs and
+    their graph in a list; and it enlarges the coarse outputs to the full size, which at 96^3 and ten classes costs more
+    memory than the outputs themselves.
+    """
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.input_block, self.downsamples, self.bottleneck = net.input_block, net.downsamples, net.bottleneck
+        self.upsamples, self.output_block = net.upsamples, net.output_block
+        self.deep_supervision_heads = net.deep_supervision_heads if net.deep_supervision else nn.ModuleList()
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        """Volumes (B, 1, D, H, W) to class scores; in training with deep supervision a list, finest first."""
+        passed = [self.input_block(image)]
+        for block in self.downsamples:
+            passed.append(block(passed[-1]))
+        x, coarse = self.bottleneck(passed[-1]), []
+        for up in self.upsamples:
+            x = up(x, passed.pop())
+            if self.training and 1 <= len(passed) <= len(self.deep_supervision_heads):
+                coarse.append(self.deep_supervision_heads[len(passed) - 1](x))
+        out = self.output_block(x)
+        return [out, *coarse[::-1]] if coarse else out
+
+
+def _segresnet(spec: SegResNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+    levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.blocks), 2)
+    require("monai")
+    net = SegResNet(
+        meta.shape[0], meta.classes, spec.filters, spec.blocks[: len(levels.kernels)], levels, spec.deep_supervision
+    )
+    return net, f"{_about(levels, len(spec.blocks))}, {net.outputs} outputs in training"
+
+
+class SegResNet(nn.Module):
+    """MONAI's SegResNetDS with instance norm, and with kernels and strides that are given.
+
+    MONAI's derives them from the resolution alone: it pools without regard to the patch, and an axis that is no longer
+    pooled has kernels of 1 from there on. Where both agree, the names and shapes of the weights are the same.
+    """
+
+    def __init__(
+        self, channels: int, classes: int, filters: int, blocks: Sequence[int], levels: Levels, deep_supervision: int
+    ):
+        super().__init__()
+        from monai.networks.blocks.upsample import UpSample
+        from monai.networks.nets.segresnet_ds import SegResBlock
+
+        norm, act = ("instance", {"affine": True}), ("relu", {"inplace": True})
+        wide = [filters * 2**i for i in range(len(blocks))]
+        self.outputs = min(deep_supervision, len(blocks) - 1)
+
+        def residual(level: int, count: int) -> nn.Sequential:
+            return nn.Sequential(*(SegResBlock(3, wide[level], norm, levels.kernels[level], act) for _ in range(count)))
+
+        def conv(level: int, before: int, after: int, stride: Triple) -> nn.Conv3d:
+            kernel = levels.kernels[level]
+            return nn.Conv3d(before, after, kernel, stride, tuple(k // 2 for k in kernel), bias=False)
+
+        self.encoder = nn.Module()
+        self.encoder.conv_init = conv(0, channels, filters, (1, 1, 1))
+        self.encoder.layers = nn.ModuleList()
+        for i, count in enumerate(blocks):
+            last = i == len(blocks) - 1
+            down = nn.Identity() if last else conv(i, wide[i], wide[i + 1], levels.strides[i + 1])
+            self.encoder.layers.append(nn.ModuleDict({"blocks": residual(i, count), "downsample": down}))
+        self.up_layers = nn.ModuleList()
+        for i in reversed(range(len(blocks) - 1)):
+            up = UpSample(3, wide[i + 1], wide[i], levels.strides[i + 1], levels.kernels[i], mode="deconv", bias=False)
+            head = nn.Conv3d(wide[i], classes, 1) if i < self.outputs else nn.Identity()
+            self.up_layers.append(nn.ModuleDict({"upsample": up, "blocks": residual(i, 1), "head": head}))
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        """Volumes (B, 1, D, H, W) to class scores; in training with deep supervision a list, finest first."""
+        x, passed, outputs = self.encoder.conv_init(image), [], []
+        for level in self.encoder.layers:
+            passed.append(level["blocks"](x))
+            x = level["downsample"](passed[-1])
+        passed.pop()
+        for level in self.up_layers:
+            x = level["blocks"](level["upsample"](x) + passed.pop())
+            if len(passed) < self.outputs and (self.training or not passed):
+                outputs.append(level["head"](x))
+        return outputs[::-1] if len(outputs) > 1 else outputs[0]
+
+
+_MAKERS = {
+    UNetSpec: _unet,
+    DynUNetSpec: _dynunet,
+    SegResNetSpec: _segresnet,
+    SlicesSpec: segmentation_2_5d.build,
+    EmcadSpec: emcad.build,
+}

@@ -1,0 +1,196 @@
+"""Classifiers: any network of timm with its own head, and how much of it is trained."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.checkpoint import safe_load
+from trainkit.config.ranges import FractionBelowOne
+from trainkit.errors import UserError
+
+_RESERVED = frozenset(
+    [
+        "num_classes",
+        "in_chans",
+        "features_only",
+        "out_indices",
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "checkpoint_path",
+        "cache_dir",
+        "scriptable",
+        "exportable",
+        "no_jit",
+    ]
+)
+"""Arguments of timm that no recipe passes on: they change what comes out, download, or unpickle a file."""
+
+Argument = bool | int | float | str | list[int] | list[float]
+
+
+@dataclass(kw_only=True)
+class Network:
+    """A network of timm, where its weights come from, and which of them are trained."""
+
+    model: str = field(metadata={"timm": ""})
+    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    args: dict[str, Argument] = field(default_factory=dict)
+    """Further arguments of its constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
+    drop_path: FractionBelowOne = 0.0
+    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples that skip a block."""
+    dropout: FractionBelowOne = 0.0
+    """Share of the features that is set to zero before the classifier."""
+    weights: str | None = None
+    """`pretrained` (timm's own, downloaded by `trainkit fetch`), a file, `run:NAME` or `models:/ID`; None: random. A
+    classifier for other classes is left out and starts anew."""
+    tune: Literal["all", "head", "linear"] = "all"
+    """What is trained: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
+
+    def __post_init__(self) -> None:
+        check_arguments(self.args)
+        if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
+            raise ValueError(f"args holds {', '.join(sorted(taken))}; say drop_path and dropout")
+        if self.tune != "all" and self.weights is None:
+            raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
+        if self.weights == "pretrained" and "." not in self.model:
+            raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in convnext_atto.d2_in1k")
+
+
+def check_arguments(args: Mapping[str, Argument]) -> None:
+    """Refuse what a recipe may not pass to the constructor of a network, such as a file that would be unpickled."""
+    if taken := _RESERVED & set(args):
+        raise ValueError(f"args holds {', '.join(sorted(taken))}, which the data or the recipe decides elsewhere")
+
+
+class Classifier(nn.Module):
+    """A network of timm in which what is not trained has no gradient and stays as in evaluation."""
+
+    def __init__(self, net: nn.Module, tune: str):
+        super().__init__()
+        self.net, self.tune = net, tune
+        if tune != "all":
+            self.net.requires_grad_(False)
+            self._tuned().requires_grad_(True)
+
+    def forward(self, image: Tensor, with_embedding: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Pictures (B, C, H, W) to class scores (B, classes), and on request what the classifier reads (B, D)."""
+        with torch.set_grad_enabled(self.tune == "all" and torch.is_grad_enabled()):
+            features = self.net.forward_features(image)
+        scores = self.net.forward_head(features)
+        return (scores, self.net.forward_head(features, pre_logits=True)) if with_embedding else scores
+
+    def train(self, mode: bool = True) -> Classifier:
+        """Only what is trained drops features and moves its statistics."""
+        super().train(mode)
+        if self.tune != "all":
+            self.net.eval()
+            self._tuned().train(mode)
+        return self
+
+    def _tuned(self) -> nn.Module:
+        path = last_layer(self.net)
+        # The head is named by where the classifier lies: `head.fc` belongs to `head`.
+        return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
+
+
+def build(spec: Network, shape: tuple[int, int, int], classes: int, found: Mapping[str, Any]) -> Classifier:
+    """The classifier of a recipe for pictures of `shape` (channels, height, width).
+
+    `found` holds the file of its weights under `net`. Raises UserError when timm has no such network, it does not take
+    an argument or such pictures, or the weights do not fit.
+    """
+    net = timm_network(
+        spec.model,
+        shape,
+        {**spec.args, "drop_path_rate": spec.drop_path, "drop_rate": spec.dropout},
+        classes,
+        "task.net",
+    )
+    if "net" in found:
+        load(net, found["net"], classes)
+    return Classifier(net, spec.tune)
+
+
+def last_layer(net: nn.Module) -> str:
+    """Name of the layer of a timm network that gives the class scores. Raises UserError where there are several."""
+    last = net.get_classifier()
+    path = next((name for name, module in net.named_modules() if module is last), "")
+    if not path:
+        raise UserError("task.net", "a network whose class scores come from several layers", "one with a single one")
+    return path
+
+
+def load(net: nn.Module, file: Any, classes: int) -> None:
+    """Fill a network of timm from a file; a classifier for another number of classes is left as it is."""
+    tensors = safe_load.read_tensors(file)
+    if tensors and all(name.startswith("net.") for name in tensors):  # a run of this task
+        tensors = {name.removeprefix("net."): t for name, t in tensors.items()}
+    prefix = last_layer(net)
+    other = [n for n in tensors if n.startswith(f"{prefix}.") and tensors[n].shape[:1] != (classes,)]
+    if other:
+        tensors = {name: t for name, t in tensors.items() if name not in other}
+        tensors |= {
+            f"{prefix}.{name}": t.detach().clone() for name, t in net.get_submodule(prefix).state_dict().items()
+        }
+    safe_load.load_into(net, tensors, str(file))
+
+
+def refuse_unknown(model: str, where: str) -> None:
+    """Raise UserError with the nearest names where timm has no network of that name; none is built."""
+    import timm
+
+    architecture = model.partition(".")[0]
+    if not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        raise UserError(
+            where,
+            f"timm {timm.__version__} has no model {model!r}",
+            remedy=f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists the names",
+        )
+
+
+def timm_network(
+    model: str, shape: tuple[int, int, int], args: Mapping[str, Any], classes: int, where: str
+) -> nn.Module:
+    """A network of timm with random weights for pictures of `shape`; `classes` 0: without classifier.
+
+    Raises UserError with the nearest names when there is no such network, and when it takes no such argument or
+    pictures.
+    """
+    import timm
+
+    refuse_unknown(model, where)
+    architecture = model.partition(".")[0]
+    config = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
+    sized = {"img_size": shape[1:]} if config is not None and config.fixed_input_size else {}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+    # Not every network has every regulariser; 0 is what it does without being asked.
+    given = {name: value for name, value in given.items() if name not in ("drop_path_rate", "drop_rate") or value}
+    try:
+        net = timm.create_model(architecture, num_classes=classes, in_chans=shape[0], **sized, **given)
+    except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "take out the argument it names" if given else "take another model"
+        raise UserError(where, f"{model} cannot be made: {reason} (of {given})"[:400], remedy=remedy) from error
+    unfit = f"{model} does not take {shape[0]} x {shape[1]} x {shape[2]} pictures"
+    # A transformer would leave the pixels out that do not fill a patch, without a word.
+    patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
+    if sized and patch is not None and any(n % p for n, p in zip(shape[1:], patch, strict=True)):
+        raise UserError(where, unfit, f"sides that are multiples of {patch[0]}", "change image_size or the model")
+    net.eval()
+    try:
+        with torch.no_grad():
+            out = net(torch.zeros(1, *shape, device=next(net.parameters()).device))
+    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(where, f"{unfit} ({reason})", remedy="change image_size or the model") from error
+    if out.ndim != 2:
+        raise UserError(where, f"{model} gives maps of shape {tuple(out.shape)}", "one vector per picture")
+    return net.train()

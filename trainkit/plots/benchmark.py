@@ -1,0 +1,83 @@
+"""The picture of a ladder: how much faster each switch makes a recipe, with the interval of its repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainkit.plots.curves import COLOURS, INK, QUIET, blank
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_KINDS = {
+    "kept": (COLOURS[2], "kept"),
+    "faster": (COLOURS[0], "faster, not chosen"),
+    "slower": (COLOURS[1], "slower"),
+    "computed": (COLOURS[3], "computed from single events"),
+    "none": (QUIET, "no difference, or not certain"),
+}
+_TICKS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
+
+
+def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the recipe as shipped") -> Figure:
+    """One line for each try that has a ratio, fastest first: the ratio as a dot, its 95 % interval as a bar.
+
+    `rows` are those of `speed.ladder.rows`: `rung`, `change`, `ratio`, `low`, `high`, `verdict`. The axis is
+    logarithmic where a try is twice as fast or half as fast, so that both look alike.
+    """
+    shown = sorted((row for row in rows if row["rung"] and row["ratio"] is not None), key=lambda row: -row["ratio"])
+    figure, (axes,) = blank(height=1.6 + 0.3 * max(len(shown), 1))
+    axes.axvline(1.0, color=QUIET, linewidth=1)
+    used: set[str] = set()
+    for place, row in enumerate(shown):
+        kind = _kind(row)
+        colour, label = _KINDS[kind]
+        if row["low"] is not None:
+            axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=3, alpha=0.4)
+        mark = "D" if row["low"] is None else "o"
+        own = label if kind not in used else None
+        axes.plot([row["ratio"]], [place], color=colour, marker=mark, markersize=6, linestyle="none", label=own)
+        used.add(kind)
+        right = max(row["high"] or 0.0, row["ratio"])
+        axes.annotate(
+            f"{row['ratio']:.2f}", (right, place), xytext=(6, 0), textcoords="offset points", va="center",
+            color=INK, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )  # fmt: skip
+    axes.set_yticks(range(len(shown)), [_name(row) for row in shown], fontsize=9)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    ends = [end for row in shown for end in (row["low"], row["high"], row["ratio"]) if end]
+    least, most = min([*ends, 0.95]), max([*ends, 1.05])
+    if most > 2 or least < 0.5:
+        axes.set_xscale("log")
+        axes.set_xlim(least / 1.08, most * 1.2)
+        ticks = [
+            t
+            for t in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
+            if least / 1.08 <= t <= most * 1.2
+        ]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    else:
+        room = (most - least) * 0.12
+        axes.set_xlim(least - room / 2, most + room)
+    axes.set_xlabel("samples per second, as shipped = 1 (bar: 95 % interval)")
+    axes.set_title(title)
+    if used:
+        figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False, labelcolor=INK)
+    return figure
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    if row["verdict"] == "kept":
+        return "kept"
+    if row["low"] is None:
+        return "computed"
+    return "slower" if row["high"] < 1 else "faster" if row["low"] > 1 else "none"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    name = f"{row['rung']}: {row['change']}" if row["rung"] not in row["change"] else row["change"]
+    return name if len(name) <= 44 else f"{name[:43]}…"

@@ -1,0 +1,122 @@
+"""What a network makes of single samples: maps of their embeddings, and sheets of the samples themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, blank, legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAP_COLOURS = (*COLOURS, "#8b5a2b", "#8c8c8c", "#7030a0", "#9a9a00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+"""Six, which has no common factor with eleven colours: 66 classes look different."""
+_LISTED = 66
+
+
+def scatter(
+    points: np.ndarray,
+    label: np.ndarray,
+    wrong: np.ndarray,
+    names: Sequence[str],
+    title: str,
+    axes_names: tuple[str, str] = ("", ""),
+) -> Figure:
+    """A map of samples: `points` (n, 2), coloured and shaped by `label` (n,), -1 for none; those in
+    `wrong` (n,) are ringed.
+
+    Classes without a sample are left out of the legend, which ends where looks would repeat.
+    """
+    points, label, wrong = np.asarray(points, dtype=float), np.asarray(label), np.asarray(wrong, dtype=bool)
+    if points.shape != (len(label), 2) or wrong.shape != label.shape:
+        raise ValueError(f"points {points.shape}, labels {label.shape}, wrong {wrong.shape}")
+    figure, (axes,) = blank(height=6.0)
+    size = 30 if len(points) <= 300 else 18 if len(points) <= 1000 else 13
+    present = np.unique(label)
+    for k in present:
+        of = label == k
+        colour, marker = (MAP_COLOURS[k % len(MAP_COLOURS)], MARKERS[k % len(MARKERS)]) if k >= 0 else (GRID, "o")
+        called = f"{names[k][:24] if k >= 0 else 'no label'} ({of.sum():,})" if len(present) <= _LISTED else None
+        axes.scatter(*points[of].T, s=size, color=colour, marker=marker, alpha=0.65, linewidths=0, label=called)
+    if wrong.any():
+        # Many rings would hide what they are around.
+        ring, line = (2.6, 0.9) if wrong.sum() <= 200 else (1.6, 0.5)
+        axes.scatter(
+            *points[wrong].T, s=size * ring, facecolors="none", edgecolors=INK, linewidths=line,
+            label=f"predicted wrongly ({wrong.sum():,})",
+        )  # fmt: skip
+    axes.set_title(title)
+    axes.set_xlabel(axes_names[0])
+    axes.set_ylabel(axes_names[1])
+    if not any(axes_names):
+        # Neither a coordinate nor a distance between groups means anything on such a map.
+        axes.tick_params(labelleft=False, labelbottom=False, length=0)
+        axes.grid(visible=False)
+    if len(present) > _LISTED:
+        axes.annotate(f"{len(present)} classes; looks repeat", (0.01, 0.01), xycoords="axes fraction", color=QUIET)
+    named = len(axes.get_legend_handles_labels()[1])
+    if named > 7:
+        columns = -(-named // 34)
+        beside = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0, "ncols": columns, "markerscale": 1.5}
+        legend(axes, "upper left", fontsize=8 if named <= 25 else 6.5, **beside)
+    elif named:
+        legend(axes, "best")
+    return figure
+
+
+def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
+    """Pictures side by side, each above its caption: `images` (n, 3 or 1, h, w), uint8 or float, see `viewable`."""
+    if len(images) != len(captions):
+        raise ValueError(f"{len(images)} pictures, {len(captions)} captions")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Placed by hand: a layout engine gives long captions room that it takes from the pictures.
+    tall, wide = np.shape(images)[2:] if len(images) else (1, 4)
+    across = 4 if wide >= 3 * tall else 6 if 1.5 * wide >= tall else 8
+    down = max(1, -(-len(images) // across))
+    lines = max((caption.count("\n") + 1 for caption in captions), default=1)
+    cell, words, head = WIDTH / across, 0.09 + 0.125 * lines, 0.3 + 0.2 * title.count("\n")
+    tile = (cell - 0.08) * min(tall / wide, 1.5)
+    height = head + 0.15 + down * (tile + words)
+    figure = Figure(figsize=(WIDTH, height), dpi=120, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.text(0.5, 1 - 0.06 / height, title, ha="center", va="top", color=INK, fontsize=12)
+    if not len(images):
+        figure.text(0.5, 0.35, "none", ha="center", va="center", fontsize=11, color=QUIET)
+        return figure
+    for place, (image, caption) in enumerate(zip(viewable(images), captions, strict=True)):
+        left, top = place % across * cell + 0.04, head + 0.1 + place // across * (tile + words)
+        size = (cell - 0.08) / WIDTH, tile / height
+        axes = figure.add_axes((left / WIDTH, 1 - (top + tile) / height, *size))
+        axes.imshow(image, interpolation="nearest" if max(tall, wide) <= 96 else "antialiased")
+        axes.set_axis_off()
+        longest = {4: 34, 6: 20, 8: 15}[across]
+        shown = [line if len(line) <= longest else f"…{line[1 - longest :]}" for line in caption.splitlines()]
+        axes.text(0.5, -0.03 / tile, "\n".join(shown), transform=axes.transAxes, ha="center", va="top", fontsize=7,
+                  color=INK)  # fmt: skip
+    return figure
+
+
+def viewable(images: np.ndarray) -> np.ndarray:
+    """Pictures as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
+
+    Floats between 0 and 1 are taken as they are. What goes beyond (normalised pictures) is stretched from its least to
+    its greatest value, each picture by itself; so are integers wider than 8 bits.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"pictures of shape {images.shape}; expected (n, 3 or 1, h, w)")
+    images = np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
+    images = images.transpose(0, 2, 3, 1)
+    if images.dtype == np.uint8:
+        return images
+    values = np.nan_to_num(images.astype(np.float32))
+    low, high = values.min((1, 2, 3), keepdims=True), values.max((1, 2, 3), keepdims=True)
+    plain = (low >= 0) & (high <= 1) & np.issubdtype(images.dtype, np.floating)
+    low, high = np.where(plain, 0, low), np.where(plain, 1, high)
+    return np.rint(255 * (values - low) / np.maximum(high - low, 1e-12)).astype(np.uint8)

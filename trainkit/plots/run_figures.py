@@ -1,0 +1,159 @@
+"""The figures of a run, drawn from its journal while it trains and when it ends, and pictures that go with a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainkit.tracking import journal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_OWN = {"this run": "", "averaged weights": "_ema"}
+"""Networks whose classes are drawn one by one, and what their files' names end in."""
+_SHEETS = {
+    "hard": "two classes nearly equally probable",
+    "mislabelled": "likely mislabelled",
+    "outliers": "far from their class",
+}
+
+
+def draw(tracker: Any, history: journal.History, best: str | None, curves: Mapping[str, Mapping[str, Any]]) -> None:
+    """Loss, speed, ROC, confusion and calibration as artifacts; those of earlier steps are replaced.
+
+    `best` is the metric shown beside the loss; `curves` are those of the last evaluations, by evaluation and network.
+    """
+    from trainkit.plots import curves as figures
+
+    steps, loss = history.series("train/loss")
+    if steps:
+        evaluations = {best: history.series(best)} if best in history.metrics else {}
+        tracker.figure("figures/loss.png", figures.loss_curve(steps, loss, history.series("train/lr")[1], evaluations))
+        held = sorted({p.step for name, points in history.metrics.items() if name.startswith("eval/") for p in points})
+        steps, rate = history.series("speed/samples_per_s")
+        tracker.figure("figures/speed.png", figures.speed_curve(steps, rate, held))
+    for name, networks in curves.items():
+        own_first = sorted(networks, key=lambda who: who != "this run")
+        rocs = {who: (c["roc"]["far"], c["roc"]["tar"]) for who in own_first if "roc" in (c := networks[who])}
+        if rocs:
+            # Of two classes the second is looked for; without classes the curve is of pairs.
+            classes = next((c["confusion"]["names"] for c in networks.values() if "confusion" in c), (None, None))
+            tracker.figure(f"figures/roc_{name}.png", figures.roc(rocs, f"ROC on {name}", classes[1]))
+        for who, ending in _OWN.items():
+            found, on = networks.get(who, {}), f"{name}, {who}"
+            if "confusion" in found:
+                figure = figures.confusion(**found["confusion"], title=f"Confusion on {on}")
+                tracker.figure(f"figures/confusion_{name}{ending}.png", figure)
+            if "reliability" in found:
+                figure = figures.reliability(**found["reliability"], title=f"Calibration on {on}")
+                tracker.figure(f"figures/calibration_{name}{ending}.png", figure)
+
+
+def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw the pictures of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
+
+    Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays, ranked, scenes. Raises ValueError for
+    another one.
+    """
+    on = title.replace("/ema", ", averaged weights")
+    for kind, arrays in pictures.items():
+        tracker.image(f"{title}/{kind}", step, picture(kind, arrays, f"{on}, step {step:,}"))
+
+
+def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
+    """The figure of one kind of `Scores.pictures`; `on` says of what and when it is."""
+    from trainkit.plots import curves, embeddings
+
+    if kind == "roc":
+        curve = {f"area {arrays['auc']:.4f}": (arrays["far"], arrays["tar"])}
+        return curves.roc(curve, f"ROC on {on}", arrays["positive"])
+    if kind == "confusion":
+        return curves.confusion(arrays["counts"], arrays["names"], f"Confusion on {on}")
+    if kind in ("pca", "tsne"):
+        shown, total = len(arrays["label"]), arrays["total"]
+        some = f" ({shown:,} of {total:,} samples)" if shown < total else ""
+        drawn = [arrays[key] for key in ("points", "label", "wrong", "names")]
+        if kind == "tsne":
+            return embeddings.scatter(*drawn, f"t-SNE of {on}{some}")
+        axes = tuple(f"axis {k + 1} ({100 * share:.1f} % of the variance)" for k, share in enumerate(arrays["share"]))
+        return embeddings.scatter(*drawn, f"Principal axes of {on}{some}", axes)
+    if kind in _SHEETS:
+        captions = []
+        for k, name in enumerate(arrays["id"]):
+            says = arrays["label"][k] or "no label"
+            says += f", {arrays['distance'][k]:.1f} sd" * (kind == "outliers")
+            captions.append(f"{name}\n{says}\n→ {arrays['prediction'][k]} {arrays['probability'][k]:.2f}")
+        many = f"{arrays['found']:,} of {arrays['total']:,}"
+        first = f", the first {len(captions)}" * (len(captions) < arrays["found"])
+        return embeddings.sheet(arrays["images"], captions, f"{on}\n{many}: {_SHEETS[kind]}{first}")
+    if kind == "overlays":
+        from trainkit.plots import volumes
+
+        return volumes.overlays(arrays["planes"], _cases(arrays), arrays["names"], f"{on}: {_chosen(arrays)}")
+    if kind == "ranked":
+        from trainkit.plots import ranked_lists
+
+        drawn = [arrays[key] for key in ("queries", "present", "text", "found", "right")]
+        return ranked_lists.ranked(*drawn, _asked(arrays), f"{on}: {_some(arrays)}")
+    if kind == "scenes":
+        from trainkit.plots import scenes
+
+        drawn = [arrays[key] for key in ("images", "truth", "predicted")]
+        return scenes.scenes(*drawn, _seen(arrays), arrays["names"], arrays["colours"], on)
+    raise ValueError(f"no picture of kind {kind!r}")
+
+
+def _cases(arrays: Mapping[str, Any]) -> list[str]:
+    """What stands above each case: how it ranks, its mean Dice and, as many as there is room for, those of organs."""
+    captions = []
+    for name, rank, dice, organs in zip(*(arrays[key] for key in ("id", "rank", "dice", "organ_dice")), strict=True):
+        each = [f"{arrays['names'][k]} {v:.2f}" for k, v in enumerate(organs) if v == v]
+        caption = f"{rank}: {name[-30:]}, mean Dice {dice:.3f}"
+        for k, part in enumerate(each):
+            if len(caption) + len(part) > 130:
+                break
+            caption += f"{', ' if k else ':  '}{part}"
+        captions.append(caption)
+    return captions
+
+
+def _chosen(arrays: Mapping[str, Any]) -> str:
+    worst, best = (arrays["rank"].count(word) for word in ("worst", "best"))
+    if worst + best == arrays["total"]:
+        return f"all {arrays['total']} cases"
+    return f"the {worst} worst and {best} best of {arrays['total']} cases by mean Dice"
+
+
+def _asked(arrays: Mapping[str, Any]) -> list[str]:
+    """What stands above each ranked list: whether it is of the worst, what was asked, where the first right one is."""
+    captions = []
+    for k, name in enumerate(arrays["list"]):
+        many, rank = arrays["relevant"][k], arrays["rank"][k]
+        caption = f"{name.replace('_', ' + ')}: person {arrays['person'][k]}, AP {arrays['ap'][k]:.3f}, "
+        caption += f"{many:,} right {'record' if many == 1 else 'records'}, the first at place {rank:,}"
+        captions.append("worst: " * (k < arrays["worst"]) + caption)
+    return captions
+
+
+def _some(arrays: Mapping[str, Any]) -> str:
+    worst, others = arrays["worst"], len(arrays["list"]) - arrays["worst"]
+    return f"{worst} of the worst and {others} other of {arrays['total']:,} queries"
+
+
+def _seen(arrays: Mapping[str, Any]) -> list[str]:
+    """What stands above each segmented picture: its scores and, as many as there is room for, its worst classes."""
+    captions = []
+    for name, miou, right, iou in zip(*(arrays[key] for key in ("id", "miou", "pixel_accuracy", "iou")), strict=True):
+        if miou != miou:
+            captions.append(f"{name[-40:]}: nothing labelled")
+            continue
+        caption = f"{name[-40:]}: mIoU {miou:.3f}, {100 * right:.1f} % of the pixels right"
+        worst = [k for k in iou.argsort(kind="stable") if iou[k] < 1][:4]  # nan is not less
+        for place, k in enumerate(worst):
+            part = f"{', ' if place else '; lowest IoU: '}{arrays['names'][k]} {iou[k]:.2f}"
+            if len(caption) + len(part) > 125:
+                break
+            caption += part
+        captions.append(caption)
+    return captions

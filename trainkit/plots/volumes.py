@@ -1,0 +1,121 @@
+"""Predictions over the volumes they are of: three planes a case, the truth as a tint, the prediction as a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainkit.plots.curves import INK, QUIET, WIDTH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = (
+    "#e6194b",
+    "#3cb44b",
+    "#4aa8ff",
+    "#f58231",
+    "#f032e6",
+    "#ffe119",
+    "#42d4f4",
+    "#bfef45",
+    "#ff9ecf",
+    "#a9b4ff",
+    "#aa6e28",
+    "#ffffff",
+)
+"""Of the organs; bright enough for dark tissue, and after twelve they begin again."""
+_VIEWS = ("axial: A up, R left", "coronal: S up, R left", "sagittal: S up, A left")
+_TINT = 0.35
+_LIGHTER = 0.2
+"""Share of white in a line: with none it is lost on the tint of its own colour, with twice as much pale ones are."""
+_DIMMED = 0.75
+"""White is shown as so much grey, so that colours stand out."""
+_ENLARGED = 3
+_ABREAST = 110
+"""Letters in a line of the legend, six for each patch of colour."""
+_LINE = 3
+"""Pixels of the enlarged plane, of which 2.3 are one where a run keeps the picture."""
+
+
+def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str) -> Figure:
+    """One row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation.planes` gives them, `captions` (n,) above.
+
+    `names` are those of the classes 1, 2, ...; those that occur are in the legend.
+    """
+    planes = np.asarray(planes)
+    if planes.ndim != 5 or planes.shape[1:3] != (3, 3) or len(planes) != len(captions):
+        raise ValueError(f"planes {planes.shape}, {len(captions)} captions")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    present = [k for k in range(1, len(names) + 1) if (planes[:, :, 1:] == k).any()]
+    abreast = max(1, min(len(present), _ABREAST // (6 + max((len(names[k - 1]) for k in present), default=0))))
+    lines = -(-len(present) // abreast)
+    # What the colours are is said above the pictures: below six cases nobody would see it.
+    cell, words, key = WIDTH / 3, 0.25, 0.12 + 0.2 * lines if lines else 0.0
+    head = 0.85 + key
+    height = head + max(1, len(planes)) * (cell + words)
+    figure = Figure(figsize=(WIDTH, height), dpi=160, facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=12)
+    figure.text(0.5, 1 - 0.33 / height, "tint: truth; line: prediction", ha="center", va="top", color=INK, fontsize=9)
+    for k, name in enumerate(_VIEWS):
+        figure.text((k + 0.5) / 3, 1 - (0.8 + key) / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
+    if not len(planes):
+        figure.text(0.5, 0.5, "none", ha="center", va="center", fontsize=11, color=QUIET)
+        return figure
+    for row, caption in enumerate(captions):
+        top = head + row * (cell + words)
+        figure.text(0.006, 1 - (top + words - 0.05) / height, caption, ha="left", va="bottom", color=INK, fontsize=8)
+        for k in range(3):
+            box = (k * cell + 0.02) / WIDTH, 1 - (top + words + cell - 0.04) / height
+            axes = figure.add_axes((*box, (cell - 0.04) / WIDTH, (cell - 0.04) / height))
+            axes.imshow(painted(*planes[row, k]), interpolation="antialiased")
+            axes.set_axis_off()
+    handles = [Patch(color=COLOURS[(k - 1) % len(COLOURS)], label=names[k - 1]) for k in present]
+    if handles:
+        figure.legend(handles=handles, loc="upper center", ncols=abreast, fontsize=8, frameon=True,
+                      facecolor="#555555", edgecolor="none", labelcolor="white", handlelength=1.2, columnspacing=1.4,
+                      bbox_to_anchor=(0.5, 1 - 0.56 / height), borderaxespad=0)  # fmt: skip
+    return figure
+
+
+def painted(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray) -> np.ndarray:
+    """One plane in colour, three times as large: arrays (S, S) -> uint8 (3 S, 3 S, 3).
+
+    Grey runs from the 1st to the 99th percentile of the image. The line of a class lies on its own outermost pixels.
+    """
+    low, high = np.percentile(image, (1, 99))
+    grey = ((np.asarray(image, dtype=np.float64) - low) / max(high - low, 1e-12)).clip(0, 1)
+    palette = np.array([(0, 0, 0), *(_rgb(colour) for colour in COLOURS)])
+    truth, prediction = (_colour(labels) for labels in (truth, prediction))
+    tint = np.where(truth > 0, _TINT, 0.0)[..., None]
+    rgb = _large(_DIMMED * grey[..., None] * (1 - tint) + palette[truth] * tint)
+    large = _large(prediction)
+    edge = np.zeros(large.shape, dtype=bool)
+    for axis in (0, 1):
+        along, mark = np.moveaxis(large, axis, 0), np.moveaxis(edge, axis, 0)
+        for far in range(1, _LINE + 1):
+            differs = along[far:] != along[:-far]
+            mark[far:] |= differs
+            mark[:-far] |= differs
+    edge &= large > 0
+    rgb[edge] = palette[large[edge]] * (1 - _LIGHTER) + _LIGHTER
+    return np.rint(255 * rgb).astype(np.uint8)
+
+
+def _colour(labels: np.ndarray) -> np.ndarray:
+    labels = np.asarray(labels).astype(np.int64)
+    return np.where(labels > 0, (labels - 1) % len(COLOURS) + 1, 0)
+
+
+def _large(plane: np.ndarray) -> np.ndarray:
+    return plane.repeat(_ENLARGED, 0).repeat(_ENLARGED, 1)
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))

@@ -1,0 +1,39 @@
+"""What a run may use of its machines, and so what it costs: hours of GPUs and of processor cores, busy or not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from trainkit.tracking.system.cgroup import Groups
+
+PREFIX = "cost/"
+
+Process = tuple[str, Sequence[int], float | None]
+"""Host of a process, the processors that it may run on, and the quota of its container in processors."""
+
+
+def allotted(machine: Any) -> dict[str, float]:
+    """What an hour of the run costs: `cost/core_hours`, and `cost/gpu_hours` where it trains on GPUs.
+
+    Every process calls this. A process has one GPU; cores that several processes share count once.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        own = sorted(os.sched_getaffinity(0))
+    else:
+        own = list(range(os.cpu_count() or 1))
+    found = {f"{PREFIX}core_hours": cores(machine.each((socket.gethostname(), own, Groups().quota())))}
+    if machine.device.type == "cuda":
+        found[f"{PREFIX}gpu_hours"] = float(machine.world)
+    return found
+
+
+def cores(processes: Sequence[Process]) -> float:
+    """Processor cores that these processes may use together, a quota taken as that of all processes of its host."""
+    hosts: dict[str, tuple[set[int], float]] = {}
+    for host, own, quota in processes:
+        known, least = hosts.get(host, (set(), float("inf")))
+        hosts[host] = known | set(own), least if quota is None else min(least, quota)
+    return sum(min(float(len(known)), least) for known, least in hosts.values())

@@ -1,0 +1,180 @@
+"""A trace of a few updates, for chrome://tracing or ui.perfetto.dev: every operation, on the host and on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+
+from trainkit.config.schema import Profile
+from trainkit.speed.clock import Clock
+
+WARM = 3
+"""Updates for which the tracer runs before it keeps anything: its own first calls are slow."""
+NEVER = sys.maxsize
+
+
+class Trace:
+    """Traces the updates that a recipe's `log.profile` names. They are slower than others, the one after them too.
+
+    `step` is to be called after every update whose number is at least `due`. Whatever goes wrong is said in `absent`,
+    and the training goes on.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        device: torch.device | None = None,
+        clock: Clock | None = None,
+        folder: Path | None = None,
+    ):
+        """Operations of the CPU and of `device` are traced, and the phases of `clock` where there is one.
+
+        The file goes into `folder`, else into a temporary one that lasts as long as this does.
+        """
+        self.file: Path | None = None
+        """The trace, a gzipped JSON file, once it is written."""
+        self.absent = ""
+        """Why there is none, once that is known."""
+        self.slowed: tuple[int, int] | None = None
+        """The first and the last update, by their numbers from 1, of those that ran under the tracer so far."""
+        self.due = max(0, profile.at - 1 - WARM)
+        """`step` has nothing to do before the update with this number; `NEVER` once all is done."""
+        self._wanted, self._device, self._clock = profile, device or torch.device("cpu"), clock
+        self._own = None if folder else tempfile.TemporaryDirectory(prefix="trainkit-trace-")
+        self._folder = folder or Path(self._own.name)
+        self._profiler: Any = None
+        self._ranges: _Ranges | None = None
+        self._first = 0
+
+    def step(self, step: int) -> None:
+        """The update with this number has ended; 0 before the first one."""
+        if step < self.due:
+            return
+        if self._clock is not None:
+            self._clock.to("log")
+        try:
+            if self._profiler is None:
+                self._begin(step)
+            else:
+                self._go_on(step)
+        except Exception as error:  # whatever the tracer stumbles over, it is not worth a training
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """The training has ended: a trace that has begun is written as far as it came."""
+        if self.due == NEVER:
+            return
+        if self._profiler is None:
+            return self._give_up(f"the training ended before update {self._wanted.at}")
+        try:
+            self._quiet()
+            self._stop()
+        except Exception as error:
+            return self._give_up(f"{type(error).__name__}: {error}")
+        if self.file is None:
+            return self._give_up(f"the training ended before update {self._first}")
+        self._end()
+
+    def _begin(self, step: int) -> None:
+        last = self._wanted.at + self._wanted.steps - 1
+        if step >= last:
+            return self._give_up(f"this part of the run began after update {step}, behind the last that is wanted")
+        self._first = max(self._wanted.at, step + 1)
+        offset = step + 1
+
+        def schedule(number: int) -> ProfilerAction:
+            update = number + offset
+            if update < self._first:
+                return ProfilerAction.WARMUP
+            if update < last:
+                return ProfilerAction.RECORD
+            return ProfilerAction.RECORD_AND_SAVE if update == last else ProfilerAction.NONE
+
+        # Without a GPU the tracer's library says on stderr that it found none; it is asked to be quiet before it loads.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        activities = [ProfilerActivity.CPU]
+        if self._device.type != "cpu" and hasattr(ProfilerActivity, self._device.type.upper()):
+            activities.append(getattr(ProfilerActivity, self._device.type.upper()))
+        self._profiler = profile(activities=activities, schedule=schedule, on_trace_ready=self._write)
+        # The profiler counts from 0, asks for what is to be done at 0 when it is made, and names updates by its count.
+        self._profiler.step_num, offset = step + 1, 0
+        self.slowed, self.due, self._left = (step + 1, step + 1), 0, last - step
+        self._profiler.start()
+        if self._clock is not None:
+            self._ranges = _Ranges(self._clock)
+
+    def _go_on(self, step: int) -> None:
+        # Updates are counted here: after a value that is not finite their numbers go back.
+        self.slowed = min(self.slowed[0], step), max(self.slowed[1], step)
+        self._left -= 1
+        self._quiet()
+        self._profiler.step()
+        if not self._left:
+            self._stop()
+            self._end()
+
+    def _write(self, profiler: Any) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"updates_{self._first}_{self.slowed[1]}.json.gz"
+        try:
+            profiler.export_chrome_trace(str(file))
+        except Exception:
+            file.unlink(missing_ok=True)
+            raise
+        self.file = file
+
+    def _quiet(self) -> None:
+        """End the range of the phase that runs: the tracer's own range of an update ends now."""
+        if self._ranges is not None:
+            self._ranges.end()
+
+    def _end(self) -> None:
+        self.due, self._profiler = NEVER, None
+        if self._ranges is not None:
+            self._ranges.close()
+            self._ranges = None
+
+    def _give_up(self, why: str) -> None:
+        self.absent = why
+        if self._profiler is not None:
+            with contextlib.suppress(Exception):
+                self._quiet()
+                self._profiler.on_trace_ready = None
+                self._stop()
+        self._end()
+
+    def _stop(self) -> None:
+        # Once: torch 2.11 dies of a second time.
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+
+
+class _Ranges:
+    """Puts the phases of a clock into the trace. Until it is closed it stands before the clock's `to`."""
+
+    def __init__(self, clock: Clock):
+        self._clock, self._to = clock, clock.to
+        self._open: Any = None
+        clock.to = self.to
+
+    def to(self, phase: str) -> None:
+        self.end()
+        self._to(phase)
+        self._open = record_function(phase)
+        self._open.__enter__()
+
+    def end(self) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+    def close(self) -> None:
+        self.end()
+        del self._clock.to  # its own is behind it

@@ -1,0 +1,152 @@
+"""Which run a run follows, and what was changed since.
+
+A run follows the one whose recipe was copied (`trainkit cp RUN`), or the one that it stands beneath, as a fold does, or
+else the last one of its experiment that has finished. What differs lies in `changes.txt` of its folder, among its
+artifacts, and at the head of its page; keys that a run above others varies have `(several)` values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainkit.autoconfig import new_recipe
+from trainkit.config import diff
+from trainkit.errors import UserError, visible
+from trainkit.redact import HIDDEN, is_secret_name
+from trainkit.tracking import mlflow_run
+from trainkit.tracking.store import RunFolder, Store, write_aside
+
+FILE = "changes.txt"
+DATA = "trainkit.data"
+"""Tag of the digest of the training data; with a dot and its name, that of an evaluation's."""
+
+_COPIED = re.compile(r"^# Copied from run ([\w-]+)", re.MULTILINE)
+_AROUND = {
+    "mlflow.source.git.commit": "git commit",
+    "trainkit.version": "trainkit",
+    **{f"trainkit.{word}": word for word in ("python", "torch", "torchvision", "accelerate", "timm", "numpy")},
+    "trainkit.cpu": "processor",
+    "trainkit.gpus": "GPUs",
+    "trainkit.world_size": "processes",
+}
+"""Tags that tell of sources, versions and hardware, and what they are called here."""
+_DIGITS = 12
+_HEAD = 30
+"""Lines at the head of a page."""
+
+
+def tell(
+    tracker: Any, folder: RunFolder, store: Store, recipe: Path, digests: Mapping[str, str], above: str | None = None
+) -> None:
+    """Say in a run's folder, tags and artifacts what it follows, and what was changed.
+
+    `recipe` is the file that it was started with, `digests` those of its data by tag, `above` the name of the run that
+    it stands beneath. A run that is continued keeps what was found when it began.
+    """
+    file = folder.path / FILE
+    if not file.exists():
+        before, name, how = _followed(folder, store, recipe, above)
+        folder.update(follows=name)
+        if before is not None:
+            how += "\n\n" + _differences(before, folder, store, digests, tracker.run_id is None)
+        write_aside(file, f"{how}\n")
+    info = folder.info()
+    tags = {"trainkit.recipe_hash": info.recipe_hash, **digests}
+    if "seed" not in info.varies:
+        tags["trainkit.seed"] = info.seed
+    if info.follows:
+        tags["trainkit.parent"] = info.follows
+    tracker.tags({**tags, "mlflow.note.content": note(folder)})
+    tracker.artifact_text(f"recipe/{FILE}", read(folder))
+
+
+def read(folder: RunFolder) -> str:
+    """What a run follows and what was changed, in lines; empty for a run of which that is not known."""
+    file = folder.path / FILE
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def note(folder: RunFolder) -> str:
+    """The same as the head of a page, in Markdown; of many lines the first."""
+    lines = read(folder).splitlines()
+    more = [f"and {len(lines) - _HEAD} more lines in recipe/{FILE}"] if len(lines) > _HEAD else []
+    return as_it_stands([*lines[:_HEAD], *more])
+
+
+def as_it_stands(lines: Sequence[str]) -> str:
+    """Lines as Markdown shows them unchanged: indented, names with underscores too."""
+    return "".join(f"    {visible(line)}\n" for line in lines) + ("\n" if lines else "")
+
+
+def _followed(
+    folder: RunFolder, store: Store, recipe: Path, above: str | None
+) -> tuple[RunFolder | None, str | None, str]:
+    """The run that another one follows, where this store has it; its name, where there is one; and why it is that."""
+    info = folder.info()
+    if above is not None:
+        try:
+            run = store.find(above)
+        except UserError:
+            return None, None, f"beneath the MLflow run {above}"
+        return run, run.name, f"beneath {run.name}"
+    if copied := _COPIED.search(new_recipe.header(recipe)):
+        run = RunFolder(store.home / "runs" / copied[1])
+        if run.recipe.is_file():
+            return run, run.name, f"follows {run.name}, from which its recipe was copied"
+        return None, run.name, f"follows {run.name}, from which its recipe was copied and which is not in this store"
+    last = store.newest_finished(info.experiment or "", info.started)
+    if last is None:
+        return None, None, f"follows no run: none of experiment {info.experiment} had finished before"
+    return last, last.name, f"follows {last.name}, the last run of experiment {info.experiment} that had finished"
+
+
+def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str], away: bool) -> str:
+    """What differs between two runs: recipe; and data, sources, versions and hardware as far as both tell of them."""
+    found = diff.diff(*(diff.varied(diff.read(run.recipe), _varies(run)) for run in (before, after)))
+    shown = [replace(one, before=HIDDEN, after=HIDDEN) if is_secret_name(one.key) else one for one in found]
+    lines = diff.lines(shown) or ["the recipe is the same"]
+    then, now = _tags([before, after], store, away)
+    then, now = _around(then), _around(now | dict(digests))
+    both = [name for name in then if name in now]
+    other = diff.lines(diff.diff({name: then[name] for name in both}, {name: now[name] for name in both}))
+    return "\n".join([*lines, *(["", "besides the recipe:", *other] if other else [])])
+
+
+def _varies(run: RunFolder) -> Sequence[str]:
+    try:
+        return run.info().varies
+    except UserError:  # its record is damaged
+        return ()
+
+
+def _around(tags: Mapping[str, str]) -> dict[str, str]:
+    """What the tags of a run say of all but its recipe, by words for it."""
+    found = {}
+    for tag, value in tags.items():
+        if tag == DATA or tag.startswith(f"{DATA}."):
+            found[f"data of {tag.removeprefix(f'{DATA}.')}" if tag != DATA else "data"] = value[:_DIGITS]
+        elif tag in _AROUND:
+            found[_AROUND[tag]] = value[:_DIGITS] if tag.endswith("commit") else value
+    return dict(sorted(found.items()))
+
+
+def _tags(folders: Sequence[RunFolder], store: Store, away: bool) -> list[dict[str, str]]:
+    """The tags of runs: those with which they began, and those that MLflow has."""
+    from mlflow.exceptions import MlflowException
+
+    found, client = [], None
+    for folder in folders:
+        tags: dict[str, str] = {}
+        with contextlib.suppress(UserError, MlflowException):
+            if (began := mlflow_run.read(folder)) is not None:
+                tags |= began.tags
+            if not away and (run_id := folder.info().run_id):
+                client = client or store.client()  # which looks the database over
+                tags |= client.get_run(run_id).data.tags
+        found.append(tags)
+    return found

@@ -1,0 +1,91 @@
+"""How a run begins and ends: its folder, new or continued, and its status on every way out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trainkit import markdown
+from trainkit.autoconfig import new_recipe
+from trainkit.config.run_request import Order
+from trainkit.errors import UserError, of_disk
+from trainkit.redact import without_secrets
+from trainkit.tracking.store import RunFolder, Store, write_aside
+
+PATIENCE = 120.0
+"""Seconds for which a run that is to be continued waits for another process that sends what it had left."""
+
+
+def begin(
+    order: Order, store: Any, name: str, seed: int, recipe_hash: str, text: str, begins: bool
+) -> tuple[RunFolder, bool]:
+    """The folder of the run that an order starts or continues, claimed, and whether it is continued.
+
+    `name` and `recipe_hash` are what the run is found by, `text` its recipe. `begins`: where --resume finds nothing to
+    continue, one is started, as with --resume-or-start. Raises UserError when there is nothing to continue, or it is
+    finished.
+    """
+    folder = None
+    if order.resume is not None:
+        folder = store.find(order.resume) if order.resume else store.newest_unfinished(name, recipe_hash)
+    away = store.elsewhere(name, recipe_hash) if folder is None and order.resume is not None else ""
+    if folder is None and (begins or order.or_start or order.resume is None):
+        if away:
+            print(away, flush=True)
+        folder = store.new_run(name, seed, recipe_hash)
+        write_aside(folder.recipe, text)
+        return folder, False
+    if folder is None:
+        other = store.newest_unfinished(name)
+        found = f"no unfinished run of {name} with these settings"
+        nearest = f"; {away}" if away else f"; {other.name} had others" if other else ""
+        raise UserError("--resume", found + nearest, remedy="leave --resume out to start one")
+    if folder.info().status == "FINISHED" and not folder.leaving.exists():
+        raise UserError(f"run {folder.name}", "is finished", remedy="leave --resume out to start a new one")
+    folder.claim(PATIENCE)
+    return folder, True
+
+
+def finished(
+    order: Order, store: Store, name: str, recipe_hash: str, key: str, program: Mapping[str, str]
+) -> RunFolder | None:
+    """The finished run that --resume-or-start finds where there is nothing to continue: all has been done.
+
+    A job that is started again once its training is over, since its machine or a later command failed, does not train
+    twice. None for an order without that option.
+    """
+    if not order.or_start or store.newest_unfinished(name, recipe_hash) is not None:
+        return None
+    return store.finished_with(key, program)
+
+
+def about(order: Order) -> str:
+    """What the header of a recipe says, for the page of its experiment."""
+    # Hidden here: what is told of a run may wait in its folder until a store answers.
+    said = without_secrets(new_recipe.header(order.path).replace("# ", "").replace("#", ""))
+    return "".join(f"{markdown.plain(line)}\n" for line in said.splitlines())
+
+
+@contextlib.contextmanager
+def ending(tracker: Callable[[], Any], told: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """However what is done within ends, the status of the run that is tracked says so.
+
+    `told`: whether it was told to stop. What fails then, but for a UserError, fails because others were told so too.
+    What a full or failing disk raises becomes a UserError.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        tracker().finish("KILLED")
+        raise
+    except BaseException as error:
+        disk = getattr(getattr(tracker(), "folder", None), "path", "")
+        said = of_disk(error, disk) if isinstance(error, OSError) else error if isinstance(error, UserError) else None
+        if told() and said is None:
+            tracker().finish("KILLED")
+            raise
+        tracker().finish("FAILED", str(said) if said is not None else error)
+        if said is not None and said is not error:
+            raise said from error
+        raise

@@ -1,0 +1,106 @@
+"""What runs have recorded and MLflow has not got, sent later: `trainkit sync`.
+
+A run sends by itself while it goes on, and for 30 s after its end. What it could not, as a server was away, lies in its
+folder: a journal whose rows have their times already, so that MLflow keeps each of them once however often it gets it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import UserError
+from trainkit.tracking import mlflow_run
+from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.relocate import strayed
+from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.upload_queue import left, waits
+from trainkit.tracking.uploader import send_left
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What became of one run."""
+
+    run: str
+    status: str
+    """Of the run, as it is in MLflow now, or as its folder says where it was left as it is."""
+    values: int = 0
+    """Metric values that were sent; MLflow may have had some of them."""
+    others: int = 0
+    """Files, tags, data sets and models that were sent."""
+    note: str = ""
+    """Why nothing was sent, where there is nothing to mend."""
+    problem: str = ""
+    """Why nothing was sent, where there is."""
+
+
+def sync(store: Store, runs: Sequence[RunFolder] = (), *, whole: bool = False, over: bool = False) -> Iterator[Synced]:
+    """Send what runs that are over have left: of those given, else of all of the store that have something.
+
+    With `whole` everything in their journals goes again, as after MLflow's database was restored from an older copy.
+    With `over` a run of another machine that is said to be going on is taken to be over: it was killed. Yields each run
+    as it is done; raises UserError when the store does not answer.
+    """
+    client = None
+    for folder in runs or store.runs():
+        try:
+            info = folder.info()
+            if folder.alive() and not (over and info.host != socket.gethostname()):
+                if info.host != socket.gethostname():
+                    note = f"is said to be going on, on {info.host}; if that machine is gone, add --over"
+                    yield Synced(folder.name, info.status, note=note)
+                elif runs:
+                    yield Synced(folder.name, info.status, note="is going on, and sends by itself")
+                continue
+            has_left = info.status == "RUNNING" or whole or waits(folder)
+        except UserError as error:
+            yield Synced(folder.name, "", problem=str(error))
+            continue
+        if not has_left:
+            if runs:
+                yield Synced(folder.name, info.status, note="nothing was left to send")
+            continue
+        client = client or store.client()
+        try:
+            yield _send(folder, store, client, whole)
+        except UserError as error:
+            if isinstance(error, Away) and not error.where.startswith("run "):
+                raise
+            yield Synced(folder.name, info.status, problem=str(error))
+
+
+def _send(folder: RunFolder, store: Store, client: Any, whole: bool) -> Synced:
+    with folder.sending():
+        run_id = folder.info().run_id
+        if run_id is None and not mlflow_run.pending(folder):
+            send_left(folder, store, client)
+            return Synced(folder.name, folder.info().status, note="ended before MLflow knew of it")
+        with store.asking():
+            if run_id is not None:
+                _check(folder, store, client, run_id)
+                if whole:
+                    (folder.path / "sent.json").unlink(missing_ok=True)
+            values, others = left(folder)
+            send_left(folder, store, client)
+        return Synced(folder.name, folder.info().status, values, others)
+
+
+def _check(folder: RunFolder, store: Store, client: Any, run_id: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        remedy = "name the store it was recorded in (MLFLOW_TRACKING_URI, TRAINKIT_STORE)"
+        raise UserError(f"run {folder.name}", f"MLflow run {run_id} is not in {store.shown}", remedy=remedy) from None
+    if run.info.lifecycle_stage != "active":
+        raise UserError(f"run {folder.name}", "was deleted in MLflow", remedy="restore it in the MLflow page")
+    experiment = client.get_experiment(run.info.experiment_id)
+    if (old := strayed(store, experiment.artifact_location)) is not None:
+        found = f"its files would go to {old}, where the store was"
+        raise UserError(f"run {folder.name}", found, remedy="run first: trainkit relocate")

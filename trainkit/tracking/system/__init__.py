@@ -1,0 +1,1 @@
+"""What the machine does while a run goes on."""

@@ -1,0 +1,580 @@
+"""What happened, told to MLflow: a journal on disk first, and one thread behind it that sends.
+
+Training never waits for the store. `log` writes a line of the journal; files, tags and models wait in `<run>/outbox/`.
+The sender reads from there, in batches of up to 1000 metrics every few seconds, tries again when the store is away, and
+notes in `<run>/sent.json` how far it came. What could not be sent by the end stays on disk; `send_rest` sends it later.
+
+Own calls of MlflowClient with the run's id: MLflow's fluent API is per thread, starts runs on its own and ends crashed
+ones as FINISHED; Accelerate's tracker, built on it, drops tensors and numpy numbers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import socket
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Set
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainkit.environment.record import origin, place
+from trainkit.errors import UserError, few
+from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.tracking import mlflow_run
+from trainkit.tracking.journal import Journal, Replay
+from trainkit.tracking.mlflow_errors import Away, reason
+from trainkit.tracking.store import ENROLMENT, RunFolder, Store
+from trainkit.tracking.system.sampler import Sampler
+from trainkit.tracking.upload_queue import Outbox
+from trainkit.tracking.uploader import Sender, send_left
+
+if TYPE_CHECKING:
+    from trainkit.speed.evidence import Reading
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+METRIC_NAME = re.compile(r"[a-z0-9_.-]+(/[a-z0-9_.-]+)*")
+"""Names MLflow takes everywhere; one bad name would make it refuse a whole batch."""
+
+_WAKE_LINES = 500
+_FLOAT = frozenset([float])
+_FINISH_SECONDS, _STOP_SECONDS = 30.0, 4.0
+_PARAM_CHARS, _TAG_CHARS = 6000, 8000
+_DIGEST_CHARS = 12
+"""MLflow takes 36, but shows name and digest together in a narrow column; the whole one is in the profile."""
+
+_log = logging.getLogger("trainkit")
+
+
+class Tracker:
+    """The record of one run; made by `start`, on the main process only. Other processes hold a `Silent`."""
+
+    def __init__(self, folder: RunFolder, store: Store, *, waits: bool):
+        self.folder = folder
+        self._journal = Journal(folder.journal)
+        self._outbox = Outbox(folder, store, self._journal)
+        self._sender = Sender(store, self._outbox, waits=waits)
+        self._sampler: Sampler | None = None
+        self._finished = self._shows_images = False
+        self._whole = True
+        self.hurried: Callable[[], bool] = lambda: False
+        """Whether the machine goes away: then what the store does not take within seconds is left for later."""
+        self._names: Set[str] = set()
+        """Of the last line, which were checked."""
+        self._logged, self._wakes_at = 0, 1  # the first line releases a sender that waits for it
+        self._pid = os.getpid()
+
+    @property
+    def run_id(self) -> str | None:
+        """Id of the run in MLflow; None while MLflow has yet to be told of it."""
+        return self._outbox.run_id
+
+    @property
+    def remains(self) -> str:
+        """Of a run that has ended what is left of it, and the command that sends it; empty where all was sent."""
+        if self._whole:
+            return ""
+        return f"{self._sender.where} has not got all of it; what is left goes by: trainkit sync {self.folder.name}"
+
+    @classmethod
+    def start(
+        cls,
+        folder: RunFolder,
+        store: Store,
+        *,
+        experiment: str,
+        run_name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, Any] | None = None,
+        parent: str | None = None,
+        resume: bool = False,
+        note: str = "",
+        primary_metric: str | None = None,
+        higher_is_better: bool = True,
+        system_metrics_every: float = 10.0,
+    ) -> Tracker:
+        """Claim the folder, make the MLflow run (or continue it), and begin sending.
+
+        `params` may be nested; names that look secret are hidden. `parent` is the name of the run that this one belongs
+        to, or its MLflow id. `note`, `primary_metric` and `higher_is_better` describe the experiment.
+        `system_metrics_every` is in seconds, 0 for never. With `resume` nothing is sent before `cut_back` or the first
+        `log`. Where the store is away the run begins all the same, which a line says: all of it is sent later. Raises
+        UserError when the folder is in use, and where the store refuses what will not pass by itself.
+        """
+        folder.claim()
+        tracker = client = before = None
+        try:
+            # A damaged journal is refused before anything is changed.
+            tracker = cls(folder, store, waits=resume)
+            before = mlflow_run.read(folder) if resume else None
+            told = {**origin(), **place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
+            told.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
+            mlflow_run.Enrolment(
+                experiment,
+                run_name,
+                flatten(params),
+                _clean(told),
+                note,
+                primary_metric,
+                higher_is_better,
+                parent or folder.info().parent,
+                (before.resumed if before else 0) + 1 if resume else 0,
+            ).write(folder)
+            folder.update(
+                experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(), unsent=False,
+                parent=parent or folder.info().parent,
+            )  # fmt: skip
+            try:
+                client = store.client()
+                with store.asking():
+                    tracker._outbox.enrol(client)
+            except Away as away:
+                client = None
+                said = "%s %s; the run begins all the same: it is kept in %s, and sent when the store answers"
+                _log.warning(said, store.shown, reason(away)[0], folder.path)
+        except BaseException:
+            with contextlib.suppress(OSError, UserError):
+                if not resume:
+                    folder.update(status="FAILED")
+                    (folder.path / ENROLMENT).unlink(missing_ok=True)
+                elif before is not None:
+                    before.write(folder)
+                if tracker is not None:
+                    tracker._journal.close()
+            folder.release()
+            raise
+        if resume:
+            tracker._outbox.forget_end()
+        tracker._sender.begin(client)
+        if system_metrics_every > 0:
+            tracker._sampler = Sampler(tracker._journal, system_metrics_every, folder.path)
+            tracker._sampler.start()
+        atexit.register(tracker._at_exit)
+        return tracker
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record values of one step: Python and numpy numbers, arrays and tensors of one element.
+
+        Raises ValueError for a name outside `METRIC_NAME` and for what is no real number.
+        """
+        # The caches hold the network and none of this: each call costs microseconds, whatever can be is done later.
+        values = dict(metrics)
+        if (
+            values.keys() != self._names
+            or not _FLOAT.issuperset(map(type, values.values()))
+            or type(step) is not int
+            or step < 0
+        ):
+            step, values = self._plain(step, values)
+        self._journal.note(step, values)
+        self._logged += 1
+        if self._logged >= self._wakes_at:
+            self._logged, self._wakes_at = 0, _WAKE_LINES
+            (self._sender.wake if self._sender.released.is_set() else self._sender.released).set()
+
+    def once(self, step: int, metrics: Mapping[str, Any]) -> list[str]:
+        """Record values that a run has once, as `log` does, where it has none yet; returns the names of those."""
+        known = self._journal.names() if metrics else set()
+        new = {name: value for name, value in metrics.items() if name not in known}
+        if new:
+            self.log(step, new)
+        return list(new)
+
+    def _plain(self, step: Any, metrics: dict[str, Any]) -> tuple[int, dict[str, float]]:
+        step, values = _step(step), {_metric_name(name): _number(name, value) for name, value in metrics.items()}
+        self._names = values.keys()
+        return step, values
+
+    def event(self, step: int, name: str, data: Any = None) -> None:
+        """Record in the journal that something happened; `data` is anything JSON holds."""
+        self._journal.event(_step(step), name, data)
+
+    def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
+        """The load of the machine after a moment of `time.perf_counter`, oldest first, as far as it is kept."""
+        return self._sampler.readings(since) if self._sampler else ()
+
+    def unreadable(self) -> dict[str, str]:
+        """Fields of these readings that cannot be had on this machine, and why."""
+        return self._sampler.absent() if self._sampler else {}
+
+    def position(self) -> int:
+        """Where the journal ends now, which belongs in a checkpoint; `commit` before that is on the disk."""
+        return self._journal.position
+
+    def commit(self) -> int:
+        """Put the journal, and what waits to be sent, on the disk for good; returns the position of the former.
+
+        Raises OSError when the disk refuses.
+        """
+        self._outbox.commit()
+        return self._journal.commit()
+
+    def cut_back(self, position: int) -> Replay:
+        """Go back to a checkpoint: drop what the journal has behind `position`; the same values will be logged again.
+
+        Returns the dropped part, in which decisions that hung on the clock are found. Raises UserError when the journal
+        does not reach `position`. To be called after `start(resume=True)` and before the first `log`.
+        """
+        self._outbox.acknowledge(min(position, self._outbox.acknowledged))
+        replay = self._journal.cut_back(position)
+        self._sender.released.set()
+        return replay
+
+    def tags(self, values: Mapping[str, Any]) -> None:
+        """Set tags of the run."""
+        self._outbox.put({"kind": "tags", "tags": _clean(values)})
+
+    def adopt(self, run: str, values: Mapping[str, Any] | None = None) -> None:
+        """Have MLflow show a run that has ended, by its name, beneath this one, and set tags of it."""
+        self._outbox.put({"kind": "beneath", "run": run, "tags": _clean(values or {})})
+
+    def artifact_text(self, path: str, text: str) -> None:
+        """Keep a text as a file of the run, at `path` among its artifacts. Secrets in it are hidden."""
+        self._file(path, lambda out: out.write_text(without_secrets(text), encoding="utf-8"))
+
+    def artifact_file(self, local: str | os.PathLike[str], path: str) -> None:
+        """Keep a file as it is now. It may be replaced or deleted afterwards, but not written into."""
+        self._file(path, lambda out: _link(Path(local), out))
+
+    def figure(self, path: str, fig: Any) -> None:
+        """Keep a matplotlib figure, in the format that the ending of `path` names; its words are drawn as they are."""
+        from trainkit.plots import curves
+
+        self._file(path, lambda out: curves.save(fig, out, dpi=120, bbox_inches="tight"))
+
+    def image(self, key: str, step: int, fig: Any) -> None:
+        """Keep a matplotlib figure as the picture of `key` at a step; MLflow shows those of a key with a slider.
+
+        The file's name, which is MLflow's, depends on run, key and step alone: a step that is computed again after a
+        resume replaces its picture.
+        """
+        from trainkit.plots import curves
+
+        if not re.fullmatch(r"[a-zA-Z0-9_\-./ ]+", key):
+            raise ValueError(f"image key {key!r}: only letters, digits, spaces and _ - . /")
+        # MLflow takes the latest of several pictures of a step by this time; here there is never a second.
+        started = int(1000 * self.folder.info().started)
+        unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.folder.name}/{started}/{key}/{_step(step)}")
+        name = f"images/{key.replace('/', '~')}+step+{step}+timestamp+{started}+{unique}"
+        png = io.BytesIO()
+        curves.save(fig, png, dpi=120, format="png")  # without a tight box, which would give each step another size
+        self._file(f"{name}.png", lambda out: out.write_bytes(png.getvalue()))
+        self._file(f"{name}+compressed.webp", lambda out: _write_small(out, png))
+        if not self._shows_images:
+            self._shows_images = True
+            self.tags({"mlflow.loggedImages": "True"})
+
+    def table(self, path: str, columns: Mapping[str, Any]) -> None:
+        """Keep columns of equal length (lists, arrays, tensors; first dimension is the row), as parquet or `.csv`.
+
+        MLflow's page shows the second as a table, digit by digit, so fractions have six in it.
+        """
+        self._file(path, lambda out: _write_table(out, columns))
+
+    def dataset(self, name: str, context: str, digest: str, source: str, size: int) -> None:
+        """Note a data set that went in: `context` is train, val or test, `size` its number of samples.
+
+        A `name` that only repeats the context is replaced by the end of `source`.
+        """
+        if name == context:
+            name = "/".join(PurePosixPath(without_secrets(str(source))).parts[-2:]) or name
+        self._outbox.put(
+            {
+                "kind": "dataset",
+                "name": name[:500],
+                "context": context,
+                "digest": digest[:_DIGEST_CHARS],
+                "whole_digest": digest,
+                "source": without_secrets(str(source)),
+                "size": int(size),
+            }
+        )
+
+    def model(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        step: int,
+        metrics: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keep a safetensors file as a LoggedModel of the run, with the scores it had at `step`."""
+        values = {_metric_name(key): _number(key, value) for key, value in (metrics or {}).items()}
+        words = {key: without_secrets(_scalar_text(value)) for key, value in (tags or {}).items()}
+        job = {"kind": "model", "name": re.sub(r"[/:.%\"']", "-", name), "step": _step(step), "tags": words}
+        job["metrics"] = {key: value if math.isfinite(value) else str(value) for key, value in values.items()}
+        self._outbox.put(job, Path(path).name, lambda out: _link(Path(path), out))
+
+    def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
+        """Wait until all that was recorded is in the store, at most `timeout` seconds; says whether it is."""
+        self._sender.released.set()
+        return self._sender.drain(timeout, self.hurried, _STOP_SECONDS)
+
+    def finish(self, status: Status, error: BaseException | str | None = None) -> None:
+        """End the run: send what is left, and set its status. Harmless when repeated.
+
+        Sending is given 30 s, 4 s where the run is told to stop: who told it waits. The rest stays on the disk.
+        """
+        if status not in ("FINISHED", "FAILED", "KILLED"):
+            raise ValueError(f"status {status!r} is not FINISHED, FAILED or KILLED")
+        if self._finished:
+            return
+        self._finished = True
+        atexit.unregister(self._at_exit)
+        if self._sampler:
+            self._sampler.stop()
+        for part in (self._end, self._tell):
+            try:
+                part(status, error)
+            except (OSError, UserError) as failure:
+                _log.warning("run %s: its end could not be written: %s", self.folder.name, failure)
+        self._whole = self.flush(_STOP_SECONDS if status == "KILLED" else _FINISH_SECONDS)
+        if not self._whole:
+            left = "run %s: not all reached %s; the rest is kept in %s and sent by: trainkit sync %s"
+            _log.warning(left, self.folder.name, self._sender.where, self.folder.path, self.folder.name)
+        self._sender.stop()
+        if lost := self._outbox.lost():
+            _log.warning("run %s: the disk did not take, and nothing has now: %s", self.folder.name, few(lost))
+        try:
+            self._journal.close()
+            if self._whole:
+                self.folder.update(unsent=False)
+        except (OSError, UserError) as failure:
+            _log.warning("run %s: %s", self.folder.name, failure)
+        self.folder.release()
+
+    def _end(self, status: Status, error: BaseException | str | None) -> None:
+        # In one write with the status: whoever finds the run knows that something may be left.
+        self.folder.update(status=status, last_step=self._journal.last_step, unsent=True)
+        self._journal.commit()
+
+    def _tell(self, status: Status, error: BaseException | str | None) -> None:
+        """Let MLflow know: the end itself last, whatever of the rest cannot be written."""
+        try:
+            self._tell_error(error)
+        finally:
+            self._outbox.put({"kind": "end", "status": status, "time": time.time_ns() // 1_000_000})
+            self._outbox.commit()
+
+    def _tell_error(self, error: BaseException | str | None) -> None:
+        if error is not None:
+            text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
+            short = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+            self.tags({"trainkit.error": short})
+            self.artifact_text("error.txt", text)
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self.finish("FAILED", "the process ended without saying how")
+
+    def _file(self, path: str, write: Callable[[Path], Any]) -> None:
+        where = PurePosixPath(path)
+        if where.is_absolute() or ".." in where.parts or not where.name:
+            raise ValueError(f"artifact path {path!r} is not a plain relative path")
+        parent = str(where.parent) if where.parent.parts else None
+        self._outbox.put({"kind": "artifact", "folder": parent}, where.name, write)
+
+
+class Silent:
+    """A tracker that does nothing, for the processes that are not the main one."""
+
+    run_id: str | None = None
+    remains = ""
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Do nothing; a tensor is not waited for."""
+
+    def once(self, step: int, metrics: Mapping[str, Any]) -> list[str]:
+        """Return nothing."""
+        return []
+
+    def event(self, step: int, name: str, data: Any = None) -> None:
+        """Do nothing."""
+
+    def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
+        """Return nothing."""
+        return ()
+
+    def unreadable(self) -> dict[str, str]:
+        """Return nothing."""
+        return {}
+
+    def position(self) -> int:
+        """Return 0."""
+        return 0
+
+    def commit(self) -> int:
+        """Return 0."""
+        return 0
+
+    def cut_back(self, position: int) -> Replay:
+        """Return an empty replay."""
+        return Replay()
+
+    def tags(self, values: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def adopt(self, run: str, values: Mapping[str, Any] | None = None) -> None:
+        """Do nothing."""
+
+    def artifact_text(self, path: str, text: str) -> None:
+        """Do nothing."""
+
+    def artifact_file(self, local: str | os.PathLike[str], path: str) -> None:
+        """Do nothing."""
+
+    def figure(self, path: str, fig: Any) -> None:
+        """Do nothing."""
+
+    def image(self, key: str, step: int, fig: Any) -> None:
+        """Do nothing."""
+
+    def table(self, path: str, columns: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def dataset(self, name: str, context: str, digest: str, source: str, size: int) -> None:
+        """Do nothing."""
+
+    def model(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        step: int,
+        metrics: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Do nothing."""
+
+    def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
+        """Return True."""
+        return True
+
+    def finish(self, status: Status, error: BaseException | str | None = None) -> None:
+        """Do nothing."""
+
+
+def send_rest(folder: RunFolder, store: Store) -> None:
+    """Send what a run that is over could not send. Raises UserError when it is in use or the store does not answer."""
+    with folder.sending(_FINISH_SECONDS):
+        client = store.client()
+        with store.asking():
+            send_left(folder, store, client)
+
+
+def flatten(params: Mapping[str, Any]) -> dict[str, str]:
+    """Nested settings as dotted names and text, as MLflow takes them; secrets hidden, values as in JSON."""
+    flat: dict[str, str] = {}
+    for name, value in _leaves("", params):
+        # No slashes: MLflow refuses those that would not be a plain path.
+        key = re.sub(r"[^\w.\- :]", "_", name)[:250]
+        key = key if key.strip(".") else "_"
+        while key in flat:
+            key = f"{key[:248]}_"
+        flat[key] = HIDDEN if is_secret_name(name) else without_secrets(_scalar_text(value))[:_PARAM_CHARS]
+    return flat
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and (value or not name):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}" if name else str(key), inner)
+    elif isinstance(value, (list, tuple)) and any(isinstance(inner, Mapping) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(f"{name}.{index}", inner)
+    else:
+        yield name, value
+
+
+def _clean(values: Mapping[str, Any]) -> dict[str, str]:
+    """Tags as MLflow takes them, without secrets."""
+    said = {k: HIDDEN if is_secret_name(k) else without_secrets(_scalar_text(v)) for k, v in values.items()}
+    return {key: value[:_TAG_CHARS] for key, value in said.items()}
+
+
+def _scalar_text(value: Any) -> str:
+    if isinstance(value, (str, os.PathLike)):
+        # What no database takes: bytes of a file's name that are no text, and zeros.
+        return os.fspath(value).encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    # str() of an unknown object could hold its address in memory, which would differ on every resume.
+    return json.dumps(value, default=lambda other: re.sub(r" at 0x[0-9a-f]+", "", str(other)))
+
+
+def _metric_name(name: str) -> str:
+    if not METRIC_NAME.fullmatch(name) or len(name) > 250 or ".." in name:
+        raise ValueError(f"metric name {name!r}: only a-z 0-9 _ . - and single slashes inside, at most 250 characters")
+    return name
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) and hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (ValueError, RuntimeError):
+            raise ValueError(f"metric {name} has shape {tuple(value.shape)}, expected one number") from None
+    if isinstance(value, (str, bytes, complex)) or value is None:
+        raise ValueError(f"metric {name} is {value!r}, expected a real number")
+    try:
+        return float(value)
+    except (TypeError, OverflowError):
+        raise ValueError(f"metric {name} is {value!r}, expected a real number") from None
+
+
+def _step(step: Any) -> int:
+    number = int(step)
+    if number != step or number < 0:
+        raise ValueError(f"step {step!r} is not a whole number from 0")
+    return number
+
+
+def _link(source: Path, out: Path) -> None:
+    try:
+        # A second name for the same file: it stays when checkpoints are pruned, and costs nothing.
+        os.link(source, out)
+    except OSError:
+        shutil.copyfile(source, out)
+
+
+def _write_table(out: Path, columns: Mapping[str, Any]) -> None:
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    arrays = {}
+    for name, column in columns.items():
+        if hasattr(column, "detach"):
+            column = column.detach().cpu().numpy()
+        if isinstance(column, np.ndarray) and column.ndim > 1:
+            column = list(column.reshape(len(column), -1))
+        arrays[name] = pa.array(column)
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns differ in length: {lengths}")
+    if out.suffix == ".csv":
+        for name, array in arrays.items():
+            if pa.types.is_floating(array.type):
+                short = [v if v is None else float(f"{v:.6g}") for v in array.to_pylist()]
+                arrays[name] = pa.array(short, pa.float64())
+        csv.write_csv(pa.table(arrays), out)
+    else:
+        parquet.write_table(pa.table(arrays), out, compression="zstd", write_page_checksum=True)
+
+
+def _write_small(out: Path, png: io.BytesIO) -> None:
+    from PIL import Image
+
+    with Image.open(png) as picture:
+        # What the page shows until it is clicked. MLflow's own copies of 256 pixels leave no letter readable; tall
+        # pictures would be narrow, so it is the width that is held.
+        picture = picture.convert("RGB")
+        picture.thumbnail((600, 1800))
+        picture.save(out)

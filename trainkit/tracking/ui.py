@@ -1,0 +1,216 @@
+"""The MLflow page for the runs of this store, on this machine only, for those who have its address.
+
+Every path of the page begins with a token, drawn at each start. Any user of a machine reaches 127.0.0.1, and MLflow
+gives whoever reaches a server all files that its user can read: an experiment says where its files are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainkit.environment.process import die_with_parent
+from trainkit.errors import UserError, visible
+from trainkit.redact import without_secrets
+from trainkit.tracking.mlflow_experiment import VIEW
+from trainkit.tracking.relocate import strayed
+from trainkit.tracking.store import Store, settle_mlflow
+
+HOST = "127.0.0.1"
+_READY_SECONDS = 120.0
+"""The first start on a busy machine took 30 s."""
+
+
+def _print(text: str) -> None:
+    # At once, also into a file: the command goes on until it is interrupted.
+    print(visible(text), flush=True)
+
+
+def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print) -> None:
+    """Show the store's runs at 127.0.0.1:`port` until interrupted; for a store that is a server, say where it is.
+
+    Raises UserError when the port or the store cannot be used, or the page does not come up.
+    """
+    if store.uri.startswith(("http://", "https://")):
+        say(f"The runs are kept by a server; open {store.shown}")
+        return
+    try:
+        with _interrupted_by_signals(), running(store, port) as (server, page):
+            say(f"The runs of {store.shown} are at {page}/ (Ctrl-C ends the page)")
+            say("  Whoever has this address may read your files and change the runs; the next start makes another.")
+            experiments = _experiments(page)
+            tables = _run_tables(experiments, page)
+            for name, address in tables:
+                say(f"  {name}: {address}")
+            if experiments and not tables:
+                say("  There are no runs yet.")
+            for home in {strayed(store, found.get("artifact_location", "")) for found in experiments} - {None}:
+                say(f"  Files are looked for in {home}, where the store was; `trainkit relocate` mends that.")
+            code = server.wait()
+    except KeyboardInterrupt:
+        return
+    raise UserError("mlflow server", f"ended with code {code}: {_last_line(_log_of(store))}")
+
+
+@contextlib.contextmanager
+def running(store: Store, port: int) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server of this store at 127.0.0.1:`port`, and its address, secret; it is gone when the block ends."""
+    if not 0 < port < 65536:
+        raise UserError("port", str(port), "1 to 65535")
+    if not _is_free(port):
+        free = next((other for other in range(port + 1, min(port + 1000, 65536)) if _is_free(other)), None)
+        raise UserError(f"port {port}", "in use", remedy=f"take --port {free}" if free else "take another port")
+    store.prepare()
+    settle_mlflow()
+    token = secrets.token_urlsafe(24)
+    page = f"http://{HOST}:{port}/{token}"
+    words = [sys.executable, "-P", "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    # The log of requests would hold the token; in a store that a group shares the log may be another member's file.
+    words += ["--uvicorn-opts=--no-access-log"]
+    environment = {
+        # Without what is set for another server: it could open this one to every name and origin.
+        **{name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_SERVER_", "_MLFLOW_"))},
+        # Not among the words of the command, which every user of the machine can read.
+        "MLFLOW_STATIC_PREFIX": f"/{token}",
+        # Its job runners are ten processes of 2.4 GB together, for features that nothing here uses.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # A tracking address in the environment would not reach the server, but would confuse its workers.
+        "MLFLOW_TRACKING_URI": "",
+    }
+    words += ["--no-serve-artifacts", "--default-artifact-root", store.artifacts.as_uri()]  # type: ignore[union-attr]
+    if store.database:
+        words += ["--backend-store-uri", store.uri]
+    else:
+        # Not among the words of the command, where every user of the machine could read its password.
+        environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
+    # In an empty folder: uvicorn imports what lies where it starts, and somebody else may have laid it into the store.
+    with tempfile.TemporaryDirectory(prefix="trainkit-ui-") as aside:
+        server = _begun(words, environment, _log_of(store), Path(aside))
+        try:
+            _wait_until_ready(server, page, _log_of(store))
+            yield server, page
+        finally:
+            _end(server)
+
+
+def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    try:
+        # Addresses and paths stand in it. A link that lies there instead of it is not followed.
+        number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        raise UserError(str(log), f"cannot be written ({error.strerror or error})", remedy="remove it") from None
+    with open(number, "wb") as out:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+            # Otherwise it would go on, unseen, when this process is killed.
+            preexec_fn=die_with_parent,
+        )
+
+
+def _experiments(page: str) -> list[dict[str, Any]]:
+    """The newest experiments, as the server describes them."""
+    request = urllib.request.Request(
+        f"{page}/api/2.0/mlflow/experiments/search",
+        json.dumps({"max_results": 6, "order_by": ["last_update_time DESC"]}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with _opener().open(request, timeout=20) as answer:
+            return json.load(answer).get("experiments", [])
+    except (OSError, ValueError):
+        return []
+
+
+def _run_tables(experiments: list[dict[str, Any]], page: str) -> list[tuple[str, str]]:
+    """Name and address of the run tables of experiments, in the view that `Tracker` keeps for them."""
+    tables = []
+    for experiment in experiments:
+        keys = {tag["key"] for tag in experiment.get("tags", [])}
+        # Without the type of work the page opens with menus for language models.
+        view = f"&viewStateShareKey={VIEW}" if f"mlflow.sharedViewState.{VIEW}" in keys else ""
+        place = f"{page}/#/experiments/{experiment['experiment_id']}/runs"
+        if experiment["name"] != "Default":
+            tables.append((experiment["name"], f"{place}?workflowType=machine_learning{view}"))
+    return tables
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    # A proxy that is set for the outside must not be asked for this machine.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], page: str, log: Path) -> None:
+    end = time.monotonic() + _READY_SECONDS
+    opener = _opener()
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise UserError("mlflow server", f"ended with code {server.returncode}: {_last_line(log)}")
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            if opener.open(f"{page}/health", timeout=2).status == 200:
+                return
+        time.sleep(0.2)
+    raise UserError("mlflow server", f"did not answer within {_READY_SECONDS:.0f} s", remedy=f"see {log}")
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    # The command starts workers of its own; all are in one session, which only this process began.
+    for word in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(server.pid, word)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=5)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the server does: a port whose last connections are only closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM, and the SIGHUP of a terminal that is closed, are as Ctrl-C within."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_of(store: Store) -> Path:
+    return store.home / "ui.log"
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return without_secrets(lines[-1])[:300] if lines else "it said nothing"

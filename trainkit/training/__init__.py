@@ -1,0 +1,1 @@
+"""Train: the loop, its guards and its state."""

@@ -1,0 +1,69 @@
+"""Which evaluation was the best, whether scores still improve, and whether a network is better than guessing."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainkit.config.schema import Recipe
+from trainkit.errors import UserError
+from trainkit.interfaces import Scores
+from trainkit.training.state import State
+
+
+def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
+    """Enter an evaluation in the list of the best and in the count of patience: whether it leads, and is among them.
+
+    Raises UserError when the recipe names a metric that this evaluation does not give.
+    """
+    stop, best = recipe.stop_when, recipe.best
+    rules = (("stop_when.metric", stop), ("best.metric", best), ("promote.metric", recipe.promote))
+    named = [(key, rule.metric) for key, rule in rules if rule is not None and rule.metric]
+    for key, metric in (*named, *(("time_to", metric) for metric in recipe.time_to)):
+        if metric.startswith(f"{evaluation}/") and metric not in metrics:
+            near = difflib.get_close_matches(metric, metrics, n=1)
+            known = near[0] if near else ", ".join(metrics)
+            raise UserError(key, f"{metric!r}, which is not measured", known)
+    if stop is not None and stop.metric in metrics:
+        value, first = metrics[stop.metric], state.record is None and math.isfinite(metrics[stop.metric])
+        if first or (state.record is not None and _better(value, state.record, stop.mode, stop.min_delta)):
+            state.record, state.waited = value, 0
+        else:
+            state.waited += 1
+    if best is None or not math.isfinite(metrics.get(best.metric, math.nan)):
+        return False, False
+    value = metrics[best.metric]
+    leads = not state.best or _better(value, state.best[0]["value"], best.mode)
+    weights = "ema" if best.metric.startswith(f"{evaluation}/ema/") else "model"
+    state.best.append({"value": value, "step": state.step, "weights": weights})
+    state.best.sort(key=lambda record: (-record["value"] if best.mode == "max" else record["value"], record["step"]))
+    del state.best[max(1, recipe.checkpoints.keep_best) :]
+    return leads, any(record["step"] == state.step for record in state.best)
+
+
+def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+    """Rows of an evaluation that are kept, by the word that their file begins with.
+
+    Those of the weights as they are; and those of their average, where it is by it that a checkpoint is the best.
+    """
+    best = recipe.best.metric if recipe.best else ""
+    titles = [title for title in scored if title == evaluation or best.startswith(f"{title}/")]
+    return {title.replace("/", "_"): scored[title].rows for title in titles}
+
+
+def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:
+    """End the run when a network that training leans on does no better than guessing."""
+    for metric, chance in scores.chance.items():
+        if scores.metrics[metric] <= chance:
+            raise UserError(
+                f"task.{name}",
+                f"{evaluation}/{metric} is {scores.metrics[metric]:.4f}, no better than guessing",
+                f"above {chance:.4f}",
+                "its weights were not trained, are those of another network, or expect other pictures",
+            )
+
+
+def _better(value: float, than: float, mode: str, by: float = 0.0) -> bool:
+    return math.isfinite(value) and (value > than + by if mode == "max" else value < than - by)

@@ -1,0 +1,116 @@
+"""The weights that a recipe needs before it can begin: found, or trained first by the recipe that makes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainkit.checkpoint import timm_weights
+from trainkit.config import loader
+from trainkit.config.run_request import Order, beside, load
+from trainkit.config.schema import Recipe
+from trainkit.errors import UserError, few
+from trainkit.paths import locate
+from trainkit.tracking.store import RunFolder, Store, run_key
+
+_log = logging.getLogger("trainkit")
+
+Train = Callable[[Order, Recipe, dict[str, "Need"]], RunFolder]
+
+
+@dataclass(frozen=True)
+class Need:
+    """A file of weights, and the run that made it where there is one."""
+
+    file: Path
+    run: RunFolder | None = None
+    new: bool = False
+    """The run was made just now, for the run that needs it."""
+
+
+def gather(order: Order, recipe: Recipe, machine: Any, store: Store, train: Train | None) -> dict[str, Need]:
+    """A file for each of the recipe's needs. `train` makes the missing ones; None: they must be there.
+
+    Raises UserError naming what is missing.
+    """
+    needs = {}
+    for name, source in recipe.task.needs().items():
+        if source.recipe is None:
+            needs[name] = Need(Path(machine.lead(lambda n=name, s=source: str(_file(n, s.weights, store)))))
+        else:
+            child = Order(beside(order.path, source.recipe), plugins=order.plugins, elastic=order.elastic)
+            needs[name] = _made(name, child, order.resume is not None, machine, store, train)
+    return needs
+
+
+def best_weights(run: Path) -> Path:
+    """Weights of a run's best checkpoint, or of its last where no evaluation named a best.
+
+    They are the averaged ones where the recipe's best is a score of those. A file is only handed out when it is what
+    was written: where the best checkpoint is damaged or missing a warning names the one that takes its place.
+    """
+    from trainkit.checkpoint import storage
+
+    newest, refused = storage.newest_valid(run / "checkpoints")
+    if newest is None:
+        why = f": {refused[0]}" if refused else ""
+        raise UserError(
+            str(run), f"holds no checkpoint{' that is whole' * bool(refused)}{why}", remedy="train it again"
+        )
+    best = storage.state_of(newest)["best"]
+    if strange := {record.get("weights", "model") for record in best} - {"model", "ema"}:
+        raise UserError(str(newest / storage.STATE), f"weights {few(strange)}"[:200], "model or ema")
+    for record in best:
+        file = run / "checkpoints" / f"step-{record['step']:09d}" / f"{record.get('weights', 'model')}.safetensors"
+        try:
+            if not file.parent.is_dir():
+                raise UserError(str(file.parent), "is missing")  # it could not be written, or was deleted
+            storage.check_file(file)
+            return file
+        except UserError as error:
+            refused.append(f"{error.where}: {error.found}")
+    file = newest / f"{best[0].get('weights', 'model') if best else 'model'}.safetensors"
+    if refused:
+        _log.warning("left aside: %s; %s of %s takes its place", "; ".join(refused), file.name, newest.name)
+    return file
+
+
+def _file(name: str, word: str, store: Store) -> Path:
+    """The file behind `weights: ...`: a path, `run:NAME`, or a logged model."""
+    if word.startswith("run:"):
+        return best_weights(store.find(word[4:]).path)
+    if word.startswith("models:/"):
+        return store.model_file(word)
+    if word.startswith(timm_weights.PREFIX):
+        return timm_weights.find(word)
+    path = locate(word)
+    if not path.is_file():
+        raise UserError(f"task.{name}.weights", f"{path} does not exist", remedy="give a file, run:NAME or models:/ID")
+    return path
+
+
+def _made(name: str, child: Order, resume: bool, machine: Any, store: Store, train: Train | None) -> Need:
+    """The best weights of a recipe's run: one that finished with this recipe and data, or one made now."""
+    recipe = load(child)
+    digest = loader.digest(recipe)
+    key = run_key(digest, recipe.data.open(recipe.seed).meta.digest)
+
+    def look() -> tuple[str | None, str | None]:
+        done, begun = store.finished_with(key), store.newest_unfinished(recipe.name, digest)
+        return done and str(done.path), begun and begun.name
+
+    done, begun = machine.lead(look)
+    if done is not None:
+        if machine.main:
+            print(f"{name}: reusing run {Path(done).name} (same recipe and data)", flush=True)
+        return Need(best_weights(Path(done)), RunFolder(Path(done)))
+    if train is None:
+        raise UserError(str(child.path), "has no finished run", remedy="train it first")
+    if machine.main:
+        print(f"{name}: training {child.path} first", flush=True)
+    child = replace(child, resume=begun if resume else None)
+    folder = train(child, recipe, gather(child, recipe, machine, store, train))
+    return Need(best_weights(folder.path), folder, new=True)

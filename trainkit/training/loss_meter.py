@@ -1,0 +1,93 @@
+"""Loss and logged scalars between two log lines, kept on the device until somebody reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.distributed.runtime import Machine
+from trainkit.interfaces import Loss
+
+
+class Tally:
+    """Running sums of one process since the last log line. Part of a checkpoint: a line may span an interruption."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+        # Sums of doubles have the same bits on the host, and take a tenth of the time.
+        self._at_once = machine.at_once
+        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=torch.float64, device=machine.device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a new line."""
+        self.loss = self.weight = self._zero
+        self.logs: dict[str, Any] = {}
+        self.times: dict[str, int] = {}  # how many batches had each of them
+        self.batches = 0
+        self.norm: Tensor | None = None
+
+    def add(self, losses: list[Loss], norm: Tensor) -> None:
+        """Take in the micro-batches of an update that was made; waits for nothing."""
+        number = float if self._at_once else Tensor.detach
+        for loss in losses:
+            self.loss = self.loss + number(loss.sum)
+            weight = loss.weight
+            self.weight = self.weight + (number(weight) if isinstance(weight, Tensor) else weight)
+            for key, value in loss.logs.items():
+                own = number(value.detach() if value.requires_grad else value)
+                self.logs[key] = self.logs.get(key, self._zero) + own
+                self.times[key] = self.times.get(key, 0) + 1
+        self.batches += len(losses)
+        self.norm = norm
+
+    def read(self) -> dict[str, float]:
+        """Means over all processes, as metrics; waits for the device. Every rank calls it.
+
+        What only some batches logged, such as norms every 200 steps, is a mean over those.
+        """
+        own = [self.loss, self.weight, *(value / self.times[key] for key, value in self.logs.items())]
+        summed = torch.tensor(own, dtype=torch.float64) if self._at_once else torch.stack(own)
+        loss, weight, *logs = self._machine.sum(summed).tolist()
+        metrics = {"train/loss": loss / weight}
+        metrics |= {f"train/{key}": value / self._machine.world for key, value in zip(self.logs, logs, strict=True)}
+        if self.norm is not None:
+            metrics["train/grad_norm"] = float(self.norm)
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain data; doubles survive JSON exactly."""
+        return {
+            "loss": float(self.loss),
+            "weight": float(self.weight),
+            "logs": {key: float(value) for key, value in self.logs.items()},
+            "times": dict(self.times),
+            "batches": self.batches,
+            "norm": None if self.norm is None else float(self.norm),
+        }
+
+    @staticmethod
+    def divided(states: list[dict[str, Any]], processes: int) -> dict[str, Any]:
+        """What the states of all processes come to for each of another number of them."""
+        norms = [state["norm"] for state in states]
+        whole: dict[str, Any] = {"norm": norms[0], "batches": max(1, sum(s["batches"] for s in states) // processes)}
+        if not any(state["batches"] for state in states):
+            return states[0]
+        for name in ("loss", "weight"):
+            whole[name] = sum(state[name] for state in states) / processes
+        for name in ("logs", "times"):
+            keys = dict.fromkeys(key for state in states for key in state.get(name, ()))
+            whole[name] = {key: sum(s[name].get(key, 0) for s in states) / processes for key in keys}
+        return whole
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue a line."""
+        device = self._machine.device
+        self.loss, self.weight = self._zero + state["loss"], self._zero + state["weight"]
+        self.logs = {key: self._zero + value for key, value in state["logs"].items()}
+        self.batches = state["batches"]
+        # A checkpoint of before they were counted: every batch had every key.
+        self.times = dict(state.get("times", dict.fromkeys(self.logs, self.batches)))
+        self.norm = None if state["norm"] is None else torch.tensor(state["norm"], device=device)

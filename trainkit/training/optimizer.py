@@ -1,0 +1,265 @@
+"""Parameter groups, the optimizer, clipping and the moving average of the weights."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit.config.schema import AdaptiveClip, Optim
+from trainkit.errors import UserError
+
+
+def rate(optim: Optim, batch_size: int) -> float:
+    """The full learning rate for `batch_size` samples per update, over all processes."""
+    if optim.lr_rule is None:
+        return optim.lr
+    times = batch_size / optim.lr_rule.batch_size
+    return optim.lr * (times if optim.lr_rule.name == "linear" else times**0.5)
+
+
+def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
+    """Parameters that are trained alike, as optimizer groups with an `lr_scale` each.
+
+    Every parameter belongs to the last group whose pattern matches its name; the scales of its group and of its layer
+    multiply. Raises UserError when a pattern matches nothing: a misspelt one would silently train with the wrong rate.
+    """
+    named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    kept = _undecayed(net)
+    settings: dict[str, tuple[float, float]] = {}
+    for name, p in named:
+        decays = (optim.decay_1d or p.ndim > 1) and name not in kept
+        settings[name] = (1.0, optim.weight_decay if decays else 0.0)
+    depths = layer_scales(net, optim.layer_decay) if optim.layer_decay is not None else {}
+    for i, group in enumerate(optim.groups):
+        matched = [name for name, _ in named if fnmatch.fnmatchcase(name, group.match)]
+        if not matched:
+            some = ", ".join(name for name, _ in named[:4])
+            raise UserError(
+                f"optim.groups[{i}].match", f"{group.match!r} matches no parameter", f"a pattern such as {some}"
+            )
+        for name in matched:
+            decay = settings[name][1] if group.weight_decay is None else group.weight_decay
+            settings[name] = (group.lr_scale, decay)
+    grouped: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, p in named:
+        scale, decay = settings[name]
+        grouped.setdefault((scale * depths.get(name, 1.0), decay), []).append(p)
+    return [
+        {"params": params, "lr": optim.lr * scale, "lr_scale": scale, "weight_decay": decay}
+        for (scale, decay), params in grouped.items()
+    ]
+
+
+def layer_scales(net: nn.Module, decay: float) -> dict[str, float]:
+    """Factor on the learning rate of each parameter by its depth: decay^(blocks above it) (Clark et al., ICLR 2020).
+
+    The depths are those that timm's networks state (`group_matcher`); what is not part of one has the full rate.
+    Raises UserError when there is no such network.
+    """
+    from timm.models import group_parameters
+
+    scales: dict[str, float] = {}
+    for prefix, module in net.named_modules():
+        if hasattr(module, "group_matcher"):
+            depth = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+            top = max(depth.values())
+            scales |= {f"{prefix}.{name}".lstrip("."): decay ** (top - at) for name, at in depth.items()}
+    if not scales:
+        raise UserError("optim.layer_decay", "the network states no order of its layers", "a network of timm")
+    return scales
+
+
+def forget(params: Mapping[str, nn.Parameter]) -> None:
+    """Let gradients go."""
+    for p in params.values():
+        p.grad = None
+
+
+def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
+    """End a run in which parameters get no gradient: a head that no loss sees is dead weight, and hangs DDP."""
+    idle = [name for name, p in params.items() if p.grad is None]
+    if idle:
+        raise UserError(
+            "task",
+            f"{len(idle)} parameters get no gradient: {', '.join(idle[:4])}{' ...' if len(idle) > 4 else ''}",
+            "a loss that depends on all that is trained",
+            "leave that part of the network out, or choose a loss that uses it",
+        )
+
+
+def _alike(grads: Sequence[torch.Tensor]) -> bool:
+    """Whether they are plain tensors of one dtype, on a device whose kernels take many tensors at once."""
+    first = grads[0]
+    return (
+        (first.is_cpu or first.is_cuda) and {*map(type, grads)} == {torch.Tensor} and len({g.dtype for g in grads}) == 1
+    )
+
+
+def total_norm(grads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Length of gradients of one device, taken together: `torch.nn.utils.get_total_norm`, by the same kernels.
+
+    Where they are of one kind it is done without sorting them by device and dtype, which costs a small network more
+    than the kernels.
+    """
+    if not _alike(grads):
+        return torch.nn.utils.get_total_norm(grads)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+
+
+def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -> None:
+    """Clip gradients as the recipe says; `norm` is that of them all. The host waits for nothing.
+
+    Raises UserError when a pattern of what is not to be clipped matches nothing.
+    """
+    if optim.clip_norm is not None:
+        grads = [p.grad for p in params.values()]
+        if _alike(grads):  # as below, by the same kernels
+            torch._foreach_mul_(grads, ((norm + 1e-6).reciprocal() * optim.clip_norm).clamp(max=1.0))
+        else:
+            torch.nn.utils.clip_grads_with_norm_(params.values(), optim.clip_norm, norm)
+    if optim.clip_agc is not None:
+        spared = {name for i in range(len(optim.clip_agc.leave_out)) for name in _spared(params, optim.clip_agc, i)}
+        clip_units([p for name, p in params.items() if name not in spared], optim.clip_agc.factor, optim.clip_agc.eps)
+
+
+def _spared(params: Mapping[str, nn.Parameter], settings: AdaptiveClip, i: int) -> list[str]:
+    matched = fnmatch.filter(params, settings.leave_out[i])
+    if not matched:
+        raise UserError(
+            f"optim.clip_agc.leave_out[{i}]",
+            f"{settings.leave_out[i]!r} matches no parameter",
+            f"a pattern such as {', '.join(list(params)[-4:])}",
+        )
+    return matched
+
+
+@torch.no_grad()
+def clip_units(params: Iterable[nn.Parameter], factor: float, eps: float = 1e-3) -> None:
+    """Hold the gradient of each unit to `factor` times the length of its weights, in place (Brock et al. 2021, eq. 3).
+
+    A unit is one output of a layer: a slice of a parameter along its first dimension. A parameter of one dimension or
+    none, such as a bias, is one unit. Weights are taken to be at least `eps` long. Gradients that are short enough keep
+    their bits.
+    """
+    params = sorted(params, key=lambda p: p.ndim > 1)  # vectors first
+    if not params:
+        return
+    weight, grad = (_lengths(tensors) for tensors in (params, [p.grad for p in params]))
+    sizes = [n.numel() for n in weight]
+    # One pair of kernels for the units of all parameters; those that are short enough are multiplied by 1.
+    most = factor * torch.cat(weight).clamp(min=eps)
+    scale = (most / torch.cat(grad).clamp(min=torch.finfo(most.dtype).tiny)).clamp(max=1).split(sizes)
+    grads = [_local(p.grad) for p in params]
+    shapes = [(-1, *(1,) * (g.ndim - 1)) if g.ndim else () for g in grads]
+    torch._foreach_mul_(grads, [part.view(shape) for part, shape in zip(scale, shapes, strict=True)])
+
+
+def _lengths(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Length of each unit of each tensor, (units,); those of one dimension or none come first."""
+    whole = [t for t in tensors if t.ndim <= 1]
+    # FSDP2 cuts along the first dimension: a vector is in parts and its length a sum over ranks, a slice is not.
+    norms = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in (torch._foreach_norm(whole) if whole else ())]
+    rows = [_local(t) for t in tensors[len(whole) :]]
+    return [n.view(1) for n in norms] + [torch.linalg.vector_norm(t, dim=tuple(range(1, t.ndim))) for t in rows]
+
+
+def _undecayed(net: nn.Module) -> set[str]:
+    """Names of parameters that their network excepts from weight decay, as timm's do (position embeddings)."""
+    return {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in net.named_modules()
+        if hasattr(module, "no_weight_decay")
+        for name in module.no_weight_decay()
+    }
+
+
+def build(net: nn.Module, optim: Optim, sharded: bool = False) -> torch.optim.Optimizer:
+    """The optimizer of a recipe over the parameters of `net`, which are `sharded` under FSDP2."""
+    parts = groups(net, optim)
+    if optim.name.startswith("timm:"):
+        from timm.optim import create_optimizer_v2
+
+        try:
+            return create_optimizer_v2(parts, opt=optim.name[5:], lr=optim.lr, weight_decay=optim.weight_decay)
+        except (AssertionError, KeyError, ValueError) as error:
+            raise UserError("optim.name", f"{optim.name!r}: {error}", "one of timm.optim.list_optimizers()") from None
+    if optim.name == "sgd":
+        # PyTorch 2.14 has the one-kernel SGD for whole tensors alone.
+        fused = optim.fused and not sharded
+        return torch.optim.SGD(parts, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)
+    kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
+    return kind(parts, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, fused=optim.fused)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, each with its own scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+class Average:
+    """Exponential moving average of weights and floating-point buffers (Polyak and Juditsky 1992).
+
+    Early on the decay is capped at (1 + step) / (10 + step), so that the average forgets the random start.
+    """
+
+    def __init__(self, net: nn.Module, decay: float):
+        self.decay = decay
+        saved = net.state_dict().keys()
+        with torch.no_grad():
+            self.tensors = {name: t.detach().clone() for name, t in _floating(net) if name in saved}
+        self._net: nn.Module | None = None
+
+    @torch.no_grad()
+    def update(self, net: nn.Module, step: int) -> None:
+        """Move towards the weights after update `step`."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        if net is not self._net:
+            self._net, self._places = net, [_place(net, name) for name in self.tensors]
+            self._sharded = any(hasattr(t, "to_local") for t in self.tensors.values())
+        # Looked up again each time, by keys: a buffer may be another tensor by now. Walking over the network to find
+        # them takes longer than the kernel, where tensors are small.
+        kept, moved = list(self.tensors.values()), [owned[key] for owned, key in self._places]
+        if self._sharded:
+            kept, moved = [_local(t) for t in kept], [_local(t) for t in moved]
+        torch._foreach_lerp_(kept, moved, 1 - decay)
+
+    @torch.no_grad()
+    def swap(self, net: nn.Module) -> None:
+        """Exchange the average and the weights of `net`; calling it twice changes nothing."""
+        for name, t in _floating(net):
+            if name in self.tensors:
+                kept = t.detach().clone()
+                t.copy_(self.tensors[name])
+                self.tensors[name].copy_(kept)
+
+    @contextlib.contextmanager
+    def swapped(self, net: nn.Module) -> Iterator[None]:
+        """Within, `net` has the averaged weights."""
+        self.swap(net)
+        try:
+            yield
+        finally:
+            self.swap(net)
+
+
+def _local(t: torch.Tensor) -> torch.Tensor:
+    """This process's part of a sharded tensor, in place: kernels over many tensors take no mixture of the two kinds."""
+    return t.to_local() if hasattr(t, "to_local") else t.detach()
+
+
+def _place(net: nn.Module, name: str) -> tuple[dict[str, torch.Tensor], str]:
+    """The dictionary that holds a parameter or buffer, and its key there."""
+    owner, _, key = name.rpartition(".")
+    module = net.get_submodule(owner)
+    return (module._parameters if key in module._parameters else module._buffers), key
+
+
+def _floating(net: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    named = [*net.named_parameters(), *net.named_buffers()]
+    return [(name, t) for name, t in named if t.is_floating_point()]

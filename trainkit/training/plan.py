@@ -1,0 +1,208 @@
+"""How a training is cut up, what happens when, and what that will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainkit.config.schema import Checkpoints, Evaluation, Recipe
+from trainkit.config.units import Gate, Safeguard
+from trainkit.errors import UserError, number_of
+from trainkit.interfaces import Opened, Split
+from trainkit.training import optimizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a training is cut into epochs, updates, micro-batches and shares of processes."""
+
+    steps: int
+    """Updates in all."""
+    steps_per_epoch: int
+    batch_size: int
+    micro_batch: int
+    accumulation: int
+    world: int
+    rank: int
+
+    @staticmethod
+    def make(recipe: Recipe, data: Opened, world: int, rank: int) -> Plan:
+        """The plan of a recipe, whose task has built its network, on `world` processes.
+
+        Raises UserError when the numbers do not divide, leave batch norm too few samples, or are those of `updates`.
+        """
+        batch = recipe.train.batch_size
+        share, rest = divmod(batch, world)
+        if rest:
+            raise UserError(
+                "train.batch_size", f"{batch} over {world} processes", "a multiple", f"try {share * world or world}"
+            )
+        micro = recipe.train.micro_batch or (share if data.block == 1 else data.block)
+        if data.block > 1 and (micro != data.block or share % data.block):
+            raise UserError(
+                "train",
+                f"micro_batch {micro}, of {share} samples of each process",
+                f"whole blocks of {data.block}, P x K of data.sampler, on each process",
+                f"try train.batch_size={data.block * max(1, batch // data.block) * world}, or smaller blocks",
+            )
+        micro = min(micro, share)
+        if share % micro:
+            fits = max(m for m in range(1, micro + 1) if share % m == 0)
+            raise UserError(
+                "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
+            )
+        refuse_few(recipe, micro, batch, world)
+        per_epoch, steps = updates(recipe, data)
+        return Plan(steps, per_epoch, batch, micro, share // micro, world, rank)
+
+    def where(self, step: int) -> tuple[int, int]:
+        """Epoch and update within it that follow `step` finished updates."""
+        return divmod(step, self.steps_per_epoch)
+
+    def lr(self, recipe: Recipe, step: int) -> float:
+        """Learning rate of the update that follows `step` finished ones."""
+        full = optimizer.rate(recipe.optim, self.batch_size)
+        return full * recipe.train.schedule.factor(step, self.steps, self.steps_per_epoch, self.batch_size)
+
+    def keys(self, split: Split, step: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(epoch, rows) of every micro-batch of this rank from `step` to the end.
+
+        Micro-batch m takes the next `world * micro_batch` rows of the update and each rank its run of them, so that
+        gathering in rank order restores the order of the update.
+        """
+        order, known = None, -1
+        for done in range(step, self.steps):
+            epoch, update = self.where(done)
+            if epoch != known:
+                order, known = split.order(epoch, self.batch_size), epoch
+            for m in range(self.accumulation):
+                first = (m * self.world + self.rank) * self.micro_batch
+                yield epoch, order[update, first : first + self.micro_batch]
+
+
+def updates(recipe: Recipe, data: Opened) -> tuple[int, int]:
+    """Updates of an epoch and of the whole training.
+
+    Raises UserError where a batch is larger than the data, or the warm-up longer than the training.
+    """
+    train, size = recipe.train, data.train.size
+    per_epoch = size // train.batch_size
+    if per_epoch == 0:
+        raise UserError("train.batch_size", f"{train.batch_size}, of {size} samples", f"at most {size}")
+    try:
+        train.schedule.refuse_short(train.length, per_epoch, train.batch_size)
+    except ValueError as error:
+        raise UserError("train", f"of {number_of(per_epoch, 'updates')} an epoch, {error}") from None
+    return per_epoch, train.length.steps(per_epoch, train.batch_size)
+
+
+def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
+    """Raise UserError where batch norm would see fewer samples at once than the network, which is built, needs."""
+    norm = getattr(recipe.task, "batch_norm", None)
+    if norm is not None and _seen(norm, micro, world) < (least := getattr(recipe.task, "batch_norm_least", 1)):
+        raise UserError(
+            "train.micro_batch",
+            f"{micro}, where batch norm must see {least} samples at once",
+            f"{least} or more" + ("" if batch >= least * world else f", of a train.batch_size from {least * world}"),
+            "group norm does without: task.norm.name=group",
+        )
+
+
+def halved(plan: Plan) -> Plan:
+    """The same updates in micro-batches of half the size, or of the largest that divides the share of a process."""
+    share = plan.micro_batch * plan.accumulation
+    micro = max(m for m in range(1, plan.micro_batch // 2 + 1) if share % m == 0)
+    return replace(plan, micro_batch=micro, accumulation=share // micro)
+
+
+def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
+    """The gates of a recipe by name, in the order in which events of one step are held."""
+    cut = (plan.steps_per_epoch, plan.batch_size)
+    return {
+        "log": Gate(recipe.log.every, *cut),
+        **{f"evaluate.{name}": Gate(e.every, *cut, e.budget) for name, e in recipe.evaluations.items()},
+        "checkpoint": Gate(recipe.checkpoints.every, *cut),
+        "safeguard": Safeguard(recipe.checkpoints.lose_at_most, *cut),
+        "figures": Gate(recipe.log.figures, *cut),
+    }
+
+
+def evaluated(recipe: Recipe, data: Opened) -> dict[str, Split]:
+    """The split of each evaluation. Raises UserError where the data has none of that name."""
+    splits = {}
+    for name, evaluation in recipe.evaluations.items():
+        word = evaluation.split or name
+        if word not in data.evaluations:
+            known = ", ".join(data.evaluations) or "none"
+            raise UserError(f"evaluations.{name}", f"the data has no evaluation set {word!r}", f"one of: {known}")
+        splits[name] = data.evaluations[word]
+    return splits
+
+
+def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: Mapping[str, float]) -> str:
+    """The plan in words: how long, in which portions, and which evaluation when, at what estimated cost."""
+    lines = [
+        f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
+        f"batch {plan.batch_size} = {plan.world} process(es) x {plan.accumulation} x {plan.micro_batch}"
+    ]
+    seen = getattr(recipe.task, "batch_norm", None)
+    if seen is not None and _seen(seen, plan.micro_batch, plan.world) < plan.batch_size:
+        lines.append(_statistics(plan, seen))
+    if (rule := recipe.optim.lr_rule) is not None:
+        ratio = f"({plan.batch_size} / {rule.batch_size})" + ("" if rule.name == "linear" else "^0.5")
+        rate = optimizer.rate(recipe.optim, plan.batch_size)
+        lines.append(f"learning rate {rate:.4g} = {recipe.optim.lr:.4g} x {ratio}, the {rule.name} rule")
+    for name, e in recipe.evaluations.items():
+        when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
+        if e.every is not None:
+            when.insert(0, f"every {e.every}")
+        times = e.at_start + _times(e, plan)
+        limit = f", within {100 * e.budget:g}% of the time" if e.budget else ""
+        cost = seconds.get(name, 0.0)
+        lines.append(
+            f"evaluate {name}: {', '.join(when) or 'never'}{limit}; {splits[name].size} samples, "
+            f"about {cost:.2g} s each, {times}x = {times * cost:.2g} s"
+        )
+    saves = recipe.checkpoints
+    limit = f"; a kill costs {saves.lose_at_most} at most" if saves.lose_at_most else ""
+    lines.append(f"checkpoint: {f'every {saves.every}' if saves.every else 'at the end'}{limit}")
+    return "\n".join(lines)
+
+
+def _times(e: Evaluation | Checkpoints, plan: Plan, done: int = 0) -> int:
+    """How often an evaluation is held, or a checkpoint written, after `done` updates; the clock's are not counted."""
+    if e.every is None or e.every.timed:
+        return int(e.at_end)
+    length = e.every.steps(plan.steps_per_epoch, plan.batch_size)
+    return plan.steps // length - done // length + (e.at_end and plan.steps % length != 0)
+
+
+def to_come(recipe: Recipe, plan: Plan, done: int = 0) -> tuple[dict[str, int], int]:
+    """How often each evaluation is held, and how many checkpoints are written, after `done` updates.
+
+    Those that hang on the clock are counted where they end the training, since no one knows how many there will be.
+    """
+    held = {name: _times(e, plan, done) for name, e in recipe.evaluations.items()}
+    return held, _times(recipe.checkpoints, plan, done)
+
+
+def _seen(norm: str, micro_batch: int, world: int) -> int:
+    """Of how many samples batch norm, `batch` or `sync`, takes its statistics."""
+    return micro_batch * (world if norm == "sync" else 1)
+
+
+def _statistics(plan: Plan, seen: str) -> str:
+    """Of how many samples batch norm takes its statistics, where that is not the batch."""
+    many = _seen(seen, plan.micro_batch, plan.world)
+    whose = "of a micro-batch on all processes" if seen == "sync" else "of a micro-batch"
+    others = ["norm: group does without"]
+    if plan.world > 1 and seen != "sync":
+        others.insert(0, "norm: sync takes those of all processes")
+    if plan.accumulation > 1:
+        others.insert(0, "a larger train.micro_batch takes more")
+    return (
+        f"batch norm sees the {number_of(many, 'samples')} {whose}, not the {plan.batch_size} of an update: "
+        f"this is not the training that one batch of {plan.batch_size} would be ({'; '.join(others)})"
+    )

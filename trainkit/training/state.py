@@ -1,0 +1,191 @@
+"""Everything about a training that a checkpoint holds, and how it goes to files and back."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit import __version__
+from trainkit.checkpoint import state_dict, storage
+from trainkit.errors import UserError, few
+from trainkit.training import nonfinite
+from trainkit.training.events import Agenda
+from trainkit.training.loss_meter import Tally
+from trainkit.training.optimizer import Average
+
+
+@dataclass
+class State:
+    """The moving parts of a training: what learns, what remembers, the optimizer, and where everything stands."""
+
+    net: nn.Module
+    """Without the wrapper that averages gradients."""
+    optimizer: torch.optim.Optimizer
+    memory: nn.Module | None
+    average: Average | None
+    scaler: torch.amp.GradScaler | None
+    agenda: Agenda
+    tally: Tally
+    identity: dict[str, Any]
+    """What must be equal for a checkpoint to be continued: recipe and data hashes, frozen networks, processes."""
+    step: int = 0
+    elapsed: float = 0.0
+    """Seconds of training before this process began."""
+    best: list[dict[str, Any]] = field(default_factory=list)
+    """Records of the best evaluations, best first: value, step."""
+    record: float | None = None
+    """The value that `stop_when` compares with."""
+    waited: int = 0
+    """Evaluations since that value improved."""
+    left_out: list[int] = field(default_factory=list)
+    """Steps whose update was left out, when it was computed, because it was not finite."""
+    passed: list[list[int]] = field(default_factory=list)
+    """First step, and the one after the last, of updates that a run that went back does not make again."""
+    losses: list[float] = field(default_factory=list)
+    """Those of the last updates, where spikes are looked for."""
+    spiking: bool = False
+    """Whether the last of them was one."""
+    rollbacks: int = 0
+    micro_batch: int | None = None
+    """Samples of a micro-batch since memory ran out; None: as planned."""
+    eval_batches: dict[str, int] = field(default_factory=dict)
+    """Samples of a batch of each evaluation for which memory ran out."""
+    trained: float = 0.0
+    """Seconds in the phases of steps before this process began."""
+    final: dict[str, float] = field(default_factory=dict)
+    """The last score of every metric, by full name."""
+    entered: dict[str, int] = field(default_factory=dict)
+    """Evaluations, and the step whose scores of them were last entered in these records."""
+    rooms: tuple[state_dict.Room, state_dict.Room] = field(
+        default_factory=lambda: (state_dict.Room(), state_dict.Room())
+    )
+    """Memory for the tensors of a checkpoint, kept for the next."""
+
+    _COUNTERS = (
+        *("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final"),
+        *("micro_batch", "eval_batches", "entered", "passed", "losses", "spiking"),
+    )
+
+    def __post_init__(self) -> None:
+        built = {"model": self.net, "memory": self.memory}
+        tensors = {file: module.state_dict() for file, module in built.items() if module is not None}
+        found = nonfinite.named(tensors)
+        self.born = frozenset([*found, *(f"ema/{name.removeprefix('model/')}" for name in found)])
+        """Tensors that are not finite as they are built: constants of the network, such as a mask."""
+
+    def leaves_out(self, step: int) -> bool:
+        """Whether an update is not made."""
+        return any(first <= step < last for first, last in self.passed)
+
+    def many_left_out(self) -> int:
+        """How many updates were not made so far."""
+        passed = sum(self.leaves_out(step) for step in range(self.step)) if self.passed else 0
+        return len(self.left_out) + passed
+
+    def freeze(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Any]]:
+        """Tensors by file, and the rest as plain data.
+
+        What a forward changes is copied here: buffers, and what the task remembers. What an update changes is promised
+        to `Copies.make`, and must not change before. Every rank calls this, since sharded parameters are gathered; the
+        one that writes keeps the tensors. What came of the call before is no longer valid.
+        """
+        copies, scalars = self._noted(keep)
+        copies.begin()
+        copies.born = self.born
+        return copies, {
+            **copy.deepcopy({name: getattr(self, name) for name in self._COUNTERS}),
+            "optimizer": scalars,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "gates": self.agenda.state(),
+            "identity": self.identity,
+            "versions": _versions(),
+        }
+
+    def room(self) -> Callable[[], None]:
+        """What gets the memory that the first `freeze` and its copies will need, in whatever thread it is called.
+
+        Asked for after the first update, when the optimizer has its state. Not where parameters are sharded.
+        """
+        wanted = self._noted(keep=True)[0].sizes()
+
+        def get() -> None:
+            for room, sizes in zip(self.rooms, wanted, strict=True):
+                room.get(sizes)
+
+        return get
+
+    def _noted(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Any]]:
+        """All tensors, taken or promised, and what else the optimizer holds."""
+        copies = state_dict.Copies(self.rooms)
+        moving, scalars = state_dict.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep, copies)
+        files = copies.files
+        files |= {"model": state_dict.module_tensors(self.net, keep, copies), "optimizer": moving}
+        if self.memory is not None:
+            files["memory"] = state_dict.module_tensors(self.memory, keep, copies, learns=False)
+        if self.average is not None:
+            averaged = {name: copies.promise(t, keep) for name, t in self.average.tensors.items()}
+            # Complete, counters of batch norm included: what is handed on may be the average.
+            files["ema"] = {**files["model"], **averaged} if keep else {}
+        return copies, scalars
+
+    def load(self, loaded: storage.Loaded, rank: int, elastic: bool = False) -> None:
+        """Continue from a checkpoint. Raises UserError when it belongs to another recipe, data or set of networks."""
+        where = str(loaded.path)
+        then = loaded.state["identity"]
+        for key, remedy in (
+            ("recipe", "start a new run for a changed recipe"),
+            ("data", "the data has changed since; start a new run"),
+            ("frozen", "the frozen weights have changed since; start a new run"),
+            ("processes", "resume with that many processes; or add --elastic, and bits are no longer promised"),
+        ):
+            if elastic and key == "processes":
+                continue
+            if then.get(key) != self.identity.get(key):
+                found = f"{key} {_short(then.get(key))}"
+                raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
+        scored, before = self.identity.get("evaluated", {}), then.get("evaluated", {})
+        if other := [name for name, digest in before.items() if scored.get(name, digest) != digest]:
+            found, remedy = f"scored on another set as {few(other)}", "the data has changed since; start a new run"
+            raise UserError(where, found, "the sets that are scored now", remedy)
+        wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.average}
+        if gone := [name for name, part in wanted.items() if part is not None and name not in loaded.tensors]:
+            raise UserError(where, f"holds no {' and no '.join(gone)}", remedy="it was written with other settings")
+        state_dict.load_module(self.net, loaded.tensors["model"], where)
+        named = list(self.net.named_parameters())
+        state_dict.load_optimizer(self.optimizer, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
+        if self.memory is not None:
+            state_dict.load_module(self.memory, loaded.tensors["memory"], where)
+        if self.average is not None:
+            # The file is complete, the average only of what has a fraction.
+            averaged = {name: t for name, t in loaded.tensors["ema"].items() if name in self.average.tensors}
+            state_dict.load_tensors(self.average.tensors, averaged, f"{where}/ema.safetensors")
+        if self.scaler is not None and loaded.state["scaler"]:
+            self.scaler.load_state_dict(loaded.state["scaler"])
+        for name in self._COUNTERS:
+            setattr(self, name, loaded.state.get(name, getattr(self, name)))
+        self.agenda.restore(loaded.state["gates"])
+        tallies = loaded.state["tallies"]
+        processes = self.identity["processes"]
+        self.tally.load(tallies[rank] if len(tallies) == processes else Tally.divided(tallies, processes))
+
+
+def elsewhere(loaded: storage.Loaded, machine: Mapping[str, Any]) -> list[str]:
+    """What a checkpoint was written on and the training does not go on with: then its bits are not promised."""
+    then = {**loaded.state.get("versions", {}), **loaded.state.get("machine", {})}
+    now = {**_versions(), **machine}
+    counts = [key for key in now if key not in ("trainkit", "python", "cpu_cores", "processes", "parallelism")]
+    return [f"{key} {then[key]} -> {now[key]}" for key in counts if key in then and then[key] != now[key]]
+
+
+def _versions() -> dict[str, str]:
+    return {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}" if isinstance(value, str) else str(value)

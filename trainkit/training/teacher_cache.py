@@ -1,0 +1,559 @@
+"""Outputs of frozen networks over the training split, computed once.
+
+A network that does not change says the same of the same picture in every epoch, and where mirroring is all that is done
+to pictures there are but two versions of each. So a teacher need not run in every step: batches carry what it said.
+
+Small tables are computed at every start and kept on the device in float32. Large ones, and those that a task asks to
+store, are kept in half precision in the store, where every later run finds them:
+
+    <store>/outputs/<key>/outputs.npy     float16, (samples x views, ...): the views of a sample lie side by side
+                          manifest.json   what they are outputs of, and the SHA-256 of every block
+    <store>/outputs/.<key>/               the same while it is computed; what an interruption leaves is continued
+
+The key is a hash of the data's digest, the network's weights and structure, the precision, and what pictures look like
+when the network gets them. At every start all blocks are hashed and some samples computed again, and what is damaged or
+of another network is replaced. At the beginning of every epoch a random thousandth is computed again, from pictures as
+that epoch draws them; where it does not agree the training ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainkit import rng
+from trainkit.data.loader import stream
+from trainkit.distributed.runtime import Machine, checksum
+from trainkit.errors import UserError
+from trainkit.interfaces import Batch, Parts, Split
+from trainkit.paths import make_private
+from trainkit.tracking.store import write_aside
+from trainkit.training.run_logger import Witness
+
+IN_MEMORY = 1 << 30
+"""Largest table that is kept on the device unless a task asks otherwise, in bytes of float32."""
+BATCH = 64
+"""Samples of one forward on each process. The same everywhere, so that a sample has the same bits on any number of
+processes."""
+BLOCK = 2048
+"""Samples that are written and hashed together; an interruption costs what was computed since the last."""
+SHARE = 1e-3
+"""Share of the samples that is computed again in every epoch."""
+LEAST = 8
+"""Samples that are computed again at least."""
+ROUNDING = 1e-3
+"""Largest error of an output in half precision, as a share of its length; fp16 makes 3e-4 of numbers that it holds."""
+TOLERANCE = {"no": 2e-3}
+"""How far an output computed again may be from the one kept, as a share of its length, by precision."""
+LOOSE = 5e-2
+"""The same in bf16, fp16 and TF32, where kernels for other batch sizes round elsewhere: in an iResNet-50 bf16 itself is
+3e-2 from float32. Another face is off by more than its length."""
+_FORMAT, _VERSION = "trainkit outputs", 1
+_DATA, _MANIFEST, _PROGRESS = "outputs.npy", "manifest.json", "blocks.txt"
+_SAID_EVERY, _WAIT = 30.0, 2.0
+
+
+@dataclass
+class Outputs:
+    """What the loop sees: a training split whose batches carry the outputs of their samples."""
+
+    split: Split
+    whole: bool = True
+    """False where the run was told to stop before all were computed."""
+    check: Callable[[int], None] = lambda epoch: None
+    """Compute some of what an epoch will use again. Raises UserError, on every rank, where it does not agree."""
+
+
+def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: int) -> Outputs:
+    """The outputs of `parts.tabulated` for a split, computed or found. Every rank takes part.
+
+    Raises UserError where they cannot be computed once, do not fit in half precision or cannot be written.
+    """
+    tables: dict[str, Tensor | Stored] = {}
+    sources: dict[str, _Source] = {}
+    for name, module in parts.tabulated.items():
+        if not split.views:
+            found = f"the outputs of {name} cannot be computed once"
+            remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
+            raise UserError("task", found, remedy=remedy)
+        source = _Source(name, module, split, machine)
+        if source.bytes <= IN_MEMORY and not (parts.stored and run.outputs):
+            tables[name] = tabulate(module, split, machine)
+        elif run.outputs is None:  # where only speeds are measured, nobody waits hours for a table
+            run.say(f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here")
+            tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
+        elif (table := _stored(source, run)) is None:
+            return Outputs(split, whole=False)
+        else:
+            tables[name], sources[name] = table, source
+
+    def check(epoch: int) -> None:
+        drawn = rng.words(seed, "outputs", epoch, np.arange(max(LEAST, round(SHARE * split.size))))
+        rows = (drawn % np.uint64(split.size)).astype(np.int64)
+        for name, source in sources.items():
+            if wrong := source.disagreement(tables[name], rows, epoch):
+                remedy = "does the augmentation change more than it counts? Remove the folder to have it computed again"
+                error = UserError(str(tables[name].path.parent), wrong, f"{source.tolerance:g} at most", remedy)
+                error.told = not machine.main
+                raise error
+
+    return Outputs(_Carrying(split, tables) if tables else split, check=check if sources else Outputs.check)
+
+
+@dataclass(frozen=True)
+class Building:
+    """What it takes to compute the outputs of a network once."""
+
+    name: str
+    samples: int
+    views: int
+    seconds: float
+    """On all processes together; 0 where they are in the store already."""
+    bytes: int
+    """That are written to the store; 0 where they are there, or computed at every start and kept on the device."""
+
+
+def forecast(parts: Parts, split: Split, machine: Machine, store: Path) -> list[Building]:
+    """What it will take to compute the outputs of `parts.tabulated`, from three batches of each, the first left out.
+
+    `store` is the folder in which tables are kept. Every rank takes part. Networks stand on the device.
+    """
+    found = []
+    for name, module in parts.tabulated.items() if split.views else ():
+        source = _Source(name, module, split, machine)
+        stored = parts.stored or source.bytes > IN_MEMORY
+        seconds, size = 0.0, min(BATCH, split.at_once or BATCH, split.size)
+        if not (stored and machine.lead(lambda s=source: (store / s.key / _MANIFEST).is_file())):
+            took = []
+            for number in range(3):
+                began = time.perf_counter()
+                source._forward(source._fetched((np.arange(size) + number * size) % split.size, view=0)["image"])
+                machine.synchronize()
+                took.append(time.perf_counter() - began)
+            batches = -(-split.size // (size * machine.world)) * split.views
+            seconds = max(machine.each(float(np.mean(took[1:])))) * batches
+        written = source.bytes // 2 if stored and seconds else 0
+        found.append(Building(name, split.size, split.views, seconds, written))
+    return found
+
+
+@torch.no_grad()
+def tabulate(module: nn.Module, split: Split, machine: Machine) -> Tensor:
+    """Outputs of a frozen network for every sample and view of a split, float32 (samples, views, ...), on every rank.
+
+    On the device. Takes twice its own memory while it is made.
+    """
+    table = []
+    for view in range(split.views):
+        out = []
+        for rows, _ in stream.every_sample(split, BATCH, machine.world, machine.rank):
+            batch = split.on_device(machine.place(split.fetch(rows, epoch=0, view=view)))
+            with machine.accelerator.autocast():
+                out.append({"index": batch["index"], "value": module(batch["image"]).float()})
+        gathered = {key: machine.gather(value) for key, value in stream.stack(out).items()}
+        values = gathered["value"].new_empty((split.size, *gathered["value"].shape[1:]))
+        values[gathered["index"]] = gathered["value"]
+        table.append(values)
+    return torch.stack(table, 1)
+
+
+class _Carrying:
+    """A split whose batches carry rows of tables."""
+
+    def __init__(self, split: Split, tables: Mapping[str, Tensor | Stored]):
+        self._split = split
+        self._held = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
+        self._stored = {name: table for name, table in tables.items() if isinstance(table, Stored)}
+        self.name, self.size, self.digest, self.views = split.name, split.size, split.digest, split.views
+        self.protocol, self.at_once = split.protocol, split.at_once
+        self.any_thread = getattr(split, "any_thread", False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For spawned workers, who read: tables on the device are looked up where the batch lives.
+        return {**self.__dict__, "_held": {}}
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """As the split has it."""
+        return self._split.order(epoch, batch_size)
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """As the split does it, with what is stored of these samples, in half precision."""
+        batch = self._split.fetch(indices, epoch, view)
+        return batch | {name: table.rows(batch["index"], batch["view"]) for name, table in self._stored.items()}
+
+    def on_device(self, batch: Batch) -> Batch:
+        """As the split does it, with outputs in float32."""
+        batch = self._split.on_device(batch)
+        batch |= {name: batch[name].float() for name in self._stored}
+        return batch | {name: table[batch["index"], batch["view"]] for name, table in self._held.items()}
+
+
+# ---- Computing
+
+
+@dataclass
+class _Source:
+    """A frozen network and what it is asked about."""
+
+    name: str
+    module: nn.Module
+    split: Split
+    machine: Machine
+    first: Tensor = field(init=False)
+    """Output for the first sample, float32 (1, ...), on the device."""
+    shape: tuple[int, ...] = field(init=False)
+    """(samples x views, ...) of the table."""
+
+    def __post_init__(self) -> None:
+        self.first = self._forward(self._fetched(np.zeros(1, np.int64), view=0)["image"])
+        self.shape = (self.split.size * self.split.views, *self.first.shape[1:])
+        self.tf32 = self.machine.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """All that an output hangs on."""
+        split, machine, state = self.split, self.machine, self.module.state_dict()
+        rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
+        seen = [self._fetched(rows, view=view)["image"] for view in range(split.views)]
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "data": split.digest,
+            "samples": split.size,
+            "views": split.views,
+            "shape": list(self.shape),
+            "weights": checksum(state.values()),
+            "structure": hashlib.sha256(f"{self.module!r}{list(state)}".encode()).hexdigest(),
+            "precision": [machine.precision, machine.device.type, self.tf32],
+            "pictures": checksum(seen),
+            "block": BLOCK,
+        }
+
+    @property
+    def key(self) -> str:
+        """32 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the table in float32."""
+        return 4 * int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference between two outputs of a picture, as a share of their length."""
+        return LOOSE if self.tf32 else TOLERANCE.get(self.machine.precision, LOOSE)
+
+    def _fetched(self, rows: np.ndarray, view: int | None = None, epoch: int = 0) -> Batch:
+        batch = self.split.fetch(rows, epoch, view)
+        if self.machine.device.type == "cuda":  # the next is read while the device works on this one
+            batch = {key: value.pin_memory() for key, value in batch.items()}
+        return self.split.on_device(self.machine.place(batch))
+
+    @torch.no_grad()
+    def _forward(self, pictures: Tensor) -> Tensor:
+        with self.machine.accelerator.autocast():
+            return self.module(pictures).float()
+
+    def block(self, first: int, going: Callable[[], bool]) -> np.ndarray | None:
+        """Outputs of a block, float32 (samples, views, ...), of the samples from `first` on; None: told to stop."""
+        split, machine = self.split, self.machine
+        last = min(first + BLOCK, split.size)
+        out: list[Batch] = []
+        size = min(BATCH, split.at_once or BATCH, split.size)
+        for begin in range(first, last, size * machine.world):
+            if not going():
+                return None
+            rows = np.minimum(np.arange(size) + begin + size * machine.rank, last - 1)
+            for view in range(split.views):
+                batch = self._fetched(rows, view)
+                place = (batch["index"] - first) * split.views + view
+                out.append({"place": place, "value": self._forward(batch["image"])})
+        gathered = {key: machine.gather(value).cpu().numpy() for key, value in stream.stack(out).items()}
+        values = np.empty(((last - first) * split.views, *self.shape[1:]), np.float32)
+        values[gathered["place"]] = gathered["value"]
+        return values
+
+    def disagreement(self, table: Stored, rows: np.ndarray, epoch: int) -> str:
+        """Which of some samples, as an epoch draws them, has another output than the one kept, in words; or nothing.
+
+        Ranks share the work, and all get the answer.
+        """
+        worst = (0.0, 0, 0)
+        mine = rows[self.machine.rank :: self.machine.world]
+        for begin in range(0, len(mine), BATCH):
+            batch = self._fetched(mine[begin : begin + BATCH], epoch=epoch)
+            kept = table.rows(batch["index"].cpu(), batch["view"].cpu()).float().numpy()
+            values = self._forward(batch["image"]).cpu().numpy()
+            off, length = _lengths(values - kept), _lengths(values)
+            share = np.nan_to_num(off / np.maximum(length, np.finfo(np.float32).tiny), nan=np.inf)
+            at = int(share.argmax())
+            worst = max(worst, (float(share[at]), int(batch["index"][at]), int(batch["view"][at])))
+        share, sample, view = max(self.machine.each(worst))
+        if share <= self.tolerance:
+            return ""
+        return f"the output of {self.name} for sample {sample} in view {view} is off by {share:.2g} of its length"
+
+
+def _stored(source: _Source, run: Witness) -> Stored | None:
+    """The table of a source in the store, found or computed; None: the run was told to stop before it was whole."""
+    machine = source.machine
+    folder = run.outputs / machine.lead(lambda: source.key)
+    few = np.linspace(0, source.split.size - 1, min(LEAST, source.split.size)).astype(np.int64)
+
+    def sound() -> str:
+        reason = machine.lead(lambda: _damage(folder, source.about))
+        if not reason and all(machine.each((folder / _DATA).is_file())):
+            reason = source.disagreement(Stored(folder / _DATA, source.split.views), few, 0)
+        return reason
+
+    began, reason = time.monotonic(), sound()
+    if not reason:
+        took = time.monotonic() - began
+        run.say(f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)")
+    else:
+        lock = filelock.FileLock(run.outputs / f".{folder.name}.lock")
+        waits = False
+        while not machine.lead(lambda: _locked(lock)):
+            if not waits:
+                run.say(f"{source.name}: another run computes its outputs; waiting for it")
+            waits = True
+            if machine.any(run.stopping())():
+                return None
+        try:
+            reason = sound()  # another run may have computed them meanwhile
+            if reason and not _compute(source, run, folder, reason):
+                return None
+        finally:
+            lock.release()
+    if not all(machine.each((folder / _DATA).is_file())):
+        found = "not seen by every process"
+        raise UserError(str(folder), found, "a store that all machines share", "name one in TRAINKIT_STORE")
+    return Stored(folder / _DATA, source.split.views)
+
+
+def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
+    """Compute a table block by block and give it its name; False: the run was told to stop."""
+    machine, split = source.machine, source.split
+    aside = _Aside(folder, source.about)
+
+    def begin() -> int:
+        _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
+        return aside.open()
+
+    done = machine.lead(begin)
+    begun = f"; {min(done * BLOCK, split.size):,} are there" if done else ""
+    run.say(
+        f"{source.name}: outputs for {split.size:,} samples in {split.views} views are computed once, into {folder} "
+        f"({source.bytes / 2e6:,.1f} MB; {reason}{begun})"
+    )
+
+    def going() -> bool:
+        return not machine.any(run.stopping())()
+
+    began, said = time.monotonic(), time.monotonic()
+    try:
+        for number in range(done, -(-split.size // BLOCK)):
+            values = source.block(number * BLOCK, going)
+            if values is None:
+                return False
+            first = number * BLOCK * split.views
+            machine.lead(lambda values=values, first=first: aside.add(_halved(values, first, source)))
+            if (now := time.monotonic()) - said > _SAID_EVERY:
+                said, had = now, number + 1 - done
+                left = (now - began) / had * (-(-split.size // BLOCK) - number - 1)
+                run.say(f"{source.name}: {(number + 1) * BLOCK:,} of {split.size:,} samples, {left / 60:.0f} min left")
+        machine.lead(aside.publish)
+    finally:
+        aside.close()
+    return True
+
+
+def _halved(values: np.ndarray, first: int, source: _Source) -> np.ndarray:
+    """Outputs in half precision. Raises UserError for the first that it does not hold."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = values.astype(np.float16)
+        off = _lengths(half.astype(np.float32) - values)
+        wrong = ~(off <= ROUNDING * _lengths(values))
+    if wrong.any():
+        sample, view = divmod(first + int(wrong.argmax()), source.split.views)
+        found = f"its output for sample {sample} in view {view} does not fit in half precision"
+        raise UserError(source.name, found, "finite numbers of 1e-4 to 6e4", "let the network run in every step")
+    return half
+
+
+def _lengths(values: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(values.reshape(len(values), -1).astype(np.float64), axis=1)
+
+
+def _locked(lock: filelock.FileLock) -> bool:
+    try:
+        make_private(Path(lock.lock_file).parent)
+        lock.acquire(timeout=_WAIT)
+    except filelock.Timeout:
+        return False
+    except OSError as error:
+        raise _unwritten(Path(lock.lock_file).parent, error) from None
+    return True
+
+
+def _unwritten(path: Path, error: OSError) -> UserError:
+    remedy = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
+    return UserError(str(path), f"cannot be written ({error.strerror or error})", remedy=remedy)
+
+
+# ---- On disk
+
+
+class Stored:
+    """A table in the store, mapped. Pickles as its path, so that spawned workers map it themselves."""
+
+    def __init__(self, path: Path, views: int):
+        self.path, self.views = path, views
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped._mmap.madvise(mmap.MADV_RANDOM)  # what is not in memory is read row by row, without what follows
+        self._table = np.asarray(mapped)
+
+    def __getstate__(self) -> tuple[Path, int]:
+        return self.path, self.views
+
+    def __setstate__(self, state: tuple[Path, int]) -> None:
+        self.__init__(*state)
+
+    def rows(self, index: Tensor, view: Tensor) -> Tensor:
+        """Outputs of samples in their views, float16 (B, ...)."""
+        return torch.from_numpy(self._table.take((index * self.views + view).numpy(), axis=0))
+
+
+def _header(shape: Sequence[int]) -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": "<f2", "fortran_order": False, "shape": tuple(shape)})
+    return out.getvalue()
+
+
+def _layout(about: Mapping[str, Any]) -> tuple[bytes, int, int]:
+    """Header of the file of a table, bytes of a block, bytes in all."""
+    header, (rows, *rest) = _header(about["shape"]), about["shape"]
+    row = 2 * int(np.prod(rest, dtype=np.int64))
+    return header, about["block"] * about["views"] * row, len(header) + rows * row
+
+
+def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
+    """SHA-256 of the first so many blocks of a file, as far as it goes."""
+    header, size, whole = _layout(about)
+
+    def one(number: int) -> str:
+        begin = len(header) + number * size
+        return hashlib.sha256(os.pread(descriptor, min(size, whole - begin), begin)).hexdigest()
+
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter free
+            return list(pool.map(one, range(many)))
+    finally:
+        os.close(descriptor)
+
+
+def _damage(folder: Path, about: Mapping[str, Any]) -> str:
+    """What is wrong with a table in the store, in words; empty where it is what was written."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
+        blocks = manifest.pop("blocks")
+        if manifest != about:
+            return "what was there is of something else"
+        header, size, whole = _layout(about)
+        with (folder / _DATA).open("rb") as file:
+            found = file.read(len(header))
+        if found != header or (folder / _DATA).stat().st_size != whole:
+            return "what was there is not as long as it should be"
+        if len(blocks) != -(-(whole - len(header)) // size) or _hashes(folder / _DATA, about, len(blocks)) != blocks:
+            return "what was there is damaged"
+    except FileNotFoundError:
+        return "none were there"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"what was there cannot be read: {error}"[:200]
+    return ""
+
+
+class _Aside:
+    """A table while it is written, beside the place where it will be."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]):
+        self.folder, self.about = folder, about
+        self.aside = folder.with_name(f".{folder.name}")
+        self._file: Any = None
+
+    def open(self) -> int:
+        """Begin, or go on with what is whole: how many blocks that are. Raises UserError where there is no room."""
+        header, size, whole = _layout(self.about)
+        data, progress = self.aside / _DATA, self.aside / _PROGRESS
+        try:
+            self.aside.mkdir(parents=True, exist_ok=True)
+            self._blocks = progress.read_text("ascii").split() if progress.exists() and data.exists() else []
+            begins = data.exists() and data.open("rb").read(len(header)) == header
+            found = _hashes(data, self.about, len(self._blocks)) if begins else []
+            same = [a == b for a, b in zip(found, self._blocks, strict=False)] + [False]
+            done = same.index(False)
+            del self._blocks[done:]
+            kept = min(len(header) + done * size, whole)
+            if (free := shutil.disk_usage(self.aside).free) < whole - kept:
+                remedy = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
+                raise UserError(
+                    str(self.folder), f"{free / 1e6:,.1f} MB free", f"{(whole - kept) / 1e6:,.1f} MB", remedy
+                )
+            self._file = data.open("r+b" if done else "wb")
+            if done:
+                self._file.truncate(kept)
+                self._file.seek(kept)
+            else:
+                self._file.write(header)
+            progress.write_text("".join(f"{block}\n" for block in self._blocks), "ascii")
+        except OSError as error:
+            raise _unwritten(self.aside, error) from None
+        return done
+
+    def add(self, half: np.ndarray) -> None:
+        """Write a block, and then that it is whole."""
+        data = memoryview(np.ascontiguousarray(half, "<f2")).cast("B")
+        try:
+            self._file.write(data)
+            self._file.flush()
+            self._blocks.append(hashlib.sha256(data).hexdigest())
+            with (self.aside / _PROGRESS).open("a", encoding="ascii") as file:
+                file.write(self._blocks[-1] + "\n")
+        except OSError as error:
+            raise _unwritten(self.aside, error) from None
+
+    def publish(self) -> None:
+        """Make it durable and give it its name; what was there before is removed."""
+        try:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            write_aside(self.aside / _MANIFEST, json.dumps({**self.about, "blocks": self._blocks}, indent=1) + "\n")
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.aside.rename(self.folder)
+            (self.folder / _PROGRESS).unlink()
+        except OSError as error:
+            raise _unwritten(self.folder, error) from None
+
+    def close(self) -> None:
+        """Leave what was written for another time."""
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,268 @@
+"""What watches the speed of a run while it trains, and sums it up at the end.
+
+The loop calls `step` after every update, which costs one comparison where nothing is due, `window` for each log line,
+and `close` at the end. Whatever is measured here changes no bit of the training.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainkit import markdown
+from trainkit.config.schema import Recipe
+from trainkit.diagnostics import throughput_limits
+from trainkit.diagnostics.sync_audit import Probe
+from trainkit.distributed.runtime import Machine
+from trainkit.speed import bottleneck, device_timeline
+from trainkit.speed.clock import PHASES, STEP, Clock, Steps
+from trainkit.speed.eta import Forecast, pace
+from trainkit.speed.evidence import Compiled, Drop, Evidence, Reading, Waits
+from trainkit.speed.recompiles import Recompiles, advice
+from trainkit.speed.slowdowns import SKIPPED, Detective
+from trainkit.speed.torch_profiler import Trace
+from trainkit.tracking.system.load import cores
+from trainkit.training import plan as planning
+from trainkit.training.plan import Plan
+from trainkit.training.run_logger import Witness
+
+WARM = 20
+"""Updates after which everything should have been compiled."""
+EVERY = 25
+"""Updates between two looks at the single steps."""
+PROBED = 5
+"""Updates in which waiting for a GPU is counted."""
+FORECAST, LONG = 50, 500
+"""Updates after which the end is forecast, where so many are still to come."""
+_LATE = 100
+"""Steps that a device may be behind the main thread."""
+_ENVIRONMENT = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class Observer:
+    """All that measures the speed of one run, on one process."""
+
+    def __init__(self, recipe: Recipe, plan: Plan, clock: Clock, machine: Machine, run: Witness, net: nn.Module):
+        self._recipe, self._plan, self._clock = recipe, plan, clock
+        self._machine, self._run, self._net = machine, run, net
+        self._recompiles, self._warned = Recompiles(), 0
+        # The first updates take what was read ahead.
+        ahead = recipe.loader.workers * recipe.loader.prefetch
+        self._detective, self._drops, self._over = Detective(max(SKIPPED, ahead)), list[Drop](), 0
+        self._probe = Probe(machine.device)
+        self._waits: Waits | None = None
+        profile = recipe.log.profile if machine.main else None
+        self._trace = Trace(profile, machine.device, clock) if profile else None
+        self._on_device: dict[str, float] = {}
+        self._ranks: Sequence[Mapping[str, float]] = ()
+        self._met = 0.0
+        self._costs: Mapping[str, float] = {}
+        self._forecast: tuple[Forecast, float] | None = None
+        self._before = self._said = 0
+        self._due = 0
+
+    def expects(self, step: int, costs: Mapping[str, float]) -> None:
+        """Training begins after so many updates; `costs` are the seconds that each evaluation will take."""
+        self._costs, self._before = costs, step - self._clock.steps
+        self._run.costs = dict(costs)
+        if self._trace is not None:
+            self._trace.step(step)
+
+    def meeting(self, gather: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`gather` as losses call it; with several processes timed, for whoever comes late is waited for there."""
+        if self._machine.world == 1:
+            return gather
+
+        def timed(*args: Any, **named: Any) -> Tensor:
+            began = time.perf_counter()
+            gathered = gather(*args, **named)
+            self._met += time.perf_counter() - began
+            return gathered
+
+        return timed
+
+    def step(self, step: int) -> None:
+        """An update has ended."""
+        if step >= self._due:
+            self._look(step)
+
+    def _look(self, step: int) -> None:
+        done = self._clock.steps
+        if done == WARM:
+            self._recompiles.mark()
+            self._probe.start(step)
+        elif done == WARM + PROBED:
+            self._waits = self._probe.stop(step)
+        if self._trace is not None and step >= self._trace.due:
+            self._trace.step(step)
+        if self._machine.main and done % EVERY == 0:
+            self._suspect(step)
+            if done == FORECAST and self._plan.steps - step >= LONG:
+                self._foresee(step)
+        dues = [done + EVERY - done % EVERY, *(at for at in (WARM, WARM + PROBED) if at > done)]
+        self._due = min(self._before + due for due in dues)
+        if self._trace is not None:
+            self._due = min(self._due, max(step + 1, self._trace.due))
+
+    # ---- When it gets slower
+
+    def _suspect(self, step: int) -> None:
+        """Whether the pace has changed for good, and what is known of that moment."""
+        if self._trace is not None and self._trace.slowed and self._trace.slowed[1] > step - 2 * EVERY:
+            return
+        drop = self._detective.look(self._single(EVERY))
+        for over, fast in self._detective.ended[self._over :]:
+            self._over += 1
+            self._run.tracker.event(step, "speed_again", {"from": over.step + self._before, "to": fast + self._before})
+        if drop is None:
+            return
+        since = self._clock.recent(max(EVERY, self._clock.steps - drop.step + 1))
+        drop = replace(drop, step=drop.step + self._before)
+        self._drops.append(drop)
+        rows = np.concatenate([since.phases, since.between], axis=1).sum(0).tolist()
+        load = self._run.tracker.readings()
+        e = self._evidence(since, dict(zip(PHASES, rows, strict=True)), len(since), load[-6:])
+        said = [bottleneck.dropped(drop), *(f.said for f in bottleneck.judge(e) if f.cause != "setting")]
+        found = {**asdict(drop), "said": said, "load": [asdict(reading) for reading in load[-6:]]}
+        self._run.tracker.event(step, "speed_drop", found)
+        self._run.tracker.tags({"trainkit.speed_drop": " ".join(said)})
+        self._run.say("\n".join(said))
+
+    def _single(self, many: int) -> Steps:
+        """Single times of the last steps: of the device where it works on its own, what it waited for by the clock."""
+        line = self._clock.timeline
+        own = line.recent(many + _LATE) if isinstance(line, device_timeline.CudaTimeline) else None
+        if own is None:
+            return self._clock.recent(many)
+        host = self._clock.recent(many + 2 * _LATE)
+        _, here, there = np.intersect1d(own.number, host.number, return_indices=True)
+        return Steps(own.number[here], own.phases[here], host.between[there])
+
+    # ---- How long it will take
+
+    def _foresee(self, step: int) -> None:
+        mean, error = pace(self._clock.recent(FORECAST - WARM).seconds)
+        held, written = planning.to_come(self._recipe, self._plan, step)
+        expected = Forecast(
+            steps=self._plan.steps - step,
+            step_s=mean,
+            step_error=error,
+            evaluations={name: (times, self._costs.get(name, 0.0)) for name, times in held.items()},
+            budgets={name: e.budget for name, e in self._recipe.evaluations.items() if e.budget},
+            checkpoints=(written, 0.0),
+        )
+        self._forecast = (expected, self._clock.elapsed())
+        self._run.tracker.log(step, {"speed/forecast_s": expected.total()})
+        self._run.say(expected.said())
+
+    # ---- What is written down
+
+    def window(self) -> dict[str, float]:
+        """Speed since the last log line, by metric name. Called on every process."""
+        measured = {**self._clock.window(self._plan.batch_size), **self._machine.memory()}
+        many, self._said = self._clock.steps - self._said, self._clock.steps
+        if not many:
+            return measured
+        since, line = self._clock.recent(many), self._clock.timeline
+        own = line.window() if isinstance(line, device_timeline.CudaTimeline) else device_timeline.of_host(since)
+        self._on_device = own | device_timeline.allreduce(self._net)
+        if self._machine.world > 1:
+            spent = dict(zip(STEP, since.phases.mean(0).tolist(), strict=True))
+            self._ranks = self._machine.each({**spent, "met": self._met / many})
+            self._met = 0.0
+        if (known := self._run.ceilings) is not None:
+            rate = measured["speed/samples_per_s"]
+            shares = {"ceiling_share": throughput_limits.share(rate, known), "mfu": throughput_limits.mfu(rate, known)}
+            measured |= {f"speed/{name}": share for name, share in shares.items() if share is not None}
+        if (compiled := self._compiled()) is not None:
+            measured |= {"speed/recompiles": compiled.recompiles, "speed/graph_breaks": compiled.graph_breaks}
+            if (warning := advice(compiled)) and (often := compiled.recompiles + compiled.graph_breaks) > self._warned:
+                self._warned = often
+                self._run.say(f"warning: {warning}")
+        return measured | self._on_device
+
+    def close(self, step: int) -> str:
+        """The verdict on the run in words; into its record goes what was not measured, too. Called on every process."""
+        if self._clock.steps < WARM + PROBED:
+            self._probe.stop()
+        if not self._machine.main:
+            return ""
+        tracker = self._run.tracker
+        if self._trace is not None:
+            self._trace.close()
+            if self._trace.file is not None:
+                tracker.artifact_file(self._trace.file, f"speed/{self._trace.file.name}")
+            else:
+                self._run.say(f"no trace: {self._trace.absent}")
+        if self._forecast is not None and step == self._plan.steps:
+            expected, at = self._forecast
+            took = self._clock.elapsed() - at
+            tracker.log(step, {"speed/forecast_error": expected.total() / took - 1})
+        e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
+        found = bottleneck.judge(e)
+        lines = bottleneck.words(e, found, self._run.source)
+        marked = bottleneck.words(e, found, markdown.plain(self._run.source))
+        text = "".join(f"{line}  \n" for line in [*marked, *bottleneck.unmeasured(e)])
+        tracker.artifact_text("speed/verdict.md", text)
+        # The first of them in the table of runs; all on the run's page, below what was changed.
+        note = self._run.changed + text
+        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": note})
+        return "\n".join(lines)
+
+    def _compiled(self) -> Compiled | None:
+        if self._recipe.train.compile == "off":
+            return None
+        # Before the mark everything is compiled for the first time.
+        return self._recompiles.since() if self._clock.steps >= WARM else None
+
+    def _evidence(self, steps: Steps, seconds: Mapping[str, float], trained: int, load: Sequence[Reading]) -> Evidence:
+        recipe, machine = self._recipe, self._machine
+        settings = {
+            "workers": recipe.loader.workers,
+            "prefetch": recipe.loader.prefetch,
+            "compile": recipe.train.compile,
+            "precision": machine.precision,
+            "channels_last": machine.channels_last,
+            "threads": torch.get_num_threads(),
+            "cores": cores(),
+            "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "processes": machine.world,
+            "deterministic": recipe.device.deterministic,
+            "cudnn_benchmark": recipe.device.cudnn_benchmark,
+            "anomaly": torch.is_anomaly_enabled(),
+            **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        }
+        return Evidence(
+            steps=steps,
+            batch_size=self._plan.batch_size,
+            seconds=dict(seconds),
+            trained=trained,
+            device=machine.device.type,
+            on_device=self._on_device,
+            held=self._run.held,
+            ceilings=self._run.ceilings,
+            load=load,
+            compiled=self._compiled(),
+            waits=self._waits,
+            ranks=self._ranks,
+            drops=tuple(self._drops),
+            settings=settings,
+            absent=self._absent(),
+        )
+
+    def _absent(self) -> dict[str, str]:
+        """What is not known of this run, and why. That there is no GPU is no news where none is used."""
+        known, on_gpu = self._run.ceilings, self._machine.device.type == "cuda"
+        if known is None:
+            absent = {"ceilings": "`trainkit ceilings RECIPE` measures them"}
+        else:
+            absent = dict(known.absent)
+        unread = self._run.tracker.unreadable().items()
+        return absent | {name: why for name, why in unread if on_gpu or "gpu" not in name}
