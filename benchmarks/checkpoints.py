@@ -171,7 +171,7 @@ def _ours(wait_for_it: bool) -> Sample:
     from trainkit.checkpoint import storage
     from trainkit.config.schema import Checkpoints
     from trainkit.speed.clock import Clock
-    from trainkit.tracking.store import RunFolder
+    from trainkit.tracking.run_folder import RunFolder
     from trainkit.tracking.tracker import Silent
     from trainkit.training.events import Agenda
     from trainkit.training.loss_meter import Tally

@@ -35,7 +35,7 @@ import torch
 from trainkit.config.run_request import Order, load
 from trainkit.distributed.runtime import Machine
 from trainkit.speed.clock import STEP, Clock
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent
 from trainkit.training import trainer
 from trainkit.training.run_logger import Witness

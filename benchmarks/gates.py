@@ -124,7 +124,7 @@ def our_bar() -> Sample:
     from types import SimpleNamespace
 
     from trainkit.config.schema import Log
-    from trainkit.tracking.store import RunFolder
+    from trainkit.tracking.run_folder import RunFolder
     from trainkit.tracking.tracker import Silent
     from trainkit.training.run_logger import Witness
 

@@ -39,6 +39,7 @@ from contest import Contest, Sample, Target, digest, next_turn
 from torch import Tensor, nn
 
 from trainkit import rng
+from trainkit.distributed import stop_signal
 from trainkit.interfaces import Loss, Meta, Opened, Parts, Scores
 
 SEED, SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 0, 4096, 64, 128, 10, 64
@@ -240,14 +241,13 @@ def trainkit(case: str) -> Sample:
         os.environ["TRAINKIT_STORE"] = str(folder / "store")
         (folder / "step.yaml").write_text(RECIPE)
         from trainkit.config.run_request import Order
-        from trainkit.environment import process
         from trainkit.experiments.launch import launch
         from trainkit.tracking import upload_process
 
         upload_process.WORTH_SECONDS = 0.0
         out, sys.stdout = sys.stdout, sys.stderr
         try:
-            launch(Order(folder / "step.yaml", (), ("step",)), process.stop_flag())
+            launch(Order(folder / "step.yaml", (), ("step",)), stop_signal.stop_flag())
         finally:
             sys.stdout = out
     return step.WATCH.sample(step.WATCH.net)

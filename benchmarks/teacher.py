@@ -104,7 +104,7 @@ def side(word: str) -> Sample:
     from trainkit.interfaces import At
     from trainkit.speed.clock import Clock
     from trainkit.speed.flops import Counter
-    from trainkit.tracking.store import RunFolder
+    from trainkit.tracking.run_folder import RunFolder
     from trainkit.tracking.tracker import Silent
     from trainkit.training import teacher_cache, trainer
     from trainkit.training.run_logger import Witness

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainkit.speed.clock import STEP, Clock
-from trainkit.speed.evidence import Ceilings, Compiled, Evidence, Gpu, Reading, Waits
+from trainkit.speed.evidence import Compiled, Evidence, Waits
+from trainkit.speed.limits import Ceilings
+from trainkit.tracking.system.reading import Gpu, Reading
 
 
 class Hands:

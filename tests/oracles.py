@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from trainkit.checkpoint import storage
 from trainkit.tracking.journal import MEASURED
-from trainkit.tracking.store import ENROLMENT, RunFolder
+from trainkit.tracking.run_folder import ENROLMENT, RunFolder
 
 SAVED_LATER = ("entered", "final")
 """What a checkpoint's state says of evaluations of its own step: one that a full disk refused is written behind them.

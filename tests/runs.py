@@ -27,7 +27,8 @@ from trainkit.config.run_request import Order
 from trainkit.experiments.launch import launch
 from trainkit.tracking import journal
 from trainkit.tracking.journal import MEASURED
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = Path(__file__).resolve().parent / "plugin"

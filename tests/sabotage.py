@@ -6,7 +6,7 @@ A plan is a list of faults, each a dictionary:
 
 | key     | says                                                                                                   |
 |---------|--------------------------------------------------------------------------------------------------------|
-| `at`    | the function by module and name, `trainkit.checkpoint.storage.prune`, `trainkit.tracking.tracker.Tracker.log`; `import`, |
+| `at`    | the function by module and name, `trainkit.checkpoint.storage.prune`, `trainkit.rng.number`; `import`,  |
 |         | a module being looked for; or a list of these, whose calls are counted together                          |
 | `call`  | at which call, the first being 1; left out: at every one                                                 |
 | `until` | the last call at which it is done, of faults that are to last                                            |

@@ -12,9 +12,10 @@ from torch import nn
 
 from trainkit.checkpoint import storage
 from trainkit.config import loader
-from trainkit.experiments.launch import META
+from trainkit.inference.trained_model import META
 from trainkit.interfaces import Opened
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 MACHINE = {"gpu": None, "cpu": "Some CPU", "processes": 1, "threads": 1, "precision": "no"}
 

@@ -17,7 +17,7 @@ from trainkit.interfaces import Source
 from trainkit.markdown import plain
 from trainkit.tracking import lineage
 from trainkit.tracking.journal import History, Journal, Point
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 ABOUT = {
     "input": "pixels: RGB 0 .. 255, float32 (B, 3, 32, 64)",

@@ -17,7 +17,8 @@ from trainkit.config.run_request import Order, load
 from trainkit.diagnostics import throughput_limits
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.speed.evidence import Ceilings
+from trainkit.speed import limits
+from trainkit.speed.limits import Ceilings
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
 
@@ -73,7 +74,7 @@ def test_all_is_measured(toy):
     assert found.flops_per_sample == 2 * 2 * 64 * 8 * 27 + 3 * 2 * 512 * 4
     assert sum(found.fetch.values()) == pytest.approx(1)
     assert found.peak_flops > 1e8 and "timed here" in found.peak_source
-    assert 0 < throughput_limits.mfu(found.model, found) < 1
+    assert 0 < limits.mfu(found.model, found) < 1
 
 
 def test_nobody_watches_over_a_training_that_is_only_measured(toy, tmp_path, monkeypatch):
@@ -172,7 +173,7 @@ def test_what_fails_is_absent_with_the_reason(toy):
     assert found.model is None and found.loader is None and found.flops_per_sample is None
     assert "damaged" in found.absent["loader"] and "val" in found.absent["evaluations"]
     assert found.peak_flops > 0
-    assert throughput_limits.share(100.0, found) is None and throughput_limits.mfu(100.0, found) is None
+    assert limits.share(100.0, found) is None and limits.mfu(100.0, found) is None
 
 
 def test_a_loss_that_is_not_finite_is_no_figure(toy):
@@ -361,7 +362,7 @@ KNOWN = Ceilings(
 
 
 def test_what_they_say():
-    assert throughput_limits.lines(KNOWN) == [
+    assert limits.lines(KNOWN) == [
         "loader alone          310 samples/s  (decode 81 %, read 17 %, other 2 %)",
         "network alone         1,900 samples/s",
         "evaluation val alone  42.5 samples/s",
@@ -370,24 +371,24 @@ def test_what_they_say():
         "network alone uses    0.3 % of the peak",
         "fetch is not known    another profiler is at work",
     ]
-    assert throughput_limits.lines(Ceilings(absent={"model": "x"})) == ["model is not known  x"]
+    assert limits.lines(Ceilings(absent={"model": "x"})) == ["model is not known  x"]
 
 
 def test_shares():
-    assert throughput_limits.share(155.0, KNOWN) == pytest.approx(0.5)
-    assert throughput_limits.share(155.0, replace(KNOWN, loader=4000.0)) == pytest.approx(155 / 1900)
-    assert throughput_limits.share(1.0, replace(KNOWN, loader=None)) is None
-    assert throughput_limits.mfu(1900.0, KNOWN) == pytest.approx(1900 * 1.32e9 / 9.895e14)
-    assert math.isclose(throughput_limits.turns(KNOWN), 1 / (1 / 310 + 1 / 1900))
+    assert limits.share(155.0, KNOWN) == pytest.approx(0.5)
+    assert limits.share(155.0, replace(KNOWN, loader=4000.0)) == pytest.approx(155 / 1900)
+    assert limits.share(1.0, replace(KNOWN, loader=None)) is None
+    assert limits.mfu(1900.0, KNOWN) == pytest.approx(1900 * 1.32e9 / 9.895e14)
+    assert math.isclose(limits.turns(KNOWN), 1 / (1 / 310 + 1 / 1900))
 
 
 def test_metrics_have_names_that_mlflow_takes():
-    assert throughput_limits.metrics(KNOWN) == {
+    assert limits.metrics(KNOWN) == {
         "speed/ceiling_loader": 310.0,
         "speed/ceiling_model": 1900.0,
         "speed/ceiling_eval_val": 42.5,
     }
-    assert throughput_limits.metrics(Ceilings()) == {}
+    assert limits.metrics(Ceilings()) == {}
 
 
 def test_the_command_says_and_keeps_them(store):

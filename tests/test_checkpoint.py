@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from trainkit import files
 from trainkit.checkpoint import state_dict, storage
 from trainkit.checkpoint.storage import CheckpointError
 from trainkit.errors import UserError
@@ -352,12 +353,12 @@ def test_everything_is_synced_before_it_is_named_and_the_name_after(tmp_path, mo
 
     faulty = Faulty(record, frozenset({"open", "write", "fsync", "rename", "mkdir"}))
     monkeypatch.setattr(storage, "os", faulty)
-    monkeypatch.setattr(store, "os", faulty)
+    monkeypatch.setattr(files, "os", faulty)
     save(tmp_path / "run", 3)
     renamed = events.index(("rename", "step-000000003"))
-    files = {file for name, file in events if name == "write"}
-    assert len(files) == 6
-    for file in files:
+    written = {file for name, file in events if name == "write"}
+    assert len(written) == 6
+    for file in written:
         last_write = max(i for i, event in enumerate(events) if event == ("write", file))
         assert last_write < events.index(("fsync", file)) < renamed
     synced = [file for name, file in events[:renamed] if name == "fsync"]

@@ -22,6 +22,7 @@ from trainkit.autoconfig import new_recipe
 from trainkit.checkpoint import storage
 from trainkit.cli import main, train
 from trainkit.config import loader
+from trainkit.distributed import stop_signal
 from trainkit.environment import process
 from trainkit.tracking.store import Store
 
@@ -204,14 +205,14 @@ def test_warnings_of_libraries_order_a_terminal_nothing_and_show_no_secret():
     """As of a class that has a sign which is in no font, or of a file in whose name such a sign stands."""
     code = f"""import warnings, matplotlib
 from trainkit.redact import hide_in_logs
-from trainkit.plots.curves import blank, save
+from trainkit.plots.curves import blank
 hide_in_logs()
 hide_in_logs()
 warnings.warn({f"file {ORDERS}.png"!r})
 warnings.warn("https://me:hunter2@host")
 figure, (axes,) = blank(2.0)
 axes.set_title({f"class {ORDERS}"!r})
-save(figure, "/dev/null", format="png")"""
+figure.savefig("/dev/null", format="png")"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert r"UserWarning: file \x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp.png" in done.stderr
@@ -267,7 +268,7 @@ def test_check_prints_the_resolved_recipe_and_what_is_not_there_without_failing(
 def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(process, "stop_flag", process.Stop)
+    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     shutil.copy(ROOT / "recipes" / "convnext.yaml", "mine.yaml")
     done = CliRunner().invoke(main.main, words, catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "valid: mine.yaml\n") and done.output.endswith(done.stderr)
@@ -403,7 +404,7 @@ def test_the_first_line_names_the_recipe_before_torch_is_loaded_on_rank_0_alone(
 def test_the_command_reads_its_words_in_any_order(monkeypatch):
     orders = []
     monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(process, "stop_flag", process.Stop)
+    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     monkeypatch.setattr(
         "trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 143
     )

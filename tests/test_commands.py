@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from runs import PLUGIN, ROOT, TOY
 
 from trainkit.cli import main, train
+from trainkit.distributed import stop_signal
 from trainkit.environment import process
 from trainkit.errors import UserError
 
@@ -91,7 +92,7 @@ def idle(monkeypatch, tmp_path, store):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(process, "stop_flag", lambda: Never())
+    monkeypatch.setattr(stop_signal, "stop_flag", lambda: Never())
     from trainkit.diagnostics import benchmark, preflight, sync_audit, throughput_limits
     from trainkit.experiments import launch
     from trainkit.speed import claims

@@ -30,7 +30,7 @@ from trainkit.data.loader import stream
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent
 from trainkit.training import optimizer, trainer
 from trainkit.training.run_logger import Witness

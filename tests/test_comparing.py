@@ -26,7 +26,8 @@ from trainkit.experiments import group
 from trainkit.interfaces import Scores
 from trainkit.tracking import journal
 from trainkit.tracking.journal import Point
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.training import best
 
 

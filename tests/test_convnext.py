@@ -70,7 +70,7 @@ def test_workers_augment_like_the_process_itself(whole, pictures):
 
 
 def test_what_is_handed_on_are_the_weights_that_led_and_another_run_begins_with_them(whole, pictures):
-    from trainkit.training.dependencies import best_weights
+    from trainkit.training.best import best_weights
 
     file = best_weights(whole.folder.path)
     assert file.name == "ema.safetensors"  # the recipe's best is a score of the average

@@ -19,8 +19,9 @@ from trainkit.checkpoint.storage import CheckpointError
 from trainkit.config.run_request import Order, load
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
-from trainkit.tracking.store import RunFolder, Store
-from trainkit.training import dependencies
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
+from trainkit.training.best import best_weights
 from trainkit.training.optimizer import Average
 
 WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, system_every: null}")
@@ -112,9 +113,9 @@ def best_of(folder: Path) -> Path:
 def test_damaged_weights_of_the_best_checkpoint_are_not_handed_out(again, caplog):
     folder = again()
     best = best_of(folder)
-    assert dependencies.best_weights(folder) == best / "model.safetensors" and not caplog.records
+    assert best_weights(folder) == best / "model.safetensors" and not caplog.records
     flip(best / "model.safetensors", random.Random(0))
-    assert dependencies.best_weights(folder) == folder / "checkpoints" / "step-000000008" / "model.safetensors"
+    assert best_weights(folder) == folder / "checkpoints" / "step-000000008" / "model.safetensors"
     assert f"left aside: {best}/model.safetensors: its content has changed" in caplog.text
     assert "model.safetensors of step-000000008 takes its place" in caplog.text
 
@@ -123,14 +124,14 @@ def test_without_the_check_they_would_be(again, monkeypatch):
     folder = again()
     flip(best_of(folder) / "model.safetensors", random.Random(0))
     monkeypatch.setattr(storage, "check_file", lambda path: None)
-    assert dependencies.best_weights(folder).parent == best_of(folder)
+    assert best_weights(folder).parent == best_of(folder)
 
 
 def test_a_best_checkpoint_that_is_gone_is_named(again, caplog):
     folder = again()
     best = best_of(folder)
     shutil.rmtree(best)
-    assert dependencies.best_weights(folder).parent.name == "step-000000008"
+    assert best_weights(folder).parent.name == "step-000000008"
     assert f"left aside: {best}: is missing" in caplog.text
 
 
@@ -139,9 +140,9 @@ def test_where_the_average_was_the_best_the_average_takes_its_place(again, monke
     newest_one = folder / "checkpoints" / "step-000000008"
     state = {"best": [{"value": 1.0, "step": 6, "weights": "ema"}]}
     monkeypatch.setattr(storage, "state_of", lambda path: state)
-    assert dependencies.best_weights(folder).relative_to(folder) == Path("checkpoints/step-000000006/ema.safetensors")
+    assert best_weights(folder).relative_to(folder) == Path("checkpoints/step-000000006/ema.safetensors")
     cut(folder / "checkpoints/step-000000006/ema.safetensors", random.Random(0))
-    assert dependencies.best_weights(folder) == newest_one / "ema.safetensors" and "ema.safetensors: " in caplog.text
+    assert best_weights(folder) == newest_one / "ema.safetensors" and "ema.safetensors: " in caplog.text
 
 
 def test_a_run_without_a_whole_checkpoint_hands_out_nothing(again):
@@ -149,7 +150,7 @@ def test_a_run_without_a_whole_checkpoint_hands_out_nothing(again):
     for path in folder.glob("checkpoints/step-*"):
         (path / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds no checkpoint that is whole: .*state\.json"):
-        dependencies.best_weights(folder)
+        best_weights(folder)
 
 
 def test_a_file_in_a_checkpoint_is_read_only_as_it_was_written(again, tmp_path):

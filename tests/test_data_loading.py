@@ -1,6 +1,7 @@
 import contextlib
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,7 +36,7 @@ class Numbers:
 
 
 def rows(split: Numbers, step: int = 0, on_gpu: bool = True, **options) -> list[list[int]]:
-    stream = loading.training(split, PLAN, step, Loader(pin=False, **options), pin=on_gpu)
+    stream = loading.training(split, partial(PLAN.keys, split, step), Loader(pin=False, **options), pin=on_gpu)
     return [batch["index"].tolist() + batch["epoch"].tolist() for batch in stream]
 
 
@@ -53,7 +54,9 @@ def test_a_bad_row_ends_the_stream_where_it_is_and_no_sooner():
     bad = expected[5][0]
     first = next(i for i, batch in enumerate(expected) if bad in batch[:2])
     with pytest.raises(UserError, match=f"row {bad} is bad"):
-        for batch in loading.training(Numbers(True, bad), PLAN, 0, Loader(pin=False), pin=True):
+        for batch in loading.training(
+            Numbers(True, bad), partial(PLAN.keys, Numbers(True, bad), 0), Loader(pin=False), pin=True
+        ):
             got.append(batch["index"].tolist())
     assert got == [batch[:2] for batch in expected[:first]]
 
@@ -61,7 +64,7 @@ def test_a_bad_row_ends_the_stream_where_it_is_and_no_sooner():
 @pytest.mark.parametrize("many", [1, 3])
 def test_so_many_are_read_ahead_and_no_more(many):
     split = Numbers(True)
-    stream = loading.training(split, PLAN, 0, Loader(pin=False, prefetch=many), pin=True)
+    stream = loading.training(split, partial(PLAN.keys, split, 0), Loader(pin=False, prefetch=many), pin=True)
     assert split.read == 0, "nothing is read before it is asked for"
     for taken in range(1, 5):
         next(stream)

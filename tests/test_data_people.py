@@ -23,12 +23,12 @@ from trainkit.data.images import augment
 from trainkit.data.images.augment import Light
 from trainkit.data.people import dataset
 from trainkit.data.people.dataset import ModalityDropout, People, combined
-from trainkit.data.people.modalities import MODALITIES, RGB, TEXT, subsets
+from trainkit.data.people.modalities import subsets
 from trainkit.data.people.pk_sampler import PK, ModalPK, Pairs
 from trainkit.data.people.tokenizer import Captions, Words
 from trainkit.data.synthetic import people as sample_people
 from trainkit.errors import UserError
-from trainkit.interfaces import Data
+from trainkit.interfaces import MODALITIES, RGB, TEXT, Data
 from trainkit.training import plan
 
 SMALL = {"image_size": (16, 8), "text": Captions(length=12, vocabulary=500)}

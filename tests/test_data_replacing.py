@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +53,7 @@ def damage(packed: Packed, rows, seed: int = 0) -> None:
 
 
 def read(split, bad: Damage | None = None, **more) -> list[dict[str, torch.Tensor]]:
-    return list(stream.training(split, PLAN, 0, Loader(**more), pin=False, damage=bad))
+    return list(stream.training(split, partial(PLAN.keys, split, 0), Loader(**more), pin=False, damage=bad))
 
 
 def test_every_flip_of_a_packed_row_is_found_when_it_is_read(promise, pictures):

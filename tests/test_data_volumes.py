@@ -4,6 +4,7 @@ import logging
 import math
 import multiprocessing
 import pickle
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -510,7 +511,8 @@ def test_workers_read_what_the_process_would(train):
     split = block(train, augment=VolumeAugment(noise=Noise(p=1.0))).open(0).train
     plan = Plan(steps=5, steps_per_epoch=9, batch_size=4, micro_batch=2, accumulation=2, world=1, rank=0)
     alone, helped = (
-        list(stream.training(split, plan, 0, Loader(workers=workers, start="fork"), False)) for workers in (0, 1)
+        list(stream.training(split, partial(plan.keys, split, 0), Loader(workers=workers, start="fork"), False))
+        for workers in (0, 1)
     )
     assert len(alone) == len(helped) == 10
     assert all(torch.equal(one[key], other[key]) for one, other in zip(alone, helped, strict=True) for key in one)

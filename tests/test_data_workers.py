@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,10 +111,14 @@ def test_a_lost_worker_is_replaced_and_the_batches_are_the_same(promise, tmp_pat
         with promise.trial(seed):
             row, told = int(np.random.default_rng(seed).integers(64)), []
             split = FailingData(fault=fault, row=row, once=str(tmp_path / str(seed))).open(0).train
-            expected = list(loading.training(split, PLAN, 0, Loader(), pin=False))
+            expected = list(loading.training(split, partial(PLAN.keys, split, 0), Loader(), pin=False))
             began, seconds = time.monotonic(), 2 if fault in SILENT else 60
             with caplog.at_level(logging.WARNING, "trainkit"):
-                got = list(loading.training(split, PLAN, 0, loader(seconds=seconds), pin=False, tell=told.append))
+                got = list(
+                    loading.training(
+                        split, partial(PLAN.keys, split, 0), loader(seconds=seconds), pin=False, tell=told.append
+                    )
+                )
             assert same(got, expected) and len(got) == 8
             assert 1 <= len(told) <= RESTARTS and told[0] in caplog.text and "replaced (1 of 3 times)" in told[0]
             assert told[0].startswith(reading(split, row)[1]) and re.search(SAID[fault], told[0])
@@ -128,7 +133,7 @@ def test_a_row_that_no_worker_survives_ends_the_stream_where_it_is(promise):
             place, said = reading(split, row)
             seconds = 1 if fault in SILENT else 60
             with pytest.raises(UserError, match=SAID[fault]) as caught:
-                for batch in loading.training(split, PLAN, 0, loader(seconds=seconds), pin=False):
+                for batch in loading.training(split, partial(PLAN.keys, split, 0), loader(seconds=seconds), pin=False):
                     got.append(batch["index"].tolist())
             assert got == split.order(0, 8)[:place].tolist()
             assert str(caught.value).startswith(said) and "3 were replaced before" in str(caught.value)
@@ -146,7 +151,7 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
                     os.kill(some._workers[0].process.pid, number)
         return got
 
-    expected = list(loading.training(split, PLAN, 0, Loader(), pin=False))
+    expected = list(loading.training(split, partial(PLAN.keys, split, 0), Loader(), pin=False))
     assert same(read((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)), expected) and not told
     monkeypatch.setattr(worker_pool, "_IGNORED", ())  # which is what keeps them alive
     monkeypatch.setattr(worker_pool, "RESTARTS", 0)  # one that had answered before it died is missed a batch later
@@ -162,14 +167,14 @@ def test_without_replacements_the_first_loss_ends_the_stream(monkeypatch, tmp_pa
     monkeypatch.setattr(worker_pool, "RESTARTS", 0)
     split = FailingData(once=str(tmp_path / "once")).open(0).train
     with pytest.raises(UserError, match=r"was killed by SIGKILL, as a system out of memory does; loader\.workers=0"):
-        list(loading.training(split, PLAN, 0, loader(), pin=False))
+        list(loading.training(split, partial(PLAN.keys, split, 0), loader(), pin=False))
 
 
 @pytest.mark.parametrize("fault", ["hangs", "stopped"])
 def test_a_stream_is_closed_at_once_whatever_its_workers_are_at(fault, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     split = FailingData(fault=fault, row=int(FailingData().open(0).train.order(0, 8)[1, 0])).open(0).train
-    stream = loading.training(split, PLAN, 0, loader(seconds=600), pin=True)
+    stream = loading.training(split, partial(PLAN.keys, split, 0), loader(seconds=600), pin=True)
     next(stream)
     began = time.monotonic()
     stream.close()

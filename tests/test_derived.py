@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 from test_sample import together
 
-from trainkit.data.people.modalities import CP, MODALITIES, NIR, RGB, SK
 from trainkit.data.storage import cache as packing
 from trainkit.data.synthetic import derived_modalities
 from trainkit.errors import UserError
+from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
 
 
 def photograph(seed, height=40, width=32):

@@ -10,7 +10,7 @@ import pytest
 from runs import TOY, newest, run, spawn, stop_after
 
 from trainkit.experiments import post_mortem
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 NONE = "/nonexistent"
 

@@ -42,7 +42,7 @@ exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"
 def test_a_second_signal_ends_a_process_and_beneath_the_launcher_of_several_a_third():
     """torch's launcher passes on what a scheduler may have said to everybody; and what comes at once is one wish."""
     code = (
-        "import os, signal, time\nfrom trainkit import launcher\nstopping = launcher.stop_flag()\n"
+        "import os, signal, time\nfrom trainkit.distributed.stop_signal import stop_flag\nstopping = stop_flag()\n"
         "for n in range(5):\n    os.kill(os.getpid(), signal.SIGTERM)\n    print(n, stopping(), flush=True)\n"
         "    time.sleep(1.2 * (n > 1))"
     )

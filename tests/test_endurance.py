@@ -53,7 +53,8 @@ from test_segment import streets  # noqa: F401
 from test_tom500 import bodies  # noqa: F401
 
 from trainkit.checkpoint import storage
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.upload_queue import sent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -14,7 +14,8 @@ from runs import all_same, own_store, run, stop_after
 
 from trainkit.distributed import rank_failures
 from trainkit.experiments import post_mortem
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 WORDS = ("limits.collective=20 s", "limits.hang=60 s")
 TRAINED = ("train.length=3 epochs",)
@@ -98,7 +99,7 @@ def test_one_of_two_that_hangs_ends_both_and_all_say_what_they_were_at(promise, 
                     info = one.ran().folder.info()
                     assert info.status == "FAILED", one.said
                     if name == "holds the interpreter":
-                        assert "Timeout" in rank_failures.stacks(one.ran().folder, 1).read_text()
+                        assert "Timeout" in rank_failures.stacks(one.ran().folder.path, 1).read_text()
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_a_single_process_that_hangs_is_ended_and_the_next_start_says_so(store, 
         assert one.end() == [1], one.said
         hung = one.ran().folder
     assert hung.info().status == "RUNNING", "nobody was left to say it"
-    assert "sabotage.py" in rank_failures.stacks(hung, 0).read_text()
+    assert "sabotage.py" in rank_failures.stacks(hung.path, 0).read_text()
     run("seed=5")
     assert hung.info().status == "FAILED"
     client = Store.locate().client().get_run(hung.info().run_id)
@@ -158,7 +159,7 @@ def test_one_that_is_stopped_outright_for_longer_than_the_limit_may_be_ended_and
         ended = one.end()
         assert ended in ([0], [1]), one.said
         ran = one.ran()
-        assert ended == [0] or rank_failures.left(ran.folder), "of what it was at something is left"
+        assert ended == [0] or rank_failures.left(ran.folder.path), "of what it was at something is left"
     if ended == [1]:
         with job(store, *LONG, "--resume", "limits.hang=null") as again:
             assert again.end() == [0], again.said
@@ -180,25 +181,25 @@ def test_a_run_that_goes_back_to_where_it_was_resumed_has_one_watchdog(store):
 def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):
     folder = RunFolder(tmp_path)
     machine = SimpleNamespace(world=3, rank=0, gone=lambda rank: rank == 2)
-    assert rank_failures.left(folder) == ""
-    assert "process 2 is gone without a word" in str(rank_failures.first(folder, machine))
-    rank_failures.note(folder, 2, RuntimeError("[gloo] Connection closed by peer"))
-    rank_failures.note(folder, 1, ValueError("token=abc is no number"))
-    assert "process 1 failed first: ValueError" in str(rank_failures.first(folder, machine))
-    assert rank_failures.left(folder).startswith("process 1: ValueError")
-    rank_failures.clear(folder)  # by a run that goes on, perhaps on one process alone
-    assert rank_failures.left(folder) == ""
-    rank_failures.stacks(folder, 1).write_text("Timeout (0:00:10)!\n")
-    assert rank_failures.left(folder).startswith("process 1 hung")
+    assert rank_failures.left(folder.path) == ""
+    assert "process 2 is gone without a word" in str(rank_failures.first(folder.path, machine))
+    rank_failures.note(folder.path, 2, RuntimeError("[gloo] Connection closed by peer"))
+    rank_failures.note(folder.path, 1, ValueError("token=abc is no number"))
+    assert "process 1 failed first: ValueError" in str(rank_failures.first(folder.path, machine))
+    assert rank_failures.left(folder.path).startswith("process 1: ValueError")
+    rank_failures.clear(folder.path)  # by a run that goes on, perhaps on one process alone
+    assert rank_failures.left(folder.path) == ""
+    rank_failures.stacks(folder.path, 1).write_text("Timeout (0:00:10)!\n")
+    assert rank_failures.left(folder.path).startswith("process 1 hung")
     store = Store(tmp_path, "")
     run_folder = store.new_run("toy", 0, "abc")
-    rank_failures.stacks(run_folder, 0).write_text("Timeout (0:00:10)!\n")
+    rank_failures.stacks(run_folder.path, 0).write_text("Timeout (0:00:10)!\n")
     assert post_mortem.word(run_folder).startswith("process 0 hung"), "and was not killed for want of memory"
     run_folder.release()
-    rank_failures.stacks(folder, 1).write_text("")
-    assert rank_failures.left(folder) == "", "of one that was killed, no time had run out"
+    rank_failures.stacks(folder.path, 1).write_text("")
+    assert rank_failures.left(folder.path) == "", "of one that was killed, no time had run out"
     (tmp_path / "error-process-0.json").write_text("{")
-    assert rank_failures.left(folder) == ""
+    assert rank_failures.left(folder.path) == ""
 
 
 @pytest.mark.parametrize(

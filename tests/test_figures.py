@@ -1,15 +1,18 @@
 """Figures are read back: what was drawn, on which axes, under which names."""
 
 import io
+import re
 import subprocess
 import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from runs import ROOT
 
+from trainkit.metrics import embedding_inspection
 from trainkit.plots import curves as figures
 from trainkit.plots import embeddings
 
@@ -288,14 +291,17 @@ def test_a_sheet_shows_each_picture_above_its_caption():
 def test_pictures_are_shown_as_they_are_or_stretched():
     plain = np.linspace(0, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
     wide = np.concatenate([plain * 4 - 2, plain * 100], 0)
-    assert (embeddings.viewable(plain * 0.5).max(), embeddings.viewable(plain * 0.5).min()) == (128, 0)
-    shown = embeddings.viewable(wide)
+    assert (embedding_inspection.viewable(plain * 0.5).max(), embedding_inspection.viewable(plain * 0.5).min()) == (
+        128,
+        0,
+    )
+    shown = embedding_inspection.viewable(wide)
     assert shown.shape == (2, 4, 4, 3) and (shown[0] == shown[1]).all() and shown.max() == 255
-    grey = embeddings.viewable(np.full((1, 1, 2, 2), 7, np.uint8))
+    grey = embedding_inspection.viewable(np.full((1, 1, 2, 2), 7, np.uint8))
     assert grey.shape == (1, 2, 2, 3) and (grey == 7).all()
-    assert embeddings.viewable(np.array([[[[0, 65535]]]], np.uint16))[0, 0, :, 0].tolist() == [0, 255]
+    assert embedding_inspection.viewable(np.array([[[[0, 65535]]]], np.uint16))[0, 0, :, 0].tolist() == [0, 255]
     with pytest.raises(ValueError, match="shape"):
-        embeddings.viewable(np.zeros((1, 2, 4, 4)))
+        embedding_inspection.viewable(np.zeros((1, 2, 4, 4)))
 
 
 @pytest.mark.parametrize(
@@ -337,15 +343,15 @@ def test_names_are_drawn_letter_by_letter_and_never_read_as_a_formula():
         embeddings.sheet(np.zeros((1, 3, 8, 8), np.uint8), [bad], bad),
     ]
     for figure in made:
-        figures.save(figure, io.BytesIO(), format="png")
+        figure.savefig(io.BytesIO(), format="png")
     with pytest.raises(ValueError, match="bad"):
-        figures.confusion(np.eye(2) * 5, [bad, "$b_1$"]).savefig(io.BytesIO())
+        Figure.savefig(figures.confusion(np.eye(2) * 5, [bad, "$b_1$"]), io.BytesIO())
     made = figures.roc({bad: ([0.001, 1], [0.5, 1.0])})
-    figures.save(made, io.BytesIO(), format="png")
+    made.savefig(io.BytesIO(), format="png")
     (axes,) = made.axes  # of a logarithmic axis the powers of ten are formulas, and stay
     assert [label.get_parse_math() for label in axes.get_xticklabels()] == [True] * len(axes.get_xticklabels())
 
 
-def test_nothing_but_that_writes_figures():
-    own = [path for path in (ROOT / "trainkit").rglob("*.py") if ".savefig(" in path.read_text()]
+def test_every_figure_is_of_that_class():
+    own = [path for path in (ROOT / "trainkit").rglob("*.py") if re.search(r"Figure\(", path.read_text())]
     assert own == [ROOT / "trainkit" / "plots" / "curves.py"]

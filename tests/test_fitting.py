@@ -17,6 +17,7 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.config import loader, run_request
 from trainkit.data.formats import pairs_csv
 from trainkit.errors import UserError
+from trainkit.experiments import recipe_check
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -32,7 +33,7 @@ def fitted(recipe: str, data: str, new: str = "mine.yaml"):
     """The copy of a shipped recipe for other data, and its text."""
     copied = new_recipe.copy(RECIPES / f"{recipe}.yaml", Path(new), data=data)
     text = Path(new).read_text()
-    assert run_request.check(run_request.Order(Path(new))).count("# to decide: ") == copied.marked, (
+    assert recipe_check.check(run_request.Order(Path(new))).count("# to decide: ") == copied.marked, (
         "those of a teacher's too"
     )
     return loader.load(new), text
@@ -289,7 +290,7 @@ def test_faces_and_their_teacher_are_copied_together(here):
     assert recipe.data.train == "faces#train" and recipe.data.evaluate == {"val": "faces/val/pairs.csv"}
     assert recipe.data.image_size == 24 and recipe.best.metric == "val/accuracy" and list(recipe.evaluations) == ["val"]
     assert "recipe: mine_teacher.yaml" in text and recipe.task.teacher.recipe == "mine_teacher.yaml"
-    assert "# to decide: mine_teacher.yaml, line " in run_request.check(run_request.Order(Path("mine.yaml")))
+    assert "# to decide: mine_teacher.yaml, line " in recipe_check.check(run_request.Order(Path("mine.yaml")))
     teacher = loader.load("mine_teacher.yaml")
     assert teacher.name == "mine_teacher" and teacher.data == recipe.data
     assert recipe.data.open(0).meta.classes == 6

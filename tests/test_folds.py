@@ -11,13 +11,16 @@ import pytest
 from pyarrow import csv, parquet
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
-from trainkit.config.run_request import Order, check, divide
+from trainkit.config.run_request import Order
 from trainkit.errors import UserError
 from trainkit.experiments import cross_validation
+from trainkit.experiments.cross_validation import divide
 from trainkit.experiments.launch import launch
+from trainkit.experiments.recipe_check import check
 from trainkit.metrics import significance
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 WORDS = (
     "data.name=folded",

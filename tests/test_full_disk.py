@@ -16,7 +16,7 @@ from runs import ROOT, TOY, Ran, all_same, left_alone, spawn
 from small_disk import Disk, mounted
 
 from trainkit.checkpoint import storage
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 WORDS = ("checkpoints={every: 2 steps, keep_last: 3}", "log={every: 1 steps, figures: 4 steps, system_every: null}")
 RUN = (str(TOY), "--plugin", "toy", *WORDS)

@@ -19,7 +19,8 @@ from oracles import account, unlike, unsound
 from runs import PLUGIN, ROOT, TOY, own_store, start
 from sabotage import Fault, environment, struck
 
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 SYSTEM = ["os.open", "os.write", "os.fsync", "os.rename", "os.replace", "os.unlink", "os.rmdir", "os.mkdir"]
 PHASES: dict[str, dict[str, Any]] = {
@@ -30,7 +31,6 @@ PHASES: dict[str, dict[str, Any]] = {
             "trainkit.analysis.data_integrity.ensure",
             "trainkit.tracking.store.Store.new_run",
             "trainkit.tracking.mlflow_experiment.prepared",
-            "trainkit.tracking.tracker._send_params",
             "mlflow.tracking.MlflowClient.create_run",
             "trainkit.tracking.store.write_aside",
             "trainkit.tracking.upload_queue.Outbox.put",

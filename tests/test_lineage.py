@@ -11,7 +11,8 @@ from runs import run, stop_after
 from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.tracking import lineage
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 SHORT = ("train.length=1 epoch", "log.ceilings=off")
 

@@ -11,6 +11,7 @@ from runs import TOY, newest, run, stop_after
 from trainkit.data.loader import stream
 from trainkit.errors import UserError
 from trainkit.tracking.store import Store
+from trainkit.training.best import best_weights
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -420,11 +421,10 @@ def test_seeds_are_begun_by_resume_or_start_and_trained_once():
 def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
     from trainkit.config.run_request import Order
     from trainkit.inference import evaluate_run
-    from trainkit.training import dependencies
 
     settings = ["best.metric=val/ema/accuracy", "data.noise=2.5", "evaluations.val.every=4 steps"]
     ran = run(*settings)
-    file = dependencies.best_weights(ran.folder.path)
+    file = best_weights(ran.folder.path)
     assert file.name == "ema.safetensors"
     step = int(file.parent.name.split("-")[1])
     averaged = dict(zip(*ran.history.series("val/ema/accuracy"), strict=True))

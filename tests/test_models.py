@@ -10,6 +10,8 @@ from torch import nn
 from trainkit.config import run_request
 from trainkit.config.loader import RECIPES
 from trainkit.errors import UserError
+from trainkit.experiments import recipe_check
+from trainkit.models import timm_names
 from trainkit.models.face_backbones import IResNetSpec, MobileFaceNetSpec, Net, TimmSpec, build, macs
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
@@ -205,9 +207,9 @@ def test_a_name_that_timm_lacks_is_refused_before_anything_is_built_or_read(reci
 
     monkeypatch.setattr(timm, "create_model", build)
     with pytest.raises(UserError, match=message):
-        run_request.check(run_request.Order(RECIPES / f"{recipe}.yaml", words))
+        recipe_check.check(run_request.Order(RECIPES / f"{recipe}.yaml", words))
 
 
 def test_names_that_timm_has_pass():
     for recipe, *words in (["convnext", "optim.name=timm:lookahead_adamw"], ["tom500", "optim.name=timm:Lamb"]):
-        run_request.refuse_unknown(run_request.load(run_request.Order(RECIPES / f"{recipe}.yaml", words)))
+        timm_names.refuse_unknown(run_request.load(run_request.Order(RECIPES / f"{recipe}.yaml", words)))

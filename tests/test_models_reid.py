@@ -11,9 +11,8 @@ from torch import nn
 
 from trainkit.checkpoint import safe_load
 from trainkit.config.validation import to_tree, validate
-from trainkit.data.people.modalities import MODALITIES
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import MODALITIES, Meta
 from trainkit.models.lora import Lora, LoraLinear, Rows
 from trainkit.models.reid import Fusion, MeanFusion, ReidSpec, TransformerFusion, build, needs
 from trainkit.models.text_encoder import TextEncoder, TextSpec, last_token

@@ -16,8 +16,9 @@ from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
 
 from trainkit.checkpoint import storage
 from trainkit.diagnostics import throughput_limits
-from trainkit.speed.evidence import Drop, Reading
+from trainkit.speed.evidence import Drop
 from trainkit.speed.slowdowns import Detective
+from trainkit.tracking.system.reading import Reading
 from trainkit.tracking.tracker import Tracker
 from trainkit.training import throughput_monitor, trainer
 

@@ -26,7 +26,8 @@ from trainkit.errors import UserError
 from trainkit.tracking import journal, mlflow_run, upload_queue, uploader
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.mlflow_errors import Away
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
 from trainkit.tracking.tracker import Tracker
 from trainkit.tracking.upload_queue import Outbox, left
@@ -38,7 +39,7 @@ WORDS = ("train.length=2 epochs",)
 def _soon(monkeypatch):
     """Senders try again soon, and wait for a locked database as little."""
     monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.02)
-    monkeypatch.setattr("trainkit.tracking.store._LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("trainkit.tracking.mlflow_database._LOCK_SECONDS", 0.05)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.people import pk_report
-from trainkit.data.people.modalities import RGB
 from trainkit.data.people.pk_report import repeated, report
 from trainkit.data.people.pk_sampler import PK, Cells, Draw, ModalPK, Pairs
 from trainkit.errors import UserError
+from trainkit.interfaces import RGB
 
 SPECS = [
     PK(people=2, each=3),

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from runs import PLUGIN, TOY
 
+from trainkit import files
 from trainkit.autoconfig import download as fetching
 from trainkit.checkpoint import storage
 from trainkit.config import loader, schema
@@ -29,10 +30,11 @@ from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import cache
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.errors import UserError
-from trainkit.tracking import store, upload_queue, uploader
+from trainkit.tracking import run_folder, store, upload_queue, uploader
 from trainkit.tracking.journal import Journal
-from trainkit.tracking.store import RunFolder, Store
-from trainkit.training import dependencies
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
+from trainkit.training.best import best_weights
 
 OUTSIDE = [
     "/etc/passwd", "../secret.png", "a/../../secret.png", "..", "../../../../../../etc/passwd", "~/secret.png",
@@ -317,7 +319,7 @@ def test_the_best_weights_of_a_run_lie_in_its_checkpoints(tmp_path):
         best = {"step": 1, "value": 1.0, "weights": name}
         storage.write(tmp_path / "checkpoints", 1, {"model": {}}, {"best": [best]}, "a: 1\n")
         with pytest.raises(UserError, match="model or ema"):
-            dependencies.best_weights(tmp_path)
+            best_weights(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["absolute", "upwards", "link", "folder"])
@@ -336,7 +338,7 @@ def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_pa
     (job / "job.json").write_text(json.dumps({"kind": "artifact", "folder": None, "file": name}))
     sent = []
     client = SimpleNamespace(log_artifact=lambda run, file, folder: sent.append(Path(file).read_text()))
-    about = store.RunInfo("run", "faces", "aa", 0, 0.0, "FINISHED", run_id="id")
+    about = run_folder.RunInfo("run", "faces", "aa", 0, 0.0, "FINISHED", run_id="id")
     (folder.path / "run.json").write_text(json.dumps(asdict(about)))
     box = upload_queue.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     with caplog.at_level(logging.WARNING):
@@ -352,7 +354,7 @@ def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_pa
 def _laid(home: Path, **about: object) -> RunFolder:
     folder = RunFolder(home / "runs" / "faces-s0")
     folder.path.mkdir(parents=True)
-    told = store.RunInfo("$(touch owned)", "faces", "aa", 0, 0.0, "FINISHED", run_id="id", unsent=True)
+    told = run_folder.RunInfo("$(touch owned)", "faces", "aa", 0, 0.0, "FINISHED", run_id="id", unsent=True)
     (folder.path / "run.json").write_text(json.dumps(asdict(replace(told, **about))))
     folder.journal.write_text('{"t": 1, "step": 1, "m": {}}\n')
     return folder
@@ -400,7 +402,7 @@ def test_a_file_is_not_written_aside_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / ".about.json.new").symlink_to(tmp_path / "mine")
     with contextlib.suppress(OSError):
-        store.write_aside(tmp_path / "about.json", "theirs")
+        files.write_aside(tmp_path / "about.json", "theirs")
     assert (tmp_path / "mine").read_text() == "mine"
 
 

@@ -41,10 +41,9 @@ from trainkit.data.storage import hashed_folder, image_store, import_images, mas
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.environment import process
 from trainkit.errors import UserError
-from trainkit.experiments import group
 from trainkit.export import export
-from trainkit.inference import predict
-from trainkit.tracking import journal, store
+from trainkit.inference import trained_model
+from trainkit.tracking import journal, run_folder, store
 
 
 def _records(source: Any) -> None:
@@ -290,8 +289,8 @@ def _run(root: Path) -> Path:
 
 
 def _open_run(path: Path) -> None:
-    folder = store.RunFolder(path)
-    asked = [folder.info, lambda: predict.read_meta(folder), lambda: group.summary(folder)]
+    folder = run_folder.RunFolder(path)
+    asked = [folder.info, lambda: trained_model.read_meta(folder), lambda: run_folder.summary(folder)]
     asked += [lambda: journal.read(folder.journal), lambda: loader.load(folder.recipe)]
     asked += [lambda: store.Store(path.parent, "sqlite:////nowhere.db")._known()]
     said = {knock(lambda _, ask=ask: ask(), path) for ask in asked}
@@ -330,7 +329,7 @@ def _read_checkpoint(path: Path) -> None:
 
 
 SETS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
-    "faces, packed": (_packed, lambda path: (_records(sources.open_source(path)), image_store.Packed(path).class_names)),
+    "faces, packed": (_packed, lambda at: (_records(sources.open_source(at)), image_store.Packed(at).class_names)),
     "evaluation, packed": (_packed_evaluation, _evaluation),
     "masks, packed": (_masks, lambda path: mask_store.PackedMasks(path).mask(0)),
     "volumes, packed": (_volumes, lambda path: volume_store.PackedVolumes(path).changed()),
@@ -534,10 +533,12 @@ ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_strea
 
 DOORS: dict[str, set[str]] = {
     # Other people's weights and networks
-    "weights.read_tensors": {"checkpoint/safe_load.py torch.load", "checkpoint/safe_load.py safetensors.torch.load_file",
+    "weights.read_tensors": {"checkpoint/safe_load.py torch.load",
+                             "checkpoint/safe_load.py safetensors.torch.load_file",
                              "checkpoint/safe_load.py zipfile.ZipFile", "checkpoint/safe_load.py pickletools.genops"},
     # Other people's pictures, volumes, tables and lists
-    "pictures.decode": {"data/formats/image_decode.py PIL.Image.open", "data/formats/image_decode.py simplejpeg.decode_jpeg",
+    "pictures.decode": {"data/formats/image_decode.py PIL.Image.open",
+                        "data/formats/image_decode.py simplejpeg.decode_jpeg",
                         "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
     "scene_sources._named": {"data/scenes/sources.py json.loads"},
@@ -547,9 +548,12 @@ DOORS: dict[str, set[str]] = {
     "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
     "volume_sources._table": {"data/volumes/sources.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
-    "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile", "data/formats/parquet_footers.py pyarrow.parquet.ParquetFile"},
-    "saved by datasets": {"data/formats/arrow_tables.py pyarrow.memory_map", "data/formats/arrow_tables.py pyarrow.ipc.open_stream",
-                          "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream", "data/formats/arrow_tables.py json.loads"},
+    "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile",
+                       "data/formats/parquet_footers.py pyarrow.parquet.ParquetFile"},
+    "saved by datasets": {"data/formats/arrow_tables.py pyarrow.memory_map",
+                          "data/formats/arrow_tables.py pyarrow.ipc.open_stream",
+                          "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream",
+                          "data/formats/arrow_tables.py json.loads"},
     "people_sources.find": {"data/people/sources.py csv.reader", "data/people/sources.py pyarrow.parquet.ParquetFile"},
     "people by JSON": {"data/people/layouts.py json.loads"},
     "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
@@ -565,8 +569,9 @@ DOORS: dict[str, set[str]] = {
     "duplicates._kept": {"data/leakage.py numpy.load"},
     "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/storage.py json.loads"},
     "an export": {"export/export.py json.loads"},
-    "a run": {"tracking/store.py json.loads", "experiments/group.py json.loads", "inference/predict.py json.loads", "tracking/journal.py json.loads"},
-    "store.Store.prepare": {"tracking/store.py sqlite3.connect"},
+    "a run": {"tracking/run_folder.py json.loads", "inference/trained_model.py json.loads",
+              "inference/output_folder.py json.loads", "tracking/journal.py json.loads"},
+    "store.Store.prepare": {"tracking/mlflow_database.py sqlite3.connect"},
     "projector._read": {"analysis/projector.py pyarrow.parquet.read_table", "analysis/projector.py numpy.frombuffer"},
     # Recipes, and configs of launchers
     "config.load": {"config/yaml_reader.py yaml.parse"},
@@ -575,16 +580,22 @@ DOORS: dict[str, set[str]] = {
 REASONS = {
     "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
     "memory of this program's own processes, and what they tell each other": {
-        "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap", "data/loader/worker_pool.py torch.frombuffer",
-        "data/volumes/residency.py mmap.mmap", "data/volumes/residency.py numpy.frombuffer", "speed/clock.py numpy.frombuffer",
+        "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap",
+        "data/loader/worker_pool.py torch.frombuffer",
+        "data/volumes/residency.py mmap.mmap", "data/volumes/residency.py numpy.frombuffer",
+        "speed/clock.py numpy.frombuffer",
         "speed/claim_measurements.py mmap.mmap", "tracking/tracker.py PIL.Image.open",
     },
     "a file that this command wrote a moment before": {
         "export/images.py timm.create_model", "export/images.py onnxruntime.InferenceSession",
-        "export/latency.py onnxruntime.InferenceSession", "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
-        "inference/table_writer.py pyarrow.parquet.read_table", "inference/table_writer.py pyarrow.parquet.read_metadata",
+        "export/latency.py onnxruntime.InferenceSession", "diagnostics/stepped_process.py numpy.load",
+        "config/yaml_editor.py yaml.compose",
+        "inference/table_writer.py pyarrow.parquet.read_table",
+        "inference/table_writer.py pyarrow.parquet.read_metadata",
     },
-    "opened once its header and its hashes are those that this program would write": {"training/teacher_cache.py numpy.load"},
+    "opened once its header and its hashes are those that this program would write": {
+        "training/teacher_cache.py numpy.load"
+    },
     "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
     "a name of the library's own list, with random weights": {
         "models/bisenet.py timm.create_model", "models/timm_classifier.py timm.create_model",
@@ -592,7 +603,9 @@ REASONS = {
     },
     "tensors that `weights` has read": {"models/segmentation_2_5d.py timm.create_model"},
     "parquet files alone, read by `tables.parquet`": {"data/hub.py huggingface_hub.snapshot_download"},
-    "model.safetensors alone, read by `weights.read_tensors`": {"checkpoint/timm_weights.py huggingface_hub.hf_hub_download"},
+    "model.safetensors alone, read by `weights.read_tensors`": {
+        "checkpoint/timm_weights.py huggingface_hub.hf_hub_download"
+    },
     "a file of the store, read by the next call": {
         "analysis/saved_rows.py client.download_artifacts", "analysis/projector.py client.download_artifacts",
         "tracking/store.py mlflow.artifacts.download_artifacts",
@@ -602,7 +615,8 @@ REASONS = {
     },
     "a module of trainkit by a name in its source": {
         *(f"{file} importlib.import_module" for file in (
-            "config/validation.py", "data/images/dataset.py", "data/people/sources.py", "data/scenes/sources.py", "data/volumes/dataset.py",
+            "config/validation.py", "data/images/dataset.py", "data/people/sources.py", "data/scenes/sources.py",
+            "data/volumes/dataset.py",
             "autoconfig/fit.py", "metrics/bootstrap.py",
         )),
     },

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from trainkit.data.people import index as people_index
 from trainkit.data.people import modalities, sources
 from trainkit.data.people.index import PeopleIndex, indexed
-from trainkit.data.people.modalities import MODALITIES, RGB, TEXT
 from trainkit.data.people.records import Rows
 from trainkit.data.storage import cache
 from trainkit.errors import UserError
+from trainkit.interfaces import MODALITIES, RGB, TEXT
 
 pytestmark = pytest.mark.usefixtures("cache")
 

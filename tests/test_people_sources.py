@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.people import records, sources
-from trainkit.data.people.modalities import CP, NIR, RGB, SK, TEXT
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Rows
 from trainkit.errors import UserError
+from trainkit.interfaces import CP, NIR, RGB, SK, TEXT
 
 
 def read(text, part: str = "train") -> Rows:

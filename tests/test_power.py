@@ -17,7 +17,8 @@ from trainkit.checkpoint import storage
 from trainkit.checkpoint.state_dict import Copies
 from trainkit.config.run_request import Order, load
 from trainkit.tracking.journal import Journal
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
 from trainkit.tracking.upload_queue import Outbox
 from trainkit.training.run_logger import Witness

@@ -15,7 +15,7 @@ from torch import nn
 
 from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.inference import predict
+from trainkit.inference import predict, trained_model
 from trainkit.tracking.store import Store
 
 TOM500 = ROOT / "recipes" / "tom500.yaml"
@@ -249,7 +249,7 @@ def test_volumes_are_resampled_as_those_of_the_training_were(sets, database, tmp
     home = trained(place, database, tmp_path_factory, **{"data.spacing": spacing})
     monkeypatch.setenv("TRAINKIT_STORE", str(home))
     out = tmp_path_factory.mktemp("out")
-    meta = predict.read_meta(Store.locate().runs()[0])
+    meta = trained_model.read_meta(Store.locate().runs()[0])
     assert meta.resampled == (2.5, 1.5, 1.5) and meta.spacing != meta.resampled
     ask(Store.locate().runs()[0].name, sets / "val", out)
     agrees(out, sets, home)

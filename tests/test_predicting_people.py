@@ -12,9 +12,9 @@ from runs import ROOT, environment
 from taken import made
 
 from trainkit.cli import main
-from trainkit.data.people.modalities import MODALITIES
 from trainkit.errors import UserError
 from trainkit.inference import predict
+from trainkit.interfaces import MODALITIES
 
 REID = ROOT / "recipes" / "reid.yaml"
 TINY = (

@@ -20,7 +20,7 @@ from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.data.formats import image_decode
 from trainkit.errors import UserError
-from trainkit.inference import predict
+from trainkit.inference import output_folder, predict, trained_model
 from trainkit.plots.scenes import palette
 from trainkit.tracking.store import Store
 
@@ -60,7 +60,7 @@ def made(root: Path, monkeypatch, change=lambda text: text, colours=()) -> str:
     (folder.path / "meta.json").write_text(json.dumps(meta | {"class_colours": colours}))
     recipe = loader.load(folder.recipe, (), ())
     torch.manual_seed(0)
-    net = recipe.task.build(predict.read_meta(folder), {}, 0).learns
+    net = recipe.task.build(trained_model.read_meta(folder), {}, 0).learns
     head = net.body.head.out
     with torch.no_grad():
         torch.nn.init.normal_(head.weight)
@@ -68,7 +68,8 @@ def made(root: Path, monkeypatch, change=lambda text: text, colours=()) -> str:
         head.bias -= scores.mean((0, 2, 3))  # or one class would be everywhere
     file = folder.path / "model.safetensors"
     safe_load.write_tensors(file, net.state_dict())
-    monkeypatch.setattr("trainkit.inference.predict.best_weights", lambda path: path / "model.safetensors")
+    for module in ("output_folder", "trained_model"):
+        monkeypatch.setattr(f"trainkit.inference.{module}.best_weights", lambda path: path / "model.safetensors")
     return folder.name
 
 
@@ -135,7 +136,7 @@ def test_pictures_are_seen_as_those_of_the_run_and_label_maps_have_their_own_siz
     predict.predict(name, file, tmp_path / "out")
     folder = Store.locate().find(name)
     recipe = loader.load(folder.recipe, (), ())
-    with predict.rebuilt(folder, recipe, predict.read_meta(folder)) as run, torch.no_grad():
+    with trained_model.rebuilt(folder, recipe, trained_model.read_meta(folder)) as run, torch.no_grad():
         opened = recipe.data.open(0).evaluations["val"]
         batch = opened.on_device(opened.fetch(np.array([0]), 0))
         seen = recipe.task.probabilities(run.net, batch["image"], batch["scales"][0].tolist())
@@ -260,7 +261,7 @@ def test_label_maps_of_a_run_score_as_it_did(store, tmp_path, monkeypatch):
     hit, predicted, actual = (np.sum([row[key] for row in found.values()], 0) for key in found[id])
     assert ran.series("val/miou")[-1] == pytest.approx((hit / (predicted + actual - hit)).mean(), abs=1e-6)
     assert ran.series("val/miou")[-1] > 0.3, "nothing was learned"
-    meta = predict.read_meta(ran.folder)
+    meta = trained_model.read_meta(ran.folder)
     assert meta.class_names == scenes.NAMES[:4]
 
 
@@ -283,7 +284,7 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_files(name, sets, t
     # Another prediction does not go on with it, and one whose note was cut short does.
     with pytest.raises(UserError, match="holds a part of another prediction"):
         predict.predict(name, sets / "val", out, mirror=True)
-    with (out / predict.BEGUN).open("a") as file:
+    with (out / output_folder.BEGUN).open("a") as file:
         file.write('"half')
     monkeypatch.setattr(
         "trainkit.data.formats.image_decode.decode", lambda data, where: (seen.append(where), real(data, where))[1]

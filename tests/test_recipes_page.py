@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainkit.autoconfig import new_recipe
-from trainkit.config import yaml_reader
+from trainkit.config import loader, yaml_reader
 from trainkit.config.loader import RECIPES
 
 PAGE = RECIPES / "README.md"
@@ -24,7 +23,7 @@ ABOVE = (
 def said(path: Path) -> dict[str, str]:
     """The parts of a header by their word; what stands above them under `learns`."""
     parts, word = {"learns": ""}, "learns"
-    for line in new_recipe.header(path).splitlines():
+    for line in loader.header(path).splitlines():
         if found := re.fullmatch(r"# (paper|command|figure|cost|result|data|reading) +(\S.*)", line):
             word = found[1]
             parts[word] = found[2]

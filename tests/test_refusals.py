@@ -9,7 +9,7 @@ from doorman import doorman
 from mlflow.exceptions import MlflowException
 
 from trainkit.errors import UserError
-from trainkit.tracking import store as store_module
+from trainkit.tracking import mlflow_database
 from trainkit.tracking.mlflow_errors import reason
 from trainkit.tracking.store import Store
 
@@ -168,5 +168,5 @@ def test_a_database_of_an_older_mlflow_is_left_as_it_is(store):
 def test_the_newest_schema_is_that_of_a_new_database(store):
     with sqlite3.connect(store / "mlflow.db") as connection:
         (made,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    known = store_module._schemas()
+    known = mlflow_database._schemas()
     assert known[-1] == made and known[0] == "451aebb31d03" and len(set(known)) == len(known) > 50

@@ -27,9 +27,10 @@ from trainkit.diagnostics import preflight, stepped_process
 from trainkit.errors import UserError
 from trainkit.experiments import group
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.ui import running
-from trainkit.training.dependencies import best_weights
+from trainkit.training.best import best_weights
 
 EASY = ("data.noise=0.5", "train.length=8 epochs", "log.every=50 steps", "evaluations.val.every=16 steps")
 GUESSING = 1 / 4 + 3 * math.sqrt(0.25 / 37)

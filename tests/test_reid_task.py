@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor
 
 from trainkit.config.schema import Optim
 from trainkit.config.units import Span
-from trainkit.data.people.modalities import MODALITIES, subsets
+from trainkit.data.people.modalities import subsets
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Search
-from trainkit.interfaces import At, Loss, Meta
+from trainkit.interfaces import MODALITIES, At, Loss, Meta
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.models.reid import ReidSpec
 from trainkit.tasks.reid import Pixels, Reid

@@ -16,7 +16,8 @@ from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.tracking import relocate as relocating
 from trainkit.tracking.relocate import folder_of, relocate, strayed
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
 
 
@@ -133,7 +134,7 @@ def test_nothing_changes_while_a_run_goes_on(moved):
 
 
 def test_a_run_that_another_machine_left_is_named(moved, monkeypatch):
-    monkeypatch.setattr("trainkit.tracking.store._disk", lambda folder: "nfs4")
+    monkeypatch.setattr("trainkit.tracking.run_folder._disk", lambda folder: "nfs4")
     store, _ = moved
     folder = store.new_run("faces", 1, "bb")
     folder.update(host="elsewhere")

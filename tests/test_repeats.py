@@ -12,12 +12,15 @@ from pyarrow import csv
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 from scipy import stats
 
-from trainkit.config.run_request import Order, check, repeated
+from trainkit.config.run_request import Order
 from trainkit.errors import UserError
 from trainkit.experiments import group, seeds
 from trainkit.experiments.launch import launch
-from trainkit.tracking import journal, lineage
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.experiments.recipe_check import check
+from trainkit.experiments.seeds import repeated
+from trainkit.tracking import journal, lineage, run_folder
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 WORDS = ("data.samples=66", "data.noise=2.5", "train.length=2 epochs")
 
@@ -60,8 +63,8 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     assert [folder.info().seed for folder in children] == [3, 4, 5] and children[1] == alone.folder
     assert f"seed 4: reusing run {alone.folder.name}" in printed and parent.info().status == "FINISHED"
     assert {shown(r).data.tags["mlflow.parentRunId"] for r in children} == {parent.info().run_id}
-    assert group.members(parent) == {f"seed {r.info().seed}": r.name for r in children}
-    assert group.members(children[0]) == {}
+    assert run_folder.members(parent) == {f"seed {r.info().seed}": r.name for r in children}
+    assert run_folder.members(children[0]) == {}
     above = shown(parent)
     assert above.info.experiment_id == shown(children[0]).info.experiment_id and above.info.status == "FINISHED"
     assert [above.data.tags[f"trainkit.seed.{k}"] for k in (3, 4, 5)] == [r.name for r in children]
@@ -160,7 +163,7 @@ def test_on_two_processes_too(store):
     done = spawn(2, str(TOY), "--plugin", "toy", *WORDS, "--seeds", "2")
     assert done.returncode == 0, done.stderr
     (parent,), children = runs_of("toy-seeds"), runs_of("toy")
-    assert parent.info().status == "FINISHED" and sorted(group.members(parent).values()) == sorted(
+    assert parent.info().status == "FINISHED" and sorted(run_folder.members(parent).values()) == sorted(
         folder.name for folder in children
     )
     scores = [final(folder)["final/val/accuracy"] for folder in children]

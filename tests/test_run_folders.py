@@ -23,9 +23,10 @@ from trainkit.checkpoint import storage
 from trainkit.config.run_request import Order
 from trainkit.errors import UserError
 from trainkit.experiments.launch import launch
-from trainkit.tracking import run_lifecycle, uploader
+from trainkit.tracking import run_folder, run_lifecycle, uploader
 from trainkit.tracking import store as store_module
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, figures: 4 steps, system_every: null}")
 
@@ -59,8 +60,10 @@ def after(steps: int, act):
 FAULTS = {
     "figures, tables and tags": ("trainkit.tracking.upload_queue.Outbox._lay", "OSError 28", 4, 30, None),
     "a checkpoint": ("trainkit.checkpoint.storage._write_file", "OSError 28", 7, 7, "checkpoint_failed"),
-    "a checkpoint over the quota": ("trainkit.checkpoint.storage._write_file", "OSError 122", 8, 8, "checkpoint_failed"),
-    "a checkpoint, by PyTorch": ("trainkit.checkpoint.storage._serialised", "RuntimeError memory", 5, 5, "checkpoint_failed"),
+    "a checkpoint over the quota": (
+        "trainkit.checkpoint.storage._write_file", "OSError 122", 8, 8, "checkpoint_failed"),
+    "a checkpoint, by PyTorch": (
+        "trainkit.checkpoint.storage._serialised", "RuntimeError memory", 5, 5, "checkpoint_failed"),
 }  # fmt: skip
 
 
@@ -216,7 +219,8 @@ def interrupted() -> RunFolder:
 def test_a_run_is_continued_while_another_job_sends_what_it_had_left(store, whole):
     folder = interrupted()
     code = (
-        "import sys; from types import SimpleNamespace; from trainkit.tracking import uploader as sender; from trainkit.tracking.store import Store\n"
+        "import sys; from types import SimpleNamespace; from trainkit.tracking import uploader as sender\n"
+        "from trainkit.tracking.store import Store\n"
         "sender.send_left = lambda *_: print('sending', flush=True) or sys.stdin.readline()\n"
         "job = SimpleNamespace(_store=None, _client=None)\n"
         f"sender.Sender._complete(job, Store.locate().find({folder.name!r}))\n"
@@ -284,7 +288,7 @@ def test_a_run_whose_machine_was_replaced_is_continued_where_its_lock_tells(stor
 def test_a_run_of_another_machine_on_a_disk_that_both_may_have_is_named_and_not_taken(store, monkeypatch, capsys):
     folder = interrupted()
     folder.update(host="another-machine")
-    monkeypatch.setattr(store_module, "_disk", lambda folder: "nfs4")
+    monkeypatch.setattr(run_folder, "_disk", lambda folder: "nfs4")
     said = f"{folder.name} is said to be going on, on another-machine; if that machine is gone, --resume {folder.name}"
     with pytest.raises(UserError, match=f"no unfinished run of toy with these settings; {said}"):
         run(*WORDS, resume="")

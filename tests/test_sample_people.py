@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from test_sample import together
 
-from trainkit.data.people.modalities import CP, MODALITIES, NIR, RGB, SK, TEXT
 from trainkit.data.synthetic import people
+from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK, TEXT
 
 DIGEST = (3, "cfdada6f67a87d00134b7a30599f32e6f4681e7bff1f8bba510cd5f9845c8731")
 """Of a few pictures and all rows. If it changes on purpose, raise `VERSION` with it."""

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from trainkit.data.people.modalities import RGB
 from trainkit.data.people.pk_sampler import CHUNK, PK, Cells, Draw, ModalPK, Pairs, Sampler
 from trainkit.errors import UserError
+from trainkit.interfaces import RGB
 from trainkit.training.plan import Plan
 
 SPECS = [

@@ -18,7 +18,7 @@ import sabotage
 from jobs import Job, job, launched
 from runs import PLUGIN, ROOT, TOY, Ran, all_same, newest, own_store, run
 
-from trainkit.environment.process import Stop
+from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.store import Store
 from trainkit.training.events import Agenda
 from trainkit.training.optimizer import Average
@@ -191,7 +191,7 @@ def test_nobody_needs_to_read_what_is_said(store, whole):
         ran = one.ran()
     assert ran.folder.info().status == "FINISHED" and all_same(ran, whole[()])
     code = (
-        "import os, sys\nfrom trainkit import streams\nstreams.outlive_readers()\nprint('unheard', flush=True)\n"
+        "import os, sys\nfrom trainkit.cli import console\nconsole.outlive_readers()\nprint('unheard', flush=True)\n"
         "sys.stderr.write('nor this')\nsys.exit(7 if os.open('x', os.O_CREAT) > 2 else 1)"
     )
     words = ["bash", "-c", '"$@" >&- 2>&-', "bash", sys.executable, "-c", code]

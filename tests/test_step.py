@@ -20,7 +20,7 @@ from trainkit.config.schema import Log, Optim
 from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
 from trainkit.speed.clock import Clock
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent
 from trainkit.training import nonfinite, optimizer
 from trainkit.training.loss_meter import Tally

@@ -14,15 +14,18 @@ from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
 from trainkit.cli import main, train
 from trainkit.config import loader
-from trainkit.config.run_request import Order, Sweep, check
+from trainkit.config.run_request import Order, Sweep
+from trainkit.distributed import stop_signal
 from trainkit.environment import process
 from trainkit.errors import UserError
-from trainkit.experiments import group, optuna_search
+from trainkit.experiments import optuna_search
 from trainkit.experiments import sweep as sweeps
 from trainkit.experiments.launch import launch
+from trainkit.experiments.recipe_check import check
 from trainkit.experiments.sweep import Axis, Trial
-from trainkit.tracking import journal, lineage
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking import journal, lineage, run_folder
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 NOTE = "mlflow.note.content"
 WORDS = ("train.length=1 epoch", "data.noise=2.5")
@@ -61,7 +64,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert sweep(*WORDS, "optim.lr=0.0001,0.05", "optim.momentum=0.9,0.0") == 0
     printed = capsys.readouterr().out
     (parent,), found = runs_of("toy-sweep"), runs_of("toy")
-    members = group.members(parent)
+    members = run_folder.members(parent)
     assert list(members) == [f"trial {k}" for k in range(4)] and len(found) == 4
     children = [Store.locate().find(name) for name in members.values()]
     assert children[2] == alone.folder, "the third setting was there"
@@ -91,7 +94,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert history.series("sweep/best/val/accuracy")[1] == np.maximum.accumulate(values).tolist()
 
     again = CliRunner().invoke(main.main, ["show", parent.name], catch_exceptions=False).output
-    assert group.summary(parent) in again and f"best   {best.name}" in again, "as it was printed"
+    assert run_folder.summary(parent) in again and f"best   {best.name}" in again, "as it was printed"
     assert "varies         optim.lr, optim.momentum\n" in again and "None" not in again
 
     path = Store.locate().client().download_artifacts(parent.info().run_id, "tables/sweep.csv", str(tmp_path))
@@ -110,7 +113,7 @@ def test_a_setting_that_fails_is_noted_and_the_others_are_tried(store, capsys):
     assert [folder.info().status for folder in runs_of("toy")] == ["FAILED", "FINISHED"]
     (parent,) = runs_of("toy-sweep")
     assert parent.info().status == "FINISHED" and "trial 0: failed: " in printed and "not finite" in printed
-    assert list(group.members(parent).values()) == [folder.name for folder in runs_of("toy")]
+    assert list(run_folder.members(parent).values()) == [folder.name for folder in runs_of("toy")]
     assert shown(parent).tags["trainkit.best"] == runs_of("toy")[1].name
 
 
@@ -167,7 +170,7 @@ def test_a_run_that_falls_behind_ends_after_its_evaluation_and_is_used_again_as_
     assert Rule.made[1].ended == ended and f"reusing run {children[1].name} (pruned)" in capsys.readouterr().out
     parents = runs_of("toy-sweep")
     assert {shown(r).tags["mlflow.parentRunId"] for r in children} == {parents[1].info().run_id}
-    assert group.members(parents[1]) == group.members(parents[0])
+    assert run_folder.members(parents[1]) == run_folder.members(parents[0])
 
     # A rule that would let it go on, or none, trains that setting to its end.
     assert sweep(*words) == 0
@@ -331,7 +334,7 @@ def test_the_best_comes_first_then_what_was_pruned_and_what_failed():
 def test_the_commands_make_the_orders_they_say(monkeypatch):
     orders = []
     monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(process, "stop_flag", process.Stop)
+    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     monkeypatch.setattr("trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 0)
     for command, words in (
         (main.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
@@ -370,14 +373,14 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
 )
 def test_words_of_the_commands_that_do_not_go_together(command, words, message, monkeypatch):
     monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(process, "stop_flag", process.Stop)
+    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     done = CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 2 and message in done.output, done.output
 
 
 def test_check_of_a_sweep_prints_its_first_recipe_and_the_settings(monkeypatch):
     monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(process, "stop_flag", process.Stop)
+    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     words = ["sweep", str(TOY), "--plugin", "toy", "optim.lr=0.25,0.5", "--check"]
     done = CliRunner().invoke(main.main, words, catch_exceptions=False)
     first = loader.dump(loader.load(TOY, ["optim.lr=0.25"], ("toy",)))
@@ -473,6 +476,6 @@ def test_a_sweep_by_optuna_goes_the_same_way_again(store, capsys):
     assert sweep(*words, tpe=12, pruner="median") == 0
     assert [folder.name for folder in runs_of("toy")] == before
     first, second = runs_of("toy-sweep")
-    assert group.members(first) == group.members(second)
+    assert run_folder.members(first) == run_folder.members(second)
     assert shown(first).tags["trainkit.best"] == shown(second).tags["trainkit.best"]
     assert tuple(optuna_search.PRUNERS) == ("median", "halving")

@@ -16,7 +16,8 @@ from trainkit.errors import UserError
 from trainkit.tracking import journal
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.relocate import relocate
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.sync import Synced, sync
 from trainkit.tracking.tracker import Tracker
 from trainkit.tracking.upload_queue import left
@@ -150,7 +151,7 @@ def test_a_run_that_goes_on_is_left_alone(here):
 
 
 def test_a_run_of_another_machine_is_over_when_somebody_says_so(here, monkeypatch):
-    monkeypatch.setattr("trainkit.tracking.store._disk", lambda folder: "nfs4")
+    monkeypatch.setattr("trainkit.tracking.run_folder._disk", lambda folder: "nfs4")
     folder = killed(here)
     folder.update(host="a-machine-that-was-given-back")
     (done,) = sync(here)

@@ -18,10 +18,12 @@ from runs import PLUGIN, TOY
 from trainkit.config.loader import load
 from trainkit.config.run_request import Order
 from trainkit.diagnostics import sync_audit
-from trainkit.diagnostics.sync_audit import Probe, audit
+from trainkit.diagnostics.sync_audit import audit
 from trainkit.diagnostics.sync_emulation import Following
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
+from trainkit.speed import sync_points
+from trainkit.speed.sync_points import Probe
 
 CPU = torch.device("cpu")
 MESSAGE = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:156.)"
@@ -288,7 +290,7 @@ def test_being_watched_changes_no_bit(tmp_path):
     for watched in (False, True):
         recipe = load(TOY, ["train.length=6 steps", "evaluations={}", "best=null"], ("toy",))
         machine = Machine(recipe)
-        log = sync_audit.Log()
+        log = sync_points.Log()
         witness = sync_audit._Watched(recipe, tmp_path, {}, log, 99)
         data = recipe.data.open(recipe.seed)
         kept = []
@@ -320,7 +322,7 @@ def test_what_cuda_warns_of_is_counted_and_other_warnings_go_on(cuda):
     seen = []
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
-        with sync_audit.cuda_waits(lambda what, seconds: seen.append((what, seconds))):
+        with sync_points.cuda_waits(lambda what, seconds: seen.append((what, seconds))):
             for _ in range(3):
                 warnings.warn(MESSAGE, stacklevel=1)
                 warnings.warn("another thing", stacklevel=1)
@@ -341,7 +343,7 @@ class Slow(torch.Tensor):
 
 def test_a_call_that_cuda_warns_of_is_named_and_timed(cuda):
     seen, slow = [], torch.ones(3).as_subclass(Slow)
-    with sync_audit.cuda_waits(lambda what, seconds: seen.append((what, seconds)), names=True):
+    with sync_points.cuda_waits(lambda what, seconds: seen.append((what, seconds)), names=True):
         slow.tolist()
     ((what, seconds),) = seen  # what the tensor itself calls is part of the call
     assert what == ".tolist()" and 0.02 <= seconds < 0.5
@@ -362,14 +364,14 @@ def test_a_probe_counts_a_few_updates_of_a_run(cuda, waiting, tmp_path):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.train(recipe, recipe.data.open(0), machine, Witness(recipe, tmp_path, {}, sync_audit.Log(), 99))
+        trainer.train(recipe, recipe.data.open(0), machine, Witness(recipe, tmp_path, {}, sync_points.Log(), 99))
     assert found[0].per_step == 2 and found[0].places == (waiting[4],) and cuda == [0, "warn", 0]
 
 
 def test_one_who_counts_does_not_keep_it_from_another(cuda):
     seen = []
-    with sync_audit.cuda_waits(lambda *wait: seen.append("audit")):
-        with sync_audit.cuda_waits(lambda *wait: seen.append("probe")):
+    with sync_points.cuda_waits(lambda *wait: seen.append("audit")):
+        with sync_points.cuda_waits(lambda *wait: seen.append("probe")):
             warnings.warn(MESSAGE, stacklevel=1)
         warnings.warn(MESSAGE, stacklevel=1)
     assert seen == ["audit", "probe", "audit"] and cuda == [0, "warn", "warn", "warn", 0]

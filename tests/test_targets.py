@@ -18,7 +18,8 @@ from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.speed import cost
 from trainkit.targets import Targets, reached, settled
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import METRIC_NAME, Silent, Tracker
 from trainkit.training.run_logger import Witness
 

@@ -21,10 +21,11 @@ from safetensors.torch import save_file
 
 from trainkit.errors import UserError
 from trainkit.redact import is_secret_name, without_secrets, without_user_info
-from trainkit.tracking import journal, mlflow_experiment, upload_queue, uploader
+from trainkit.tracking import journal, mlflow_experiment, run_folder, upload_queue, uploader
 from trainkit.tracking import store as store_module
 from trainkit.tracking import tracker as tracking
-from trainkit.tracking.store import RunFolder, Store, run_key
+from trainkit.tracking.run_folder import RunFolder, run_key
+from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker, flatten, send_rest
 
 pytestmark = pytest.mark.usefixtures("painted")
@@ -801,7 +802,7 @@ def test_a_database_of_another_program_or_a_newer_mlflow_is_a_user_error(store, 
 
 
 def test_a_locked_database_is_a_user_error_in_bounded_time(store, home, monkeypatch):
-    monkeypatch.setattr("trainkit.tracking.store._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("trainkit.tracking.mlflow_database._LOCK_SECONDS", 0.2)
     other = sqlite3.connect(home / "mlflow.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     start = time.monotonic()
@@ -888,8 +889,9 @@ def test_a_run_is_found_by_its_name_without_reading_others_and_runs_are_read_onc
         run.update(run_id=f"id{number}", status=["RUNNING", "KILLED", "FINISHED"][number % 3], key=f"key{number}")
         run.release()
     parsed = []
-    read = store_module._parsed
-    monkeypatch.setattr(store_module, "_parsed", lambda text: parsed.append(read(text)) or parsed[-1])
+    read = run_folder._parsed
+    for module in (run_folder, store_module):
+        monkeypatch.setattr(module, "_parsed", lambda text: parsed.append(read(text)) or parsed[-1])
 
     def read_by(look):
         parsed.clear()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from trainkit.speed import bottleneck
-from trainkit.speed.evidence import Ceilings, Drop
+from trainkit.speed.evidence import Drop
+from trainkit.speed.limits import Ceilings
 
 NUMBER = 220
 

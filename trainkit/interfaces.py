@@ -226,3 +226,11 @@ class Task(Protocol):
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Score a whole evaluation set from the rows of all its samples, each exactly once, ordered by index."""
+
+
+MODALITIES = ("rgb", "nir", "cp", "sk", "text")
+"""Colour, near infrared, colour pencil, sketch, caption. A record's `modality` is a place in this list; captions are
+last, so that records in the order of their modalities begin with the pictures."""
+
+
+RGB, NIR, CP, SK, TEXT = range(len(MODALITIES))

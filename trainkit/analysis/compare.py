@@ -22,15 +22,15 @@ from trainkit.analysis.saved_rows import Columns
 from trainkit.config import diff
 from trainkit.config.diff import Change
 from trainkit.errors import UserError, few
-from trainkit.experiments import group
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.bootstrap import Kind
 from trainkit.metrics.significance import Interval, Verdict
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.speed import clock
-from trainkit.tracking import journal
+from trainkit.tracking import journal, run_folder
 from trainkit.tracking.journal import Point
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 DATA = "trainkit.data"
 """With a dot and its name, the tag of the digest of an evaluation's data."""
@@ -240,7 +240,7 @@ def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
 
 
 def _side(run: RunFolder, store: Store, client: Any) -> Side:
-    tags, titles = _tags(run, store, client), group.members(run)
+    tags, titles = _tags(run, store, client), run_folder.members(run)
     kind = next(iter(titles), "").partition(" ")[0]
     if kind == "trial":
         found, expected = "is a sweep, whose settings are runs of their own", "two of its runs"

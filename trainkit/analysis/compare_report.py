@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.analysis.run_summary import aligned, numbers, split
 from trainkit.config import diff, yaml_reader
 from trainkit.errors import few
 from trainkit.metrics import bootstrap
+from trainkit.text_table import aligned, numbers, split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -204,9 +204,7 @@ def _ratio(before: float | None, after: float | None) -> str:
 def write(found: Comparison, file: Path) -> None:
     """Write a comparison as what the ending of a file says: html, png, json, or else text."""
     if file.suffix == ".png":
-        from trainkit.plots import curves
-
-        curves.save(figure(found), file, dpi=120, bbox_inches="tight", format="png")
+        figure(found).savefig(file, dpi=120, bbox_inches="tight", format="png")
         return
     kinds = {".html": html, ".json": lambda found: json.dumps(values(found), indent=1) + "\n"}
     file.write_text(kinds.get(file.suffix, lambda found: text(found).lstrip("\n") + "\n")(found), encoding="utf-8")

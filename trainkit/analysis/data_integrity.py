@@ -26,8 +26,9 @@ from trainkit.config.run_request import Order, load
 from trainkit.data import leakage
 from trainkit.data.leakage import Held, Looks
 from trainkit.errors import UserError, few, number_of
+from trainkit.files import write_aside
 from trainkit.paths import make_private
-from trainkit.tracking.store import Store, write_aside
+from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -220,7 +221,7 @@ def held(data: Opened) -> dict[str, tuple[str, Held]]:
 
 def lines(report: Report) -> list[str]:
     """A report for the terminal: a table of all checks, and sentences about what is not well."""
-    from trainkit.analysis.run_summary import aligned
+    from trainkit.text_table import aligned
 
     rows = [["set", "check", "found", "of", ""]]
     rows += [[one.where, one.check, str(one.count), str(one.of), one.verdict] for one in report.findings]

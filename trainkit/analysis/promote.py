@@ -21,12 +21,12 @@ from typing import Any
 from trainkit.config import yaml_reader
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
-from trainkit.experiments import group
 from trainkit.markdown import plain
 from trainkit.redact import without_secrets
-from trainkit.tracking import journal
+from trainkit.tracking import journal, run_folder
 from trainkit.tracking.mlflow_errors import Away
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
 """Parameters `machine.*` that two runs must share for their speeds to be compared."""
@@ -207,7 +207,7 @@ def _finished(run: RunFolder) -> None:
 
 def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
     """The runs beneath one that repeats a recipe with several seeds; none of another run."""
-    titles = group.members(run)
+    titles = run_folder.members(run)
     if not titles or not all(title.startswith("seed ") for title in titles):
         return []
     _finished(run)

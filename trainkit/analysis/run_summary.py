@@ -10,17 +10,14 @@ from typing import Any
 from trainkit import targets
 from trainkit.checkpoint import storage
 from trainkit.speed import cost
+from trainkit.text_table import aligned, numbers, split
 from trainkit.tracking import journal
-from trainkit.training.dependencies import best_weights
+from trainkit.training.best import best_weights
+from trainkit.training.outcome import Outcome
 from trainkit.training.run_logger import Witness
-from trainkit.training.trainer import Outcome
 
-_CLASSES = 12
-"""Classes in a table; all are in MLflow."""
 _OTHERS = ("best", "final", "eval", targets.PREFIX.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
-_WHOLE = 12
-"""Scores of all classes together in a table of several runs; all are in MLflow."""
 
 
 def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
@@ -118,48 +115,7 @@ def _shares(outcome: Outcome) -> dict[str, float]:
     return {key[5:-6]: value for key, value in outcome.speed.items() if key.endswith("_share")}
 
 
-def split(names: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    """Which of the names of scores are of all classes together; a kind that there is of each; and its first twelve.
-
-    `dice.sr` is that of a class; of several kinds the first is taken.
-    """
-    whole = [name for name in names if "." not in name]
-    each = [name for name in names if "." in name]
-    kind = each[0].partition(".")[0] if each else ""
-    return whole, kind, [name for name in each if name.startswith(f"{kind}.")][:_CLASSES]
-
-
-def chosen(names: Sequence[str], evaluation: str) -> tuple[list[str], int]:
-    """Of the scores of an evaluation those that a table of several runs shows, and how many more there are.
-
-    The ends of a run's own intervals are neither.
-    """
-    own = [name for name in names if name.startswith(f"{evaluation}/") and not name.endswith(("_low", "_high"))]
-    whole, _, classes = split(own)
-    shown = whole[:_WHOLE] + classes
-    return shown, len(own) - len(shown)
-
-
 def _numbers(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[list[str]]:
     """The rows of a table, each column in as many digits as its values need."""
     columns = [numbers([row.get(name, math.nan) for row in rows.values()]) for name in names]
     return [[who, *cells] for who, *cells in zip(rows, *columns, strict=True)]
-
-
-def numbers(values: Sequence[float]) -> list[str]:
-    """Values of one kind as words: counts without fractions, all else to four places; from 10 two, from 1,000 none."""
-    places = 0 if all(value != value or float(value).is_integer() for value in values) else None
-    words = []
-    for value in values:
-        large = abs(value)
-        digits = places if places is not None else 4 if large < 10 else 2 if large < 1000 else 0
-        words.append("-" if value != value else f"{value:.{digits}f}")
-    return words
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of words as lines in columns, the first flush left and the others flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    padded = [[cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-              for row in rows]  # fmt: skip
-    return ["  ".join(row) for row in padded]

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.significance import Interval
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 Columns = dict[str, np.ndarray]
 

@@ -43,18 +43,6 @@ class Copied:
     """The new recipe, and those of the weights that it starts from."""
 
 
-def headline(path: Path) -> str:
-    """The first line of a recipe's header, without the comment sign."""
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ").rstrip(".")
-
-
-def header(path: Path) -> str:
-    """The comment at the top of a recipe, as it is written."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))])
-
-
 def copy(recipe: Path, new: Path, plugins: Sequence[str] = (), *, data: str | None = None, run: str = "") -> Copied:
     """Write a copy of a valid recipe to a new file.
 

@@ -12,10 +12,10 @@ from trainkit.config.schema import Recipe
 from trainkit.data.people import index as people_index
 from trainkit.data.people import layouts
 from trainkit.data.people.index import PeopleIndex
-from trainkit.data.people.modalities import MODALITIES, RGB
 from trainkit.data.people.sources import DERIVED
 from trainkit.data.sources import HELD_OUT
 from trainkit.errors import UserError, number_of
+from trainkit.interfaces import MODALITIES, RGB
 from trainkit.paths import locate
 
 _log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainkit.errors import UserError
-from trainkit.tracking.store import sync_folder
+from trainkit.files import sync_folder
 
 FORMAT = 1
 """Version of the layout above. Raised whenever an older reader would misunderstand a newer folder."""

@@ -267,7 +267,6 @@ def check(
     """
     from trainkit.analysis import data_integrity
     from trainkit.config import run_request
-    from trainkit.plots import curves
 
     report, opened = data_integrity.check(run_request.Order(recipe_file(recipe), overrides, plugins), whole)
     figure = data_integrity.pictures(report, opened) if drawn is not None else None
@@ -275,7 +274,7 @@ def check(
         if out is not None:
             out.write_text(report.json(), encoding="utf-8")
         if figure is not None:
-            curves.save(figure, drawn, format="png")
+            figure.savefig(drawn, format="png")
     except OSError as error:
         raise UserError(str(error.filename), f"cannot be written ({error.strerror or error})") from None
     for line in data_integrity.lines(report):

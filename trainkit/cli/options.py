@@ -109,9 +109,10 @@ def announce(recipe: str) -> None:
 
 def say_valid(order: Order) -> None:
     """Print the resolved recipe of an order, and to stderr, so that the output stays a recipe, that it is valid."""
-    from trainkit.config import run_request as orders
 
-    echo(orders.check(order), nl=False)
+    from trainkit.experiments import recipe_check
+
+    echo(recipe_check.check(order), nl=False)
     echo(f"valid: {order.path}", err=True)
 
 

@@ -13,19 +13,19 @@ from trainkit.cli.options import echo, plugins_option, recipe_file, say_valid, s
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
-    from trainkit.tracking.store import RunFolder
+    from trainkit.tracking.run_folder import RunFolder
 
 
 @click.command()
 def ls() -> None:
     """List the recipes that come with trainkit."""
-    from trainkit.autoconfig import new_recipe
+    from trainkit.config import loader
 
     found = sorted(shipped_recipes().glob("*.yaml"))
     if not found:
         raise UserError(str(shipped_recipes()), "holds no recipes", remedy="they are part of the repository")
     for path in found:
-        echo(f"{path.stem:24} {new_recipe.headline(path)}")
+        echo(f"{path.stem:24} {loader.headline(path)}")
 
 
 @click.command()
@@ -35,19 +35,17 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     """Show a recipe with its defaults, a run (name, beginning of it, or MLflow id), or a checkpoint folder."""
     path = recipe_file(what)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
-        from trainkit.autoconfig import new_recipe
         from trainkit.config import loader
 
         resolved = loader.dump(loader.load(path, (), plugins))
-        echo(new_recipe.header(path) + resolved, nl=False)
+        echo(loader.header(path) + resolved, nl=False)
         return
     from trainkit.checkpoint import storage
 
     if path.is_dir() and (path / storage.MANIFEST).exists():
         echo(storage.describe(path))
         return
-    from trainkit.experiments import group
-    from trainkit.tracking import lineage
+    from trainkit.tracking import lineage, run_folder
     from trainkit.tracking.store import Store
 
     folder = Store.locate().find(what)
@@ -60,7 +58,7 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
             if isinstance(text, dict):
                 text = [f"{name} {word}" for name, word in text.items()]
             echo(f"{key:14} {', '.join(text) if isinstance(text, list) else text}")
-    for text in (lineage.read(folder), group.summary(folder)):
+    for text in (lineage.read(folder), run_folder.summary(folder)):
         if text:
             echo(f"\n{text}", nl=False)
     for step in sorted(folder.checkpoints.glob("step-*")):
@@ -71,8 +69,7 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
 def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
     """Status, primary score, speed and time of a run, as far as they are known, each with its name."""
     from trainkit.config import diff
-    from trainkit.experiments import group
-    from trainkit.tracking import journal
+    from trainkit.tracking import journal, run_folder
 
     info = folder.info()
     yield "status", f"{info.status} at step {info.last_step}"
@@ -90,7 +87,7 @@ def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
         return f"{point.value:.1f} {unit}" if unit else f"{point.value:.4g} at step {point.step}"
 
     ends = {"best": last(f"best/{primary}"), "last": last(str(primary)) or last(f"final/{primary}")}
-    if primary and any(ends.values()) and not group.members(folder):  # of those beneath it more is said below
+    if primary and any(ends.values()) and not run_folder.members(folder):  # of those beneath it more is said below
         yield "score", f"{primary}: {', '.join(f'{when} {value}' for when, value in ends.items() if value)}"
     logged = last("speed/samples_per_s", "samples/s at its last log line")
     if speed := last("final/speed/samples_per_s", "samples/s in training") or logged:

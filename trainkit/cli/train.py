@@ -13,7 +13,7 @@ from trainkit.cli.options import Plain, announce, echo, plugins_option, recipe_f
 
 if TYPE_CHECKING:
     from trainkit.config.run_request import Order, Sweep
-    from trainkit.environment.process import Stop
+    from trainkit.distributed.stop_signal import Stop
 
 NEWEST = ""
 
@@ -188,6 +188,7 @@ def sweep(
 def _begin(recipe: str | None) -> Stop:
     """Set up a process that trains a recipe, and announce it where one is given; returns what says whether to stop."""
     from trainkit.cli import console
+    from trainkit.distributed import stop_signal
     from trainkit.environment import process
 
     console.outlive_readers()
@@ -195,7 +196,7 @@ def _begin(recipe: str | None) -> Stop:
     if recipe is not None:
         announce(recipe)
     note = process.die_with_parent()
-    stopping = process.stop_flag()
+    stopping = stop_signal.stop_flag()
     if note:
         echo(note, err=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

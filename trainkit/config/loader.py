@@ -5,14 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainkit.config.schema import Recipe
+
 import hashlib
 import importlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -280,3 +287,15 @@ def _resolved(recipe: Any, without: Callable[[Any, Field[Any]], bool] = lambda *
         return tree
 
     return prune(recipe, to_tree(recipe))
+
+
+def headline(path: Path) -> str:
+    """The first line of a recipe's header, without the comment sign."""
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").rstrip(".")
+
+
+def header(path: Path) -> str:
+    """The comment at the top of a recipe, as it is written."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))])

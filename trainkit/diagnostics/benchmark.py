@@ -34,9 +34,10 @@ from trainkit.diagnostics import stepped_process, switches
 from trainkit.diagnostics.stepped_process import Block, Paced, PaceError, Ratio
 from trainkit.diagnostics.switches import Rung, Try
 from trainkit.errors import UserError, number_of
+from trainkit.files import write_aside
 from trainkit.speed.eta import checkpoint_cost
 from trainkit.tracking.run_lifecycle import about, begin, ending
-from trainkit.tracking.store import Store, write_aside
+from trainkit.tracking.store import Store
 
 LEAST = 1.01
 """Ratio from which a switch is worth a line in a recipe."""

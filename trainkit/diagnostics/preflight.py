@@ -31,7 +31,8 @@ from trainkit.errors import UserError
 from trainkit.interfaces import Opened, Parts
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, pace
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
 from trainkit.training import plan, teacher_cache, trainer
 from trainkit.training.dependencies import gather

@@ -8,8 +8,8 @@ of the product that trains: `loop.train`, with a witness that waits. A child tha
     with Paced(order) as plain, Paced(replace(order, overrides=("train.compile=default",))) as compiled:
         a, b = plain.go(20), compiled.go(20)
 
-The child: `python -m trainkit.diagnostics.stepped_process RECIPE [words ...] [--plugin PACKAGE] [--keep BLOCK]`, told what to do and
-answering in lines of JSON. One process trains, whatever launcher there is.
+The child: `python -m trainkit.diagnostics.stepped_process RECIPE [words ...] [--plugin PACKAGE] [--keep BLOCK]`, told
+what to do and answering in lines of JSON. One process trains, whatever launcher there is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import numpy as np
 
 from trainkit.config.run_request import Order
 from trainkit.errors import UserError
+from trainkit.training import evaluator
 
 PATIENCE = 900.0
 """Seconds without a word after which a child is given up: the first update may have to compile."""
@@ -376,7 +377,6 @@ def _witness_class() -> type:
     import torch
 
     from trainkit.data.loader import stream
-    from trainkit.training import trainer
     from trainkit.training.plan import Plan, evaluated
     from trainkit.training.run_logger import Witness
 
@@ -480,11 +480,11 @@ def _witness_class() -> type:
 
         def _evaluate(self, name: str, most: float) -> dict[str, Any]:
             split, size, net = self._splits()[name], self._whole.evaluations[name].batch_size, self._task.parts.learns
-            seconds = trainer._trial(self._task, net, split, size, self._machine)
+            seconds = evaluator._trial(self._task, net, split, size, self._machine)
             if seconds > most:
                 return {"seconds": seconds, "held": False}
             began = time.perf_counter()
-            trainer.evaluate(self._task, net, split, size, self._machine)
+            evaluator.evaluate(self._task, net, split, size, self._machine)
             return {"seconds": time.perf_counter() - began, "held": True}
 
     return Waiting
@@ -611,7 +611,9 @@ def _train(words: list[str], began: float, tell: Any) -> None:
     from trainkit.config import loader
     from trainkit.config.run_request import load
     from trainkit.distributed.runtime import Machine
-    from trainkit.tracking.store import RunFolder, RunInfo, Store, write_aside
+    from trainkit.files import write_aside
+    from trainkit.tracking.run_folder import RunFolder, RunInfo
+    from trainkit.tracking.store import Store
     from trainkit.training import trainer
     from trainkit.training.dependencies import gather
 

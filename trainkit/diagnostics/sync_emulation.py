@@ -20,27 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_T = Tensor
-_NAMES = {
-    _T.item: ".item()",
-    _T.tolist: ".tolist()",
-    _T.numpy: ".numpy()",
-    _T.__array__: ".numpy()",
-    _T.cpu: ".cpu()",
-    _T.to: ".to()",
-    _T.__bool__: "bool(tensor)",
-    _T.__int__: "int(tensor)",
-    _T.__index__: "int(tensor)",
-    _T.__float__: "float(tensor)",
-    _T.__repr__: "print(tensor)",
-    _T.__format__: "print(tensor)",
-    _T.__contains__: "in tensor",
-    _T.__getitem__: "indexing",
-    _T.__setitem__: "indexing",
-}
+from trainkit.speed.sync_points import _T, called
+
 _GPU = torch.device("cuda", 0)
 _WHERE = {_T.device.__get__: _GPU, _T.is_cuda.__get__: True, _T.is_cpu.__get__: False, _T.get_device: 0}
 """What a followed tensor says when it is asked where it is."""
@@ -240,13 +224,6 @@ def _depends(following: Following, name: str, args: tuple[Any, ...], kwargs: dic
     if name == "aten::repeat_interleave":
         return kwargs.get("output_size") is None
     return name == "aten::multinomial"  # it checks its probabilities
-
-
-def called(func: Callable[..., Any], what: str) -> str:
-    """A call of a function of torch by the name it has in source code; `what` where it has none."""
-    if func in (_T.__getitem__, _T.__setitem__):
-        return "indexing with .item()" if what == ".item()" else "indexing with values of the device"
-    return _NAMES.get(func) or (resolve_name(func) or what).replace("torch.Tensor.", ".")
 
 
 def _copy(x: Tensor) -> Tensor:

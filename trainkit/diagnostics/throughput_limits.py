@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,12 @@ from trainkit.config.units import Curve, Span
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
+from trainkit.files import write_aside
 from trainkit.interfaces import Batch, Opened, Split
-from trainkit.speed.evidence import Ceilings
+from trainkit.speed.limits import Ceilings, _rate, lines, metrics, turns
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder, Store, write_aside
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
 from trainkit.training import plan as planning
 from trainkit.training import trainer
@@ -58,7 +61,6 @@ _FORMAT = 1
 _ENDLESS = Span(10**9, "steps")
 _VERSIONS = ("torch", "torchvision", "accelerate", "timm", "numpy", "pillow", "trainkit")
 _WORDS = ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "TORCH_COMPILE_DISABLE", "KMP_AFFINITY", "MKL_NUM_THREADS")
-_PACES = ("loader", "model")
 _STOPPED = "the run was told to stop"
 _KEPT = 4
 """Micro-batches that are kept to be learned from."""
@@ -336,7 +338,9 @@ class _Alone:
     def _loader(self) -> float:
         """Seconds in which this process reads its share of an update."""
         plan, loader = replace(self.plan, steps=10**9), self.recipe.loader
-        stream = loading.training(self.data.train, plan, 0, loader, pin=self.machine.device.type == "cuda")
+        stream = loading.training(
+            self.data.train, partial(plan.keys, self.data.train, 0), loader, pin=self.machine.device.type == "cuda"
+        )
         # What the workers read while nobody asked is left out; then whole rounds of them.
         at_once, budget = max(1, loader.workers), self.budget()
         warm = 1 + loader.workers * (loader.prefetch + 1)
@@ -598,37 +602,6 @@ def _unchanged(machine: Machine, recipe: Recipe) -> Iterator[None]:
 # ---- What they say
 
 
-def share(rate: float, ceilings: Ceilings) -> float | None:
-    """Samples a second as a share of what loader and network could reach, the lower of the two; None if unknown."""
-    if ceilings.loader is None or ceilings.model is None:
-        return None
-    return rate / min(ceilings.loader, ceilings.model)
-
-
-def mfu(rate: float, ceilings: Ceilings) -> float | None:
-    """The operations that so many samples a second take, as a share of the device's peak; None if unknown.
-
-    Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, arXiv 2204.02311).
-    """
-    if ceilings.flops_per_sample is None or ceilings.peak_flops is None:
-        return None
-    return rate * ceilings.flops_per_sample / ceilings.peak_flops
-
-
-def turns(ceilings: Ceilings) -> float | None:
-    """Samples a second at most where loader and network take turns: read in the process itself, nothing goes beside."""
-    if ceilings.loader is None or ceilings.model is None:
-        return None
-    return 1 / (1 / ceilings.loader + 1 / ceilings.model)
-
-
-def metrics(ceilings: Ceilings) -> dict[str, float]:
-    """Rates by metric name, those that are known."""
-    rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PACES}
-    rates |= {f"speed/ceiling_eval_{name}": rate for name, rate in ceilings.evaluations.items()}
-    return {name: rate for name, rate in rates.items() if rate is not None}
-
-
 def note(run: Witness, resuming: bool) -> None:
     """Write the ceilings of a run into its journal at step 0, once: not again where it is resumed."""
     if run.ceilings is None or not run.main:
@@ -641,42 +614,6 @@ def note(run: Witness, resuming: bool) -> None:
         run.tracker.log(0, figures)
         if run.ceilings.absent:
             run.tracker.event(0, "ceilings_absent", dict(run.ceilings.absent))
-
-
-def lines(ceilings: Ceilings) -> list[str]:
-    """Ceilings in words."""
-    rows = []
-    for title, rate in [
-        ("loader alone", ceilings.loader),
-        ("network alone", ceilings.model),
-        *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
-    ]:
-        if rate is not None:
-            rows.append((title, f"{_rate(rate)} samples/s"))
-    if ceilings.loader is not None and ceilings.fetch:
-        parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
-        shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
-        rows[0] = (rows[0][0], f"{rows[0][1]}  ({shown})")
-    if ceilings.flops_per_sample is not None:
-        rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP a sample, forward and backward"))
-        if ceilings.peak_flops is not None:
-            rows.append(("peak", f"{_many(ceilings.peak_flops)}FLOP/s ({ceilings.peak_source})"))
-        if ceilings.peak_flops is not None and ceilings.model is not None:
-            rows.append(("network alone uses", f"{100 * mfu(ceilings.model, ceilings):.1f} % of the peak"))
-    rows += [(f"{name} is not known", reason) for name, reason in ceilings.absent.items()]
-    width = max((len(title) for title, _ in rows), default=0)
-    return [f"{title.ljust(width)}  {text}" for title, text in rows]
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _many(number: float) -> str:
-    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
-            return f"{number / factor:.3g} {letter}"
-    return f"{number:.3g} "
 
 
 def command(order: Order) -> Iterable[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import UserError
+from trainkit.files import write_aside
 from trainkit.redact import without_secrets
-from trainkit.tracking.store import RunFolder, write_aside
 
 _WAIT_SECONDS = 2.0
 """A process that fails leaves word at once; one that was killed is gone from the system's list a moment later."""
@@ -24,22 +24,22 @@ _LOST = ("gloo", "nccl", "connection closed by peer", "connection reset", "timed
 _NOTES, _STACKS = "error-process-*.json", "stacks-process-*.txt"
 
 
-def stacks(folder: RunFolder, rank: int) -> Path:
+def stacks(folder: Path, rank: int) -> Path:
     """File for what all threads of a process were at when it hung."""
-    return folder.path / f"stacks-process-{rank}.txt"
+    return folder / f"stacks-process-{rank}.txt"
 
 
-def _note(folder: RunFolder, rank: int) -> Path:
-    return folder.path / f"error-process-{rank}.json"
+def _note(folder: Path, rank: int) -> Path:
+    return folder / f"error-process-{rank}.json"
 
 
-def clear(folder: RunFolder) -> None:
+def clear(folder: Path) -> None:
     """Forget what processes left word of, however many there were: the run goes on."""
-    for path in (*folder.path.glob(_NOTES), *folder.path.glob(_STACKS)):
+    for path in (*folder.glob(_NOTES), *folder.glob(_STACKS)):
         path.unlink(missing_ok=True)
 
 
-def note(folder: RunFolder, rank: int, error: BaseException | str) -> None:
+def note(folder: Path, rank: int, error: BaseException | str) -> None:
     """Leave word of what ended this process."""
     words = without_secrets(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
     said: dict[str, Any] = {"at": time.time(), "words": words, "lost": lost(error)}
@@ -56,7 +56,7 @@ def lost(error: BaseException | str) -> bool:
     return type(error).__name__.startswith("Dist") or any(words in str(error).lower() for words in _LOST)
 
 
-def first(folder: RunFolder, machine: Any) -> Exception | None:
+def first(folder: Path, machine: Any) -> Exception | None:
     """What ended another process and so this one, as an error to raise; None where none left word or is gone."""
     others = [rank for rank in range(machine.world) if rank != machine.rank]
     end = time.monotonic() + _WAIT_SECONDS
@@ -79,13 +79,13 @@ def first(folder: RunFolder, machine: Any) -> Exception | None:
     return None
 
 
-def left(folder: RunFolder) -> str:
+def left(folder: Path) -> str:
     """What the processes of a run that never said its end left word of; empty where they were killed."""
-    found = [(path, said) for path in sorted(folder.path.glob(_NOTES)) if (said := _read(path))]
+    found = [(path, said) for path in sorted(folder.glob(_NOTES)) if (said := _read(path))]
     if found:
         path, said = min(found, key=lambda entry: (entry[1]["lost"], entry[1]["at"]))
         return f"process {path.stem.rpartition('-')[2]}: {said['words']}"
-    for path in sorted(folder.path.glob(_STACKS)):
+    for path in sorted(folder.glob(_STACKS)):
         with contextlib.suppress(OSError):
             if path.stat().st_size:
                 return f"process {path.stem.rpartition('-')[2]} hung; what it was at is in {path.name}"

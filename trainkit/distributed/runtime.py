@@ -22,7 +22,8 @@ from torch import distributed as dist
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed import launch_settings
-from trainkit.environment.process import Stopped, asked_processes
+from trainkit.distributed.stop_signal import Stopped
+from trainkit.environment.process import asked_processes
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch

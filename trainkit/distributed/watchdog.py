@@ -21,16 +21,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from trainkit.distributed import rank_failures
-from trainkit.tracking.store import RunFolder
 
 
 class Watchdog(threading.Thread):
     """Ends the process when `moved` has been the same for `limit` seconds. `start` it in the main thread."""
 
-    def __init__(self, limit: float, moved: Callable[[], Any], folder: RunFolder, rank: int):
+    def __init__(self, limit: float, moved: Callable[[], Any], folder: Path, rank: int):
         super().__init__(name="trainkit-watchdog", daemon=True)
         self._limit, self._moved, self._folder, self._rank = limit, moved, folder, rank
         self._tick = min(30.0, limit / 20)

@@ -8,25 +8,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from trainkit.errors import UserError
-
-ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
-"""Signals that ask a training to stop."""
-STOP_SECONDS = 25.0
-"""Time that a training which was told to stop has by default: torch's launcher kills after 30 s."""
-_NOTHING_TO_SAVE_SECONDS = 5.0
-_ONE_WISH_SECONDS = 1.0
-"""`timeout` signals its child twice, a terminal and a launcher both tell it: what comes so close is one wish."""
 
 
 def die_with_parent() -> str | None:
@@ -99,127 +89,6 @@ def age() -> float:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0
-
-
-class Stopped(KeyboardInterrupt):
-    """Told to stop, where nothing has to be saved first."""
-
-
-class Stop:
-    """Whether the training is to stop: by a signal, or because `asked` says so.
-
-    A signal turns the flag `told` on, and a loop that has something to save looks at it. Where nothing has to be saved
-    (`with stop.at_once():`) it raises `Stopped` in the main thread instead.
-    """
-
-    def __init__(self, asked: Callable[[], bool] = lambda: False):
-        self._asked = asked
-        self.told = False
-        """Whether a signal has come."""
-        self.seconds = STOP_SECONDS
-        """After so many from the first signal on the process leaves, whatever it is at."""
-        self._raises = self._raised = False
-        self._first = 0.0
-
-    def __call__(self) -> bool:
-        """Whether the training is to stop."""
-        return self.told or self._asked()
-
-    @staticmethod
-    def of(stopping: Callable[[], bool]) -> Stop:
-        """As a `Stop`, whatever says whether to stop."""
-        return stopping if isinstance(stopping, Stop) else Stop(stopping)
-
-    def listen(self) -> None:
-        """Hear signals from now on; to be called once, in the main thread.
-
-        SIGHUP is ignored: a terminal that is gone, or a connection, is no reason to stop. A second signal, a second or
-        more after the first, ends the process at once. Ctrl-C ends the launcher too, and the kernel then sends the
-        SIGTERM of `die_with_parent`, which is no second wish. Nor is what torch's launcher of several processes passes
-        on where everybody was told already, as on a machine that goes away: beneath it a third signal counts.
-        """
-        self._parent, self._later = os.getppid(), 0
-        self._excused = 1 if "TORCHELASTIC_RUN_ID" in os.environ else 0
-        for number in ASKS:
-            signal.signal(number, self._note)
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # A handler runs between two instructions of the interpreter, and none is executed while the main thread waits
-        # for another process: so a thread is woken as well.
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-        threading.Thread(target=self._see_to_it, args=(read,), name="trainkit-stop", daemon=True).start()
-
-    def at_once(self) -> _Within:
-        """Within, a signal raises `Stopped`; so does one that came before."""
-        return _Within(self, True)
-
-    def later(self) -> _Within:
-        """Within, it only turns the flag on, whatever is around this."""
-        return _Within(self, False)
-
-    def save_first(self) -> None:
-        """From here on, until the end of what is around this, there is something to save."""
-        self._raises = False
-
-    def _note(self, number: int, frame: object) -> None:
-        now = time.monotonic()
-        if not self._first:
-            self._first, self.told = now, True
-            if self._raises:  # only now: what cleans up afterwards is not to be interrupted
-                self._raised = True
-                raise Stopped
-        elif now - self._first > _ONE_WISH_SECONDS and os.getppid() == self._parent:
-            self._later += 1
-            if self._later > self._excused:
-                os._exit(128 + number)
-
-    def _see_to_it(self, read: int) -> None:
-        while (number := os.read(read, 1)[0]) not in ASKS:
-            pass
-        began = time.monotonic()
-        self.told = True
-        while True:
-            time.sleep(0.1)
-            # What is read here may change meanwhile: a stop that raises has nothing to save.
-            most = min(self.seconds, _NOTHING_TO_SAVE_SECONDS) if self._raises else self.seconds
-            if time.monotonic() - began > most:
-                break
-        with contextlib.suppress(OSError, ValueError):
-            print(f"told to stop {most:.0f} s ago and still here; leaving without more being saved", file=sys.stderr)
-            faulthandler.dump_traceback(all_threads=True)
-        os._exit(128 + number)
-
-
-class _Within:
-    """What a signal does for a while. A class, since a generator is resumed before it can turn anything off."""
-
-    def __init__(self, stop: Stop, raises: bool):
-        self._stop, self._raises = stop, raises
-
-    def __enter__(self) -> None:
-        self._before, self._stop._raises = self._stop._raises, self._raises
-        if self._raises:
-            self._look()
-
-    def __exit__(self, *failure: Any) -> None:
-        raises, self._stop._raises = self._stop._raises, self._before
-        if failure[0] is None and raises:
-            self._look()
-
-    def _look(self) -> None:
-        if self._stop.told and not self._stop._raised:
-            self._stop._raises, self._stop._raised = self._before, True
-            raise Stopped
-
-
-def stop_flag() -> Stop:
-    """A `Stop` that hears signals."""
-    stop = Stop()
-    stop.listen()
-    return stop
 
 
 def leave(code: int, seconds: float = 5.0) -> NoReturn:

@@ -11,21 +11,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from trainkit.analysis import saved_rows
-from trainkit.analysis.run_summary import aligned, chosen, numbers
 from trainkit.analysis.saved_rows import Columns
-from trainkit.config.run_request import Child, Order
+from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
+from trainkit.errors import UserError
 from trainkit.experiments import group
-from trainkit.experiments.group import Family, Parent, final_scores
+from trainkit.experiments.group import Child, Family, Parent, child_of, final_scores
 from trainkit.metrics import segmentation_3d
+from trainkit.text_table import aligned, chosen, numbers
 from trainkit.tracking.mlflow_errors import Away
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 _CSV_ROWS = 10_000
 """Longest table of samples that is also kept as CSV, which MLflow's page shows."""
@@ -216,3 +218,28 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:
     lines += found.notes
     lines += [f"fold {k}  {run.name}" for k, run in enumerate(runs)]
     return "\n".join([*lines, ""])
+
+
+def divide(order: Order) -> list[Child]:
+    """The folds of an order, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
+
+    Raises UserError for data that has no folds, and for a recipe that scores nothing.
+    """
+    recipe = load(order)
+    if not {"folds", "fold"} <= {f.name for f in fields(recipe.data)}:
+        kind = getattr(recipe.data, "name", type(recipe.data).__name__)
+        found = f"the data of {recipe.name}, {kind}, has no `folds` and `fold`"
+        raise UserError("--folds", found, "data that is divided by patients, such as `volumes`")
+    for word in order.overrides:
+        if word.partition("=")[0].strip() == "data.fold":
+            raise UserError(
+                "--folds", f"{word} is given too", remedy="leave one of them out: --folds trains every fold"
+            )
+    if recipe.data.folds < 2:
+        raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "one part cannot be held out of itself")
+    if not recipe.evaluations:
+        raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
+    return [
+        child_of(order, f"fold {number}", (*order.overrides, f"data.fold={number}"))
+        for number in range(recipe.data.folds)
+    ]

@@ -12,19 +12,21 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from trainkit.config import loader
-from trainkit.config.run_request import Child, Order
+from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, visible
+from trainkit.files import write_aside
 from trainkit.tracking import journal, lineage
+from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import about, begin, ending
-from trainkit.tracking.store import MEMBERS, RunFolder, Store, run_key, write_aside
+from trainkit.tracking.store import Store
 
 Watch = Callable[[int, Mapping[str, float]], bool]
 """Told on the first process of each evaluation: step, and scores by full name. True ends the run as KILLED."""
@@ -37,10 +39,6 @@ class Train(Protocol):
         self, order: Order, recipe: Recipe, parent: str | None, watch: Watch | None = None
     ) -> tuple[str, RunFolder | None]:
         """Train to the end, to a signal, or until `watch` ends it."""
-
-
-SUMMARY = "summary.txt"
-"""File in the folder of the run above that keeps what was printed at its end."""
 
 
 @dataclass(frozen=True)
@@ -209,28 +207,6 @@ def _common(recipe: Recipe, differ: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in loader.flat(recipe).items() if not f"{name}.".startswith(blocks)}
 
 
-def members(folder: RunFolder) -> dict[str, str]:
-    """Names of the runs beneath a run, by what each is: `seed 3`. Empty for one that stands above none."""
-    file = folder.path / MEMBERS
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
-        raise UserError(str(file), "does not name runs", remedy="repeat the run")
-    return found
-
-
-def summary(folder: RunFolder) -> str:
-    """What the runs beneath a run came to; before its end those that there are. Empty where it stands above none."""
-    try:
-        return (folder.path / SUMMARY).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return "".join(f"{title}  {name}\n" for title, name in members(folder).items())
-
-
 # ---- The scores of members -------------------------------------------------------------------------------------------
 
 
@@ -263,3 +239,22 @@ def std(values: Sequence[float]) -> float:
     """Standard deviation of the values that there are (n - 1 in the denominator); NaN for fewer than two."""
     found = known(values)
     return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Child:
+    """One of several runs that an order asks for."""
+
+    title: str
+    """`fold 0`, `seed 3`, `trial 7`."""
+    order: Order
+    recipe: Recipe
+    said: str = ""
+    """What sets it apart, where the title does not say it: the words of a setting."""
+
+
+def child_of(order: Order, title: str, words: Sequence[str], said: str = "") -> Child:
+    """An order for one run with these overrides. With --resume it goes on where there is something to go on with."""
+    resume = order.resume and ""  # by name it is the run above that goes on
+    own = replace(order, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
+    return Child(title, own, load(own), said)

@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.config import loader
-from trainkit.config.run_request import Order, children_of, load, refuse_unknown
+from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
 from trainkit.distributed import rank_failures
+from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment import record
-from trainkit.environment.process import Stop, Stopped
 from trainkit.errors import UserError, visible
+from trainkit.experiments.cross_validation import divide
+from trainkit.experiments.group import Child
+from trainkit.experiments.seeds import repeated
+from trainkit.files import write_aside
+from trainkit.inference.trained_model import META
+from trainkit.models.timm_names import refuse_unknown
 from trainkit.redact import without_secrets
 from trainkit.tracking import lineage
+from trainkit.tracking.run_folder import RunFolder, run_key
 from trainkit.tracking.run_lifecycle import about, begin, ending, finished
-from trainkit.tracking.store import RunFolder, run_key, write_aside
 from trainkit.training.dependencies import Need, gather
-
-META = "meta.json"
-"""File of a run's folder that says what it was trained on, as far as its task knew: `task.Meta`."""
-
 
 STOPPED = 143
 """Exit code of a run that was told to stop."""
@@ -260,7 +262,7 @@ def _tracked(
         nonlocal tracker
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
         ended = post_mortem.word(folder) if resuming else ""
-        rank_failures.clear(folder)
+        rank_failures.clear(folder.path)
         best = recipe.best
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
         tracker = Tracker.start(
@@ -307,11 +309,11 @@ def _tracked(
             raise
         except BaseException as error:
             if not stop.told and not getattr(error, "told", False):
-                rank_failures.note(folder, machine.rank, error)
+                rank_failures.note(folder.path, machine.rank, error)
             if (
                 rank_failures.lost(error)
                 and not stop.told
-                and (cause := rank_failures.first(folder, machine)) is not None
+                and (cause := rank_failures.first(folder.path, machine)) is not None
             ):
                 raise cause from error
             raise
@@ -333,3 +335,19 @@ def _newest(folder: Any) -> tuple[str | None, int, list[str]]:
         found = "is of another run: its recipe is not the one that this run began with"
         raise UserError(str(path), found, remedy="move it away; the run goes on from the one before")
     return str(path), state["journal"], problems
+
+
+def children_of(order: Order) -> list[Child]:
+    """The runs that an order asks for beneath one of their own; none where it asks for a single run.
+
+    Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
+    """
+    if order.folds:
+        return divide(order)
+    if order.seeds is not None:
+        return repeated(order)
+    if order.sweep is not None:
+        from trainkit.experiments.sweep import settings
+
+        return settings(order)
+    return []

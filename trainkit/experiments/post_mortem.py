@@ -15,7 +15,7 @@ import psutil
 from trainkit.distributed import rank_failures
 from trainkit.errors import UserError
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 _FULL = 85.0
 """Per cent of a machine's memory in use, when it was last looked at, from which on it is likely to have run out."""
@@ -29,7 +29,7 @@ def word(folder: RunFolder, group: Path = Path("/sys/fs/cgroup/memory.events")) 
     info = folder.info()
     if info.status != "RUNNING":
         return ""
-    if left := rank_failures.left(folder):  # it hung, say, and nobody was left to close it
+    if left := rank_failures.left(folder.path):  # it hung, say, and nobody was left to close it
         return left
     try:
         history = journal.read(folder.journal)

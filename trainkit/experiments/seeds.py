@@ -10,13 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit.analysis.run_summary import aligned, chosen, numbers
-from trainkit.config.run_request import Child, Order
+from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
+from trainkit.errors import UserError
 from trainkit.experiments import group
-from trainkit.experiments.group import Family, Parent, final_scores
+from trainkit.experiments.group import Child, Family, Parent, child_of, final_scores
 from trainkit.metrics import significance
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.text_table import aligned, chosen, numbers
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 
 def repeat(order: Order, children: Sequence[Child], machine: Any, store: Store, train: group.Train) -> str:
@@ -99,3 +101,15 @@ def describe(recipe: Recipe, values: Mapping[str, Sequence[float]], runs: Mappin
             lines.append(f"and {more} more in MLflow")
         lines.append("")
     return "\n".join([*lines, *(f"{title}  {name}" for title, name in runs.items()), ""])
+
+
+def repeated(order: Order) -> list[Child]:
+    """An order with `order.seeds` seeds, the first that of the recipe. Raises UserError for what has no spread."""
+    recipe = load(order)
+    if order.seeds < 2:
+        raise UserError("--seeds", f"{order.seeds}", "2 or more", "the spread of one run cannot be known")
+    if not recipe.evaluations:
+        raise UserError("--seeds", f"{recipe.name} has no evaluations", "one whose scores are averaged")
+    words = [word for word in order.overrides if word.partition("=")[0].strip() != "seed"]
+    seeds = range(recipe.seed, recipe.seed + order.seeds)
+    return [child_of(order, f"seed {seed}", (*words, f"seed={seed}")) for seed in seeds]

@@ -20,13 +20,14 @@ from typing import Any
 
 from trainkit import rng
 from trainkit.config import loader
-from trainkit.config.run_request import Child, Order, child_of, load
+from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import group
-from trainkit.experiments.group import Family, Parent
+from trainkit.experiments.group import Child, Family, Parent, child_of
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 MOST = 1000
 """Settings that a grid may have."""
@@ -448,7 +449,7 @@ def _edges(axes: Sequence[Axis], trials: Sequence[Trial], best: Trial) -> list[s
 
 def describe(recipe: Recipe, ranked: Sequence[Trial]) -> str:
     """Settings as a table, the best first."""
-    from trainkit.analysis.run_summary import aligned, numbers
+    from trainkit.text_table import aligned, numbers
 
     best, shown = ranked[0], ranked[:_SHOWN]
     scores, seconds = numbers([trial.value for trial in shown]), numbers([trial.seconds for trial in shown])

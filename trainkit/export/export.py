@@ -17,7 +17,8 @@ from trainkit.config.schema import TABLES, Recipe
 from trainkit.errors import UserError
 from trainkit.export import files
 from trainkit.export.files import ABOUT, CARD, FORMATS, TENSORS, Format
-from trainkit.inference.predict import check_free, meta_of, read_meta
+from trainkit.inference.output_folder import check_free
+from trainkit.inference.trained_model import meta_of, read_meta
 from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:

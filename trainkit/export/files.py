@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.errors import UserError
-from trainkit.inference.predict import check_free
-from trainkit.tracking.store import write_aside
+from trainkit.files import write_aside
+from trainkit.inference.output_folder import check_free
 
 Format = Literal["safetensors", "onnx", "hub-folder"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")

@@ -22,18 +22,18 @@ from trainkit.checkpoint import safe_load
 from trainkit.config import loader
 from trainkit.data.images import preprocess
 from trainkit.data.images.preprocess import Preparation
-from trainkit.data.people.modalities import MODALITIES, RGB
 from trainkit.errors import UserError, number_of
 from trainkit.export import files, model_card
 from trainkit.export.export import Exported
 from trainkit.export.files import ABOUT, CARD, CONFIG, ONNX, TENSORS, Format
 from trainkit.export.latency import Latency, time_network
-from trainkit.interfaces import Meta
+from trainkit.files import write_aside
+from trainkit.interfaces import MODALITIES, RGB, Meta
 from trainkit.models.reid import ReidNet
 from trainkit.models.timm_classifier import Classifier
 from trainkit.tasks.embed import WithHead
-from trainkit.tracking.store import RunFolder, write_aside
-from trainkit.training.dependencies import best_weights
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.training.best import best_weights
 
 CLOSE = 1e-3
 """How far a number may be off, as a share of the largest; 1e-5 is usual."""

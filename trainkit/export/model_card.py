@@ -11,15 +11,16 @@ from typing import Any
 from urllib.parse import quote
 
 from trainkit.analysis import saved_rows
-from trainkit.analysis.run_summary import aligned, numbers
 from trainkit.checkpoint.storage import state_of
 from trainkit.errors import UserError, number_of
 from trainkit.export.files import CONFIG, ONNX, TENSORS
 from trainkit.markdown import block, code, plain
 from trainkit.metrics import bootstrap
 from trainkit.metrics.significance import Interval
+from trainkit.text_table import aligned, numbers
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 _PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
 """The word of the hub for what a network does, by the task; of others it is features."""

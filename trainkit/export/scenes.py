@@ -23,9 +23,10 @@ from trainkit.export import files, model_card
 from trainkit.export.export import Exported
 from trainkit.export.files import ABOUT, CARD, ONNX, TENSORS, Format
 from trainkit.export.latency import Forward, session, time_network
+from trainkit.files import write_aside
 from trainkit.interfaces import Meta
-from trainkit.tracking.store import RunFolder, write_aside
-from trainkit.training.dependencies import best_weights
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.training.best import best_weights
 
 LEAST_SAME = 0.999
 """Share of the pixels that must get the same class. All of them do, but for ties: rounding differs by machine."""

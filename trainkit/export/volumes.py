@@ -24,9 +24,10 @@ from trainkit.export import files, model_card
 from trainkit.export.export import Exported
 from trainkit.export.files import ABOUT, CARD, ONNX, TENSORS, Format
 from trainkit.export.images import agree, by_name, onnx_of
+from trainkit.files import write_aside
 from trainkit.interfaces import Meta
-from trainkit.tracking.store import RunFolder, write_aside
-from trainkit.training.dependencies import best_weights
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.training.best import best_weights
 
 
 class Deployed(nn.Module):

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config import loader
 from trainkit.config.run_request import Order, load
 from trainkit.errors import UserError, few, visible
-from trainkit.experiments.launch import META
+from trainkit.inference.trained_model import META
 from trainkit.interfaces import Meta, Opened, Scores, Split
 from trainkit.tracking import lineage
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.run_lifecycle import ending
-from trainkit.tracking.store import RunFolder, Store
-from trainkit.training.dependencies import best_weights, gather
+from trainkit.tracking.store import Store
+from trainkit.training import evaluator
+from trainkit.training.best import best_weights
+from trainkit.training.dependencies import gather
 
 if TYPE_CHECKING:
     from trainkit.config.schema import Recipe
@@ -105,7 +108,7 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
         raise UserError(str(order.path), "has no evaluations", "one or more", "evaluations={NAME: {}} adds one")
     from trainkit.checkpoint import safe_load
     from trainkit.distributed.runtime import Machine
-    from trainkit.training import plan, trainer
+    from trainkit.training import plan
 
     machine, store = Machine(recipe), Store.locate()
     try:
@@ -121,7 +124,7 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
         with _tracked(order, recipe, subject, data, splits, machine, store, log) as tracker:
             for name, split in splits.items():
                 begun = time.perf_counter()
-                scores = trainer.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, machine)
+                scores = evaluator.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, machine)
                 if machine.main:
                     _keep(tracker, recipe, name, split, scores, step, time.perf_counter() - begun)
                 metrics |= {f"{name}/{key}": value for key, value in scores.metrics.items()}
@@ -165,7 +168,7 @@ def _meta(subject: Subject, data: Opened, splits: Mapping[str, Split]) -> Meta:
     file = subject.run.path / META if subject.run else None
     if file is None or not file.is_file():
         return data.meta
-    from trainkit.inference.predict import read_meta
+    from trainkit.inference.trained_model import read_meta
 
     trained = read_meta(subject.run)
     own = tuple(trained.class_names) or tuple(map(str, range(trained.classes)))

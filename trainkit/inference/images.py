@@ -18,9 +18,11 @@ from trainkit.data.images import preprocess
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 from trainkit.inference import table_writer as tables
-from trainkit.inference.predict import OnProgress, Predicted, Rebuilt, origin, rebuilt
+from trainkit.inference.output_folder import Predicted
+from trainkit.inference.predict import OnProgress
+from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
 from trainkit.interfaces import Meta
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainkit.config.schema import Recipe

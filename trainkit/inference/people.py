@@ -18,12 +18,13 @@ from trainkit.data import sources
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.people import tokenizer
-from trainkit.data.people.modalities import MODALITIES, RGB, TEXT
 from trainkit.errors import UserError, number_of
 from trainkit.inference import table_writer as tables
-from trainkit.inference.predict import OnProgress, Predicted, Rebuilt, origin, rebuilt
-from trainkit.interfaces import Meta
-from trainkit.tracking.store import RunFolder
+from trainkit.inference.output_folder import Predicted
+from trainkit.inference.predict import OnProgress
+from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
+from trainkit.interfaces import MODALITIES, RGB, TEXT, Meta
+from trainkit.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainkit.config.schema import Recipe

@@ -23,9 +23,11 @@ from PIL import Image
 from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.errors import UserError, few
-from trainkit.inference.predict import Begun, OnProgress, Predicted, Rebuilt, check_free, rebuilt
+from trainkit.inference.output_folder import Begun, Predicted, check_free
+from trainkit.inference.predict import OnProgress
+from trainkit.inference.trained_model import Rebuilt, rebuilt
 from trainkit.interfaces import Meta
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainkit.config.schema import Recipe

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from trainkit.data.storage.import_images import threads
 from trainkit.errors import UserError
+from trainkit.files import write_aside
 from trainkit.inference.predict import OnProgress
-from trainkit.tracking.store import write_aside
 
 if TYPE_CHECKING:
     import pyarrow as pa

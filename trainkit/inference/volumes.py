@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UserError
-from trainkit.inference.predict import Begun, OnProgress, Predicted, check_free, rebuilt
+from trainkit.inference.output_folder import Begun, Predicted, check_free
+from trainkit.inference.predict import OnProgress
+from trainkit.inference.trained_model import rebuilt
 from trainkit.interfaces import Meta
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trainkit.config.ranges import FractionBelowOne, Positive
-from trainkit.data.people.modalities import MODALITIES
+from trainkit.interfaces import MODALITIES
 from trainkit.losses.margin import at_least_float32, cosines
 
 SDM_EPS = 1e-8

@@ -15,9 +15,15 @@ Three lists, each by a rule that needs no tuning for a network's temperature or 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    pass
+
+from typing import Any
+
 from torch import Tensor
 
 from trainkit import rng
@@ -226,7 +232,6 @@ def tsne(unit: np.ndarray) -> np.ndarray:
 
 
 def _images(split: Split, rows: np.ndarray) -> np.ndarray:
-    from trainkit.plots.embeddings import viewable
 
     if not len(rows):
         return np.zeros((0, 3, 1, 1), np.uint8)
@@ -252,3 +257,23 @@ def _at(rows: np.ndarray, values: Any, size: int) -> list[Any]:
     for row, value in zip(rows, values, strict=True):
         column[row] = value
     return column
+
+
+def viewable(images: np.ndarray) -> np.ndarray:
+    """Pictures as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
+
+    Floats between 0 and 1 are taken as they are. What goes beyond (normalised pictures) is stretched from its least to
+    its greatest value, each picture by itself; so are integers wider than 8 bits.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"pictures of shape {images.shape}; expected (n, 3 or 1, h, w)")
+    images = np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
+    images = images.transpose(0, 2, 3, 1)
+    if images.dtype == np.uint8:
+        return images
+    values = np.nan_to_num(images.astype(np.float32))
+    low, high = values.min((1, 2, 3), keepdims=True), values.max((1, 2, 3), keepdims=True)
+    plain = (low >= 0) & (high <= 1) & np.issubdtype(images.dtype, np.floating)
+    low, high = np.where(plain, 0, low), np.where(plain, 1, high)
+    return np.rint(255 * (values - low) / np.maximum(high - low, 1e-12)).astype(np.uint8)

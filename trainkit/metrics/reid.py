@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from trainkit import rng
-from trainkit.data.people.modalities import MODALITIES, RGB, TEXT
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import Scores, Split
+from trainkit.interfaces import MODALITIES, RGB, TEXT, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.classification import by_chance
 from trainkit.metrics.ranking import LENGTH, Cosines, Found, Gallery, Led, Scored, hidden, leaders, look_up, whole, whom

@@ -1,7 +1,7 @@
 """Scores of segmented volumes: of an organ over the cases, of a case over its organs, with intervals and pictures.
 
-What one case scores is in `trainkit.metrics.surface_distance`. An organ that a case has neither in truth nor in prediction has
-no score there and is left out of that mean; `cases` in the table per class says how many counted.
+What one case scores is in `trainkit.metrics.surface_distance`. An organ that a case has neither in truth nor in
+prediction has no score there and is left out of that mean; `cases` in the table per class says how many counted.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels, FractionBelowOne, Layers
-from trainkit.data.people.modalities import MODALITIES, RGB
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import MODALITIES, RGB, Meta
 from trainkit.models import lora
 from trainkit.models import text_encoder as captions
 from trainkit.models.lora import Lora, Rows

@@ -5,6 +5,7 @@ Figures are made without pyplot, so nothing global is touched and any thread may
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -274,19 +275,36 @@ def reliability(
     return figure
 
 
-def save(figure: Figure, out: Any, **how: Any) -> None:
-    """Write a figure to a file, as `Figure.savefig` does, with its words as they are.
+def empty(height: float, dpi: int = 120, **settings: Any) -> Figure:
+    """Make an empty white figure of the usual width and this height in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    Between two `$` matplotlib would read a formula, and raise for one that is none; names of classes are anybody's.
-    """
+    figure = _plain_figure()(figsize=(WIDTH, height), dpi=dpi, facecolor="white", **settings)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@functools.cache
+def _plain_figure() -> type[Figure]:
+    from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    axes = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis)]
-    powers = {word for axis in axes if axis.get_scale() == "log" for word in axis.findobj(Text)}
-    for word in figure.findobj(Text):
-        if word not in powers:  # 10⁻³ is such a formula
-            word.set_parse_math(False)
-    figure.savefig(out, **how)
+    class PlainFigure(Figure):
+        """A figure whose `savefig` draws text as it is.
+
+        Between two `$` matplotlib would read a formula, and raise for one that is none; names of classes are anybody's.
+        """
+
+        def savefig(self, fname: Any, **settings: Any) -> None:
+            """Write the figure to a file."""
+            axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
+            powers = {text for axis in axes if axis.get_scale() == "log" for text in axis.findobj(Text)}
+            for text in self.findobj(Text):
+                if text not in powers:  # 10⁻³ is such a formula
+                    text.set_parse_math(False)
+            super().savefig(fname, **settings)
+
+    return PlainFigure
 
 
 def blank(height: float, ratios: Sequence[float] = (1,), shared: bool = True) -> tuple[Figure, list[Axes]]:
@@ -294,11 +312,7 @@ def blank(height: float, ratios: Sequence[float] = (1,), shared: bool = True) ->
 
     `shared`: whether all have one horizontal axis.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, height), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty(height, layout="constrained")
     grid = figure.subplots(len(ratios), 1, sharex=shared, squeeze=False, gridspec_kw={"height_ratios": list(ratios)})
     axes = list(grid[:, 0])
     for each in axes:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, blank, legend
+from trainkit.metrics.embedding_inspection import viewable
+from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, blank, empty, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,9 +73,6 @@ def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
     """Pictures side by side, each above its caption: `images` (n, 3 or 1, h, w), uint8 or float, see `viewable`."""
     if len(images) != len(captions):
         raise ValueError(f"{len(images)} pictures, {len(captions)} captions")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     # Placed by hand: a layout engine gives long captions room that it takes from the pictures.
     tall, wide = np.shape(images)[2:] if len(images) else (1, 4)
     across = 4 if wide >= 3 * tall else 6 if 1.5 * wide >= tall else 8
@@ -83,8 +81,7 @@ def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
     cell, words, head = WIDTH / across, 0.09 + 0.125 * lines, 0.3 + 0.2 * title.count("\n")
     tile = (cell - 0.08) * min(tall / wide, 1.5)
     height = head + 0.15 + down * (tile + words)
-    figure = Figure(figsize=(WIDTH, height), dpi=120, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty(height)
     figure.text(0.5, 1 - 0.06 / height, title, ha="center", va="top", color=INK, fontsize=12)
     if not len(images):
         figure.text(0.5, 0.35, "none", ha="center", va="center", fontsize=11, color=QUIET)
@@ -100,23 +97,3 @@ def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
         axes.text(0.5, -0.03 / tile, "\n".join(shown), transform=axes.transAxes, ha="center", va="top", fontsize=7,
                   color=INK)  # fmt: skip
     return figure
-
-
-def viewable(images: np.ndarray) -> np.ndarray:
-    """Pictures as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
-
-    Floats between 0 and 1 are taken as they are. What goes beyond (normalised pictures) is stretched from its least to
-    its greatest value, each picture by itself; so are integers wider than 8 bits.
-    """
-    images = np.asarray(images)
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"pictures of shape {images.shape}; expected (n, 3 or 1, h, w)")
-    images = np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
-    images = images.transpose(0, 2, 3, 1)
-    if images.dtype == np.uint8:
-        return images
-    values = np.nan_to_num(images.astype(np.float32))
-    low, high = values.min((1, 2, 3), keepdims=True), values.max((1, 2, 3), keepdims=True)
-    plain = (low >= 0) & (high <= 1) & np.issubdtype(images.dtype, np.floating)
-    low, high = np.where(plain, 0, low), np.where(plain, 1, high)
-    return np.rint(255 * (values - low) / np.maximum(high - low, 1e-12)).astype(np.uint8)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainkit.data.people.modalities import MODALITIES, TEXT
-from trainkit.plots.curves import INK, QUIET, WIDTH
+from trainkit.interfaces import MODALITIES, TEXT
+from trainkit.plots.curves import INK, QUIET, WIDTH, empty
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,8 +43,6 @@ def ranked(
     size = len(captions)
     if queries.ndim != 5 or found.ndim != 5 or not size == len(queries) == len(found) == len(present) == len(right):
         raise ValueError(f"queries {queries.shape}, found {found.shape}, {size} captions")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     shown = present.copy()
@@ -57,8 +55,7 @@ def ranked(
     words = [0.2 + 0.13 * len(lines) for lines in said]
     head, below = 0.62, 0.24
     height = head + sum(words) + size * (tall + below) + (0 if size else 0.3)
-    figure = Figure(figsize=(WIDTH, height), dpi=160, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty(height, dpi=160)
     # One sheet in inches from the upper left corner, in place of 140 axes.
     sheet = figure.add_axes((0, 0, 1, 1))
     sheet.set_axis_off()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.interfaces import IGNORED
-from trainkit.plots.curves import INK, QUIET, WIDTH
+from trainkit.plots.curves import INK, QUIET, WIDTH, empty
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,16 +57,12 @@ def scenes(
     colours = tuple(colours) or palette(len(names))
     if len(colours) != len(names):
         raise ValueError(f"{len(names)} classes, {len(colours)} colours")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown, more = _legend(truth, predicted, names)
     cell, words, key = WIDTH / 4, 0.24, 0.2 * len(shown) + 0.1 * bool(shown)
     tall = [min(image.shape[0] / image.shape[1], _TALLEST) * (cell - 0.04) for image in images]
     head = 0.52 + key
     height = head + sum(tall) + (words + 0.04) * len(tall) + (0 if tall else 0.4)
-    figure = Figure(figsize=(WIDTH, height), dpi=160, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty(height, dpi=160)
     figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=11)
     columns = list(_COLUMNS)
     if any((labels == IGNORED).any() for labels in truth):

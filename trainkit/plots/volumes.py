@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.plots.curves import INK, QUIET, WIDTH
+from trainkit.plots.curves import INK, QUIET, WIDTH, empty
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +48,6 @@ def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], 
     planes = np.asarray(planes)
     if planes.ndim != 5 or planes.shape[1:3] != (3, 3) or len(planes) != len(captions):
         raise ValueError(f"planes {planes.shape}, {len(captions)} captions")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     present = [k for k in range(1, len(names) + 1) if (planes[:, :, 1:] == k).any()]
@@ -59,8 +57,7 @@ def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], 
     cell, words, key = WIDTH / 3, 0.25, 0.12 + 0.2 * lines if lines else 0.0
     head = 0.85 + key
     height = head + max(1, len(planes)) * (cell + words)
-    figure = Figure(figsize=(WIDTH, height), dpi=160, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty(height, dpi=160)
     figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=12)
     figure.text(0.5, 1 - 0.33 / height, "tint: truth; line: prediction", ha="center", va="top", color=INK, fontsize=9)
     for k, name in enumerate(_VIEWS):

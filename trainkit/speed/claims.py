@@ -21,9 +21,10 @@ from typing import Any
 
 import trainkit
 from trainkit.errors import UserError, few, number_of
+from trainkit.files import write_aside
 from trainkit.speed.claim_measurements import GUIDES, Bench, Cannot, Found, Inside, Switch, Unable, Whole
 from trainkit.speed.claim_table import CLAIMS, Claim
-from trainkit.tracking.store import Store, write_aside
+from trainkit.tracking.store import Store
 
 LEAST = 1.01
 """A gain below this is none: what promises no number must bring as much."""

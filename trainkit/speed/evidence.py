@@ -7,67 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.speed.clock import Steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceilings:
-    """What a recipe could reach on a machine if one part of it were all there is; samples of all processes a second."""
-
-    loader: float | None = None
-    """Batches read, and thrown away."""
-    model: float | None = None
-    """One batch learned from, again and again."""
-    evaluations: Mapping[str, float] = field(default_factory=dict)
-    """Evaluations, by name."""
-    fetch: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the time of reading a batch, by what is done: read, decode, augment, collate, other; 1 in their sum."""
-    flops_per_sample: float | None = None
-    """Floating-point operations of an update, counted, for each sample; a multiplication with an addition is two."""
-    peak_flops: float | None = None
-    """Operations a second that the devices of all processes can do at most."""
-    peak_source: str = ""
-    """Where that is from: a data sheet, or a product of matrices that was timed here."""
-    absent: Mapping[str, str] = field(default_factory=dict)
-    """What of this could not be measured, and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU at one moment."""
-
-    uuid: str
-    used: float | None = None
-    """Share of the time since the last reading in which it did anything, 0 to 1."""
-    memory_gb: float | None = None
-    clock_mhz: float | None = None
-    throttled: tuple[str, ...] = ()
-    """Why it runs below its clock: power_cap, thermal, hardware, ..."""
-    others: int | None = None
-    """Processes on it that are not of this run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """The load of the machine over the moments since the reading before; None where it cannot be read."""
-
-    at: float
-    """Seconds, by time.perf_counter."""
-    own_cores: float | None = None
-    """Processor cores that this process keeps busy."""
-    worker_cores: float | None = None
-    """And its children, the workers of its loader among them."""
-    host_share: float | None = None
-    """Share of the time of all processors this process may run on that anyone used, 0 to 1."""
-    throttled_share: float | None = None
-    """Share of the processor time wanted that the control group refused, its quota being used up, 0 to 1."""
-    cpu_mhz: float | None = None
-    rss_gb: float | None = None
-    """Resident memory of this process and its children."""
-    read_mb_s: float | None = None
-    """Read from disk by them."""
-    major_faults_s: float | None = None
-    """Pages that had to be fetched from disk, a second."""
-    gpus: tuple[Gpu, ...] = ()
+from trainkit.speed.limits import Ceilings
+from trainkit.tracking.system.reading import Reading
 
 
 @dataclass(frozen=True, kw_only=True)

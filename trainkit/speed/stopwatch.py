@@ -24,9 +24,10 @@ import torch
 from trainkit.speed import bottleneck
 from trainkit.speed.clock import BETWEEN, COMPUTE, STEP, Clock
 from trainkit.speed.device_timeline import of
-from trainkit.speed.evidence import Drop, Evidence, Reading
+from trainkit.speed.evidence import Drop, Evidence
 from trainkit.speed.slowdowns import Detective
 from trainkit.tracking.system.load import Load
+from trainkit.tracking.system.reading import Reading
 
 T = TypeVar("T")
 _EVERY_S = 5.0

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainkit.config.units import Span, TrainingSpan
-from trainkit.data.people.modalities import MODALITIES, RGB, subsets
+from trainkit.data.people.modalities import subsets
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import MODALITIES, RGB, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.metrics.reid import score_search

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.errors import UserError
-from trainkit.tracking.store import sync_folder
+from trainkit.files import sync_folder
 
 MEASURED = ("speed/", "time/", "time_to/", "cost/", "device/", "system/", "final/speed/", "final/time/")
 """Prefixes of names that never repeat; when such a step is computed again the first measurement stands."""

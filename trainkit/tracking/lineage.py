@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.autoconfig import new_recipe
-from trainkit.config import diff
+from trainkit.config import diff, loader
 from trainkit.errors import UserError, visible
+from trainkit.files import write_aside
 from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.tracking import mlflow_run
-from trainkit.tracking.store import RunFolder, Store, write_aside
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 FILE = "changes.txt"
 DATA = "trainkit.data"
@@ -94,7 +95,7 @@ def _followed(
         except UserError:
             return None, None, f"beneath the MLflow run {above}"
         return run, run.name, f"beneath {run.name}"
-    if copied := _COPIED.search(new_recipe.header(recipe)):
+    if copied := _COPIED.search(loader.header(recipe)):
         run = RunFolder(store.home / "runs" / copied[1])
         if run.recipe.is_file():
             return run, run.name, f"follows {run.name}, from which its recipe was copied"

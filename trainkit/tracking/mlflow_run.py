@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import UserError
+from trainkit.files import write_aside
 from trainkit.tracking import mlflow_experiment
 from trainkit.tracking.mlflow_errors import Away
-from trainkit.tracking.store import ENROLMENT, RunFolder, Store, write_aside
+from trainkit.tracking.run_folder import ENROLMENT, RunFolder
+from trainkit.tracking.store import Store
 
 _one = threading.RLock()
 """Runs that belong together enrol one another: each is made by one thread."""

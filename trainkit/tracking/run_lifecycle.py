@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit import markdown
-from trainkit.autoconfig import new_recipe
+from trainkit.config import loader
 from trainkit.config.run_request import Order
 from trainkit.errors import UserError, of_disk
+from trainkit.files import write_aside
 from trainkit.redact import without_secrets
-from trainkit.tracking.store import RunFolder, Store, write_aside
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 PATIENCE = 120.0
 """Seconds for which a run that is to be continued waits for another process that sends what it had left."""
@@ -63,7 +65,7 @@ def finished(
 def about(order: Order) -> str:
     """What the header of a recipe says, for the page of its experiment."""
     # Hidden here: what is told of a run may wait in its folder until a store answers.
-    said = without_secrets(new_recipe.header(order.path).replace("# ", "").replace("#", ""))
+    said = without_secrets(loader.header(order.path).replace("# ", "").replace("#", ""))
     return "".join(f"{markdown.plain(line)}\n" for line in said.splitlines())
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -23,252 +21,26 @@ import re
 import secrets
 import shutil
 import socket
-import sqlite3
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from trainkit.errors import UserError, of_disk
+from trainkit.files import sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
+from trainkit.tracking.mlflow_database import _ELSEWHERE, _check_database, _make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
+from trainkit.tracking.run_folder import _NETWORK, ENROLMENT, RunFolder, RunInfo, _at_once, _disk, _parsed
 
-ENROLMENT = "enrolment.json"
-"""File of a run's folder that says what MLflow is to know of its beginning: `enrolment.Enrolment`."""
-MEMBERS = "members.json"
-"""File in the folder of a run above others that names those beneath it: `{"fold 0": "toy-s0-1121-0200-c131"}`."""
-_SENDS = b"sends"
-"""Content of a lock that is held to send what a run has left."""
-_LOCK_SECONDS = 10.0
-"""How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
-_CHECKED_BYTES = 256 * 2**20
-"""Databases up to this size are checked page by page at the start (0.3 s for 100 MB)."""
 _OLDEST_SERVER = 3
 """Version of MLflow since which runs have models (`LoggedModel`)."""
-_OWN_DISK = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|overlay")
-"""File systems that one kernel at a time mounts: a lock there is known to all who could write."""
-_NETWORK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
 
 _log = logging.getLogger("trainkit")
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What run.json says."""
-
-    name: str
-    recipe: str
-    recipe_hash: str
-    seed: int
-    started: float
-    """Seconds since 1970."""
-    status: str = "RUNNING"
-    """RUNNING, FINISHED, FAILED or KILLED, as in MLflow; RUNNING of a process that is gone means killed."""
-    run_id: str | None = None
-    """Id of the run in MLflow."""
-    experiment: str | None = None
-    data_digest: str | None = None
-    key: str | None = None
-    """`run_key` of the recipe and data; equal keys mean that the run need not be repeated."""
-    program: Mapping[str, str] | None = None
-    """`provenance.program` of the process that finished it."""
-    parent: str | None = None
-    follows: str | None = None
-    """Name of the run against which it says what was changed."""
-    varies: Sequence[str] = ()
-    """Of a run above others: keys of the recipe, blocks too, that those have of their own."""
-    evaluates: str | None = None
-    """Of a run that only scored, the run or the file whose weights these were: it trained nothing."""
-    unsent: bool = False
-    """Whether it ended with something that MLflow has yet to get."""
-    last_step: int = 0
-    pid: int = 0
-    host: str = ""
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """One run on disk."""
-
-    path: Path
-
-    # Locks live as long as the process and belong to it, not to one of several objects that name the same folder. The
-    # second is the thread: one that sends what another run has left is not the training.
-    _claims: ClassVar[dict[Path, tuple[Any, int]]] = {}
-    _claiming: ClassVar[threading.Lock] = threading.Lock()
-    # The training, the thread that writes its checkpoints and the one that sends all change run.json.
-    _updating: ClassVar[threading.Lock] = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """Name of the run, which is that of its folder."""
-        return self.path.name
-
-    @property
-    def journal(self) -> Path:
-        """File of metrics and events."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def recipe(self) -> Path:
-        """File of the resolved recipe."""
-        return self.path / "recipe.yaml"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def leaving(self) -> Path:
-        """File that is there from before a run says FINISHED until all is done that its command was to do."""
-        return self.path / "leaving"
-
-    def info(self) -> RunInfo:
-        """Read run.json. Raises UserError when it is missing or damaged."""
-        try:
-            with open(self.path / "run.json", "rb", buffering=0, opener=_at_once) as file:
-                return _parsed(file.read())
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            found = f"cannot be read: {error}"
-            raise UserError(str(self.path / "run.json"), found, remedy="start a new run") from None
-
-    def update(self, **changes: Any) -> RunInfo:
-        """Change fields of run.json, written aside and renamed; only the process that claimed the run does this."""
-        unknown = changes.keys() - {field.name for field in fields(RunInfo)}
-        if unknown:
-            raise ValueError(f"run.json has no {', '.join(sorted(unknown))}")
-        with self._updating:
-            try:
-                info = RunInfo(**{**asdict(self.info()), **changes})
-                write_aside(self.path / "run.json", json.dumps(asdict(info), indent=1) + "\n")
-            except (UserError, OSError):
-                self.refuse_deleted()
-                raise
-        return info
-
-    def refuse_deleted(self) -> None:
-        """Raise UserError where the folder that was claimed is gone: nothing of the run can be kept any more."""
-        claim = self._claims.get(self.path.resolve())
-        try:
-            here = claim is None or os.path.samestat(os.stat(self.path / ".lock"), os.fstat(claim[0].fileno()))
-        except FileNotFoundError:
-            here = False
-        if not here:
-            raise UserError(
-                str(self.path), "the run's folder was deleted or moved while it ran", remedy="start it again"
-            )
-
-    def claim(self, patience: float = 0.0) -> None:
-        """Make this process, and of it this thread, the only one that writes here, until it ends.
-
-        One that only sends what the run has left, or has said its end, is waited for, `patience` seconds at most.
-        Raises UserError when another one writes here.
-        """
-        self._wait(b"", patience)
-
-    @contextlib.contextmanager
-    def sending(self, patience: float = 0.0) -> Iterator[None]:
-        """Claimed within, but not to train: whoever is to do that waits for the end. Raises as `claim` does."""
-        before = self._own()
-        self._wait(_SENDS, patience)
-        try:
-            yield
-        finally:
-            if not before:
-                self.release()
-
-    def _wait(self, why: bytes, patience: float) -> None:
-        end = time.monotonic() + patience
-        while not self._claim(why):
-            trains = self.trains()
-            if trains or time.monotonic() >= end:
-                info = self.info()
-                by = (
-                    f"process {info.pid} on {info.host}" if trains else "a process that ends, or sends what it had left"
-                )
-                raise UserError(f"run {self.name}", f"in use by {by}", remedy="wait for it, or stop it first")
-            time.sleep(0.05)
-
-    def _claim(self, why: bytes) -> bool:
-        key, thread = self.path.resolve(), threading.get_ident()
-        with self._claiming:
-            if key in self._claims:
-                return self._claims[key][1] == thread
-            self._refuse_links()
-            file = open(self.path / ".lock", "ab", buffering=0)  # noqa: SIM115 - held for as long as the process lives
-            if not _lock(file):
-                file.close()
-                return False
-            self._claims[key] = file, thread
-            with contextlib.suppress(OSError):  # of a full disk
-                file.truncate(0)
-                file.write(why)
-            return True
-
-    def _refuse_links(self) -> None:
-        """Of a run that somebody else laid here: what is written, cut off and tidied away would be files elsewhere."""
-        with os.scandir(self.path) as entries:
-            links = sorted(entry.name for entry in entries if entry.is_symlink())
-        if links:
-            found = f"is a link to {os.readlink(self.path / links[0])!r:.200}"
-            remedy = "put there what it leads to, if that is of this run"
-            raise UserError(str(self.path / links[0]), found, "a file or folder of the run itself", remedy)
-
-    def release(self) -> None:
-        """Let other processes write here; harmless without a claim."""
-        with self._claiming:
-            if (claim := self._claims.pop(self.path.resolve(), None)) is not None:
-                claim[0].close()
-
-    @property
-    def claimed(self) -> bool:
-        """Whether this process is the one that writes here."""
-        return self.path.resolve() in self._claims
-
-    def _own(self) -> bool:
-        return self._claims.get(self.path.resolve(), (None, None))[1] == threading.get_ident()
-
-    def alive(self) -> bool:
-        """Whether a process is writing this run: whether its lock is held.
-
-        Where machines may share the disk, and their locks not reach one another, one of another machine counts as alive
-        while RUNNING.
-        """
-        if self.claimed:
-            return True
-        info = self.info()
-        if info.host != socket.gethostname() and not _OWN_DISK.fullmatch(_disk(self.path)):
-            return info.status == "RUNNING"
-        return self._asked(lambda file: not _lock(file), True)
-
-    def ended_unbegun(self) -> bool:
-        """Whether this run ended before its first step, and no run stands beneath it: nothing of it can be used."""
-        info = self.info()
-        made = info.last_step or any(self.checkpoints.glob("step-*")) or (self.path / MEMBERS).is_file()
-        return not made and info.status != "FINISHED" and not self.alive()
-
-    def trains(self) -> bool:
-        """Whether this run is alive, and not only until what it has left is sent, or its process has ended."""
-        if not self.alive() or self.claimed:
-            return self._own()
-        return self.info().status in ("RUNNING", "FINISHED") and self._asked(lambda file: file.read() != _SENDS, False)
-
-    def _asked(self, ask: Callable[[Any], bool], claimed: bool) -> bool:
-        """What is asked of the lock, False where there is none; this process's own would be lost: then `claimed`."""
-        with self._claiming:
-            if self.claimed:
-                return claimed
-            try:
-                with open(self.path / ".lock", "r+b") as file:
-                    return ask(file)
-            except OSError:
-                return False
 
 
 @dataclass(frozen=True)
@@ -613,28 +385,6 @@ class Store:
         return [folder for info, folder in known if info.unsent and info.status != "RUNNING" and not folder.alive()]
 
 
-def _parsed(text: bytes) -> RunInfo:
-    found = json.loads(text)
-    info = RunInfo(**{key: found[key] for key in found.keys() & RunInfo.__dataclass_fields__.keys()})
-    # One that somebody else laid here is to keep no command from the others.
-    numbers = info.seed, info.started, info.last_step, info.pid
-    words = info.name, info.recipe, info.recipe_hash, info.status, info.host
-    maybe = info.run_id, info.experiment, info.data_digest, info.key, info.parent, info.follows, info.evaluates
-    if not all(isinstance(number, int | float) and abs(number) < 2**53 for number in numbers):
-        raise ValueError("a time or a number is none")
-    if not all(isinstance(word, str) for word in (*words, *info.varies, *filter(None, maybe))):
-        raise ValueError("a name is no text")
-    return info
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Opens a file that may be a pipe, at which reading would wait for ever, or a link to what has no end."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
-_ELSEWHERE = "name another folder in TRAINKIT_STORE"
-
-
 def _registered(client: Any, word: str) -> str:
     """The id of the LoggedModel behind `NAME@ALIAS` or `NAME/VERSION` of the registry; another word as it is."""
     name, at, alias = word.rpartition("@")
@@ -675,177 +425,12 @@ def _download(tracking_uri: str, artifact_uri: str, folder: str) -> str:
     return download_artifacts(artifact_uri=artifact_uri, dst_path=folder, tracking_uri=tracking_uri)
 
 
-def run_key(recipe_hash: str, data_digest: str) -> str:
-    """Hash under which a finished run can be used again: 32 hexadecimal digits."""
-    return hashlib.sha256(f"{recipe_hash}\n{data_digest}".encode()).hexdigest()[:32]
-
-
-def write_aside(path: Path, text: str) -> None:
-    """Write a text file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
-    out = path.with_name(f".{path.name}.new")
-    try:
-        with open(out, "w", encoding="utf-8", opener=through_no_link) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(out, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            out.unlink(missing_ok=True)  # on a full disk every byte counts
-        error.filename = str(path)
-        raise
-
-
-def through_no_link(path: str, flags: int) -> int:
-    """Opens a file for `open`; not what a link that somebody laid under its name leads to. Raises OSError."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable (a rename is not, before this). Windows cannot open folders, and need not."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def settle_mlflow() -> None:
-    """Settings of MLflow that are read from the environment; what the user has set stays. Call before importing it."""
-    for name, value in {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        # The defaults (7 retries of 120 s, doubling pauses) take 247 s to notice a server that is down.
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-        # From the sending thread they would run through the lines of the training.
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    }.items():
-        os.environ.setdefault(name, value)
-
-
 def _home() -> Path:
     named = os.environ.get("TRAINKIT_STORE", "").strip()
     if named:
         return Path(named).expanduser().absolute()
     checkout = Path(__file__).resolve().parents[2]
     return (checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()) / "mlruns"
-
-
-def _lock(file: Any) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return True
-    # A lock of the process, not of the open file: loader workers that outlive a killed run do not inherit it.
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _make_database(database: Path) -> None:
-    if database.is_file() and database.stat().st_size:
-        return
-    from filelock import FileLock, Timeout
-
-    lock = database.with_name(f".{database.name}.lock")
-    try:
-        # Two processes that create it at once destroy it (MLflow migrates an empty database in many steps).
-        with FileLock(lock, timeout=120):
-            if database.is_file() and database.stat().st_size:
-                return
-            settle_mlflow()
-            import mlflow.store.db.utils  # noqa: F401 - sets up the loggers that are quieted below
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-            aside = database.with_name(f".{database.name}.new")
-            aside.unlink(missing_ok=True)
-            uri = f"sqlite:///{aside}"
-            loud = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
-            levels = [logger.level for logger in loud]
-            for logger in loud:
-                logger.setLevel(logging.WARNING)
-            try:
-                made = SqlAlchemyStore(uri, (database.parent / "artifacts").as_uri())
-            finally:
-                for logger, level in zip(loud, levels, strict=True):
-                    logger.setLevel(level)
-            made.engine.dispose()
-            SqlAlchemyStore._engine_map.pop(uri, None)
-            # SQLite gives its journals the mode of their database.
-            aside.chmod(0o600)
-            os.replace(aside, database)
-    except Timeout:
-        raise UserError(str(lock), "held by another process for 120 s", remedy="stop it, or delete the file") from None
-    except OSError as error:
-        raise UserError(str(database), f"cannot be made: {error.strerror or error}", remedy=_ELSEWHERE) from None
-
-
-def _check_database(database: Path) -> None:
-    restore = (
-        f"restore a copy, or move it away and begin a new one (journals of the runs are in {database.parent}/runs)"
-    )
-    try:
-        connection = sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=_LOCK_SECONDS)
-        try:
-            connection.isolation_level = None
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-            version = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-            if database.stat().st_size <= _CHECKED_BYTES:
-                verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-                if verdict != "ok":
-                    raise UserError(str(database), f"damaged: {verdict.splitlines()[-1]}", remedy=restore)
-        finally:
-            connection.close()
-    except sqlite3.OperationalError as error:
-        text = str(error)
-        if "locked" in text:
-            found = f"locked by another program for {_LOCK_SECONDS:.0f} s"
-            raise Away(str(database), found, remedy="close what holds it (a database browser?)") from None
-        if "no such table" in text:
-            raise UserError(str(database), "not an MLflow database", remedy=_ELSEWHERE) from None
-        if "readonly" in text or "unable to open" in text:
-            raise UserError(str(database), f"cannot be written: {text}", remedy=_ELSEWHERE) from None
-        raise UserError(str(database), f"damaged: {text}", remedy=restore) from None
-    except sqlite3.DatabaseError as error:
-        raise UserError(str(database), f"damaged: {error}", remedy=restore) from None
-    known = _schemas()
-    if version and known and version[0] not in known:
-        found = f"written by a newer MLflow (schema {version[0]})"
-        raise UserError(str(database), found, remedy="install that MLflow, or name another store in TRAINKIT_STORE")
-    if version and known and version[0] != known[-1]:
-        # Where whole tables are missing, MLflow would change the database at once, without a copy.
-        found = f"written by an older MLflow (schema {version[0]})"
-        remedy = f"copy it, then run: mlflow db upgrade sqlite:///{database}"
-        raise UserError(str(database), found, remedy=remedy)
-
-
-@functools.cache
-def _schemas() -> tuple[str, ...]:
-    """Schemas of the database that the installed MLflow knows, its own last; none where they are in no such order."""
-    spec = importlib.util.find_spec("mlflow")
-    if spec is None or spec.origin is None:
-        return ()
-    after, count = {}, 0
-    for file in Path(spec.origin).parent.glob("store/db_migrations/versions/*.py"):
-        text = file.read_text()
-        named = re.search(r'^revision\s*=\s*"(\w+)"', text, re.MULTILINE)
-        before = re.search(r'^down_revision\s*=\s*"(\w+)"', text, re.MULTILINE)
-        if named:
-            after[before[1] if before else ""] = named[1]
-            count += 1
-    order, last = [], ""
-    while last in after:
-        last = after.pop(last)
-        order.append(last)
-    return tuple(order) if len(order) == count else ()
 
 
 @functools.cache
@@ -899,13 +484,3 @@ def _check_reachable(uri: str, shown: str) -> None:
 def _warn_of_network(folder: Path) -> None:
     if _NETWORK.match(kind := _disk(folder)):
         _log.warning("%s is on a network file system (%s), where SQLite is not safe; %s", folder, kind, _ELSEWHERE)
-
-
-def _disk(folder: Path) -> str:
-    """The kind of file system that a folder is on; empty where the system does not say."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except (OSError, IndexError):
-        return ""
-    here = [(place, kind) for place, kind in mounts if folder.resolve().is_relative_to(place)]
-    return max(here, key=lambda entry: len(entry[0]), default=("", ""))[1]

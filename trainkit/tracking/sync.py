@@ -15,7 +15,8 @@ from trainkit.errors import UserError
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.relocate import strayed
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.upload_queue import left, waits
 from trainkit.tracking.uploader import send_left
 

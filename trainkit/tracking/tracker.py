@@ -33,13 +33,14 @@ from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.journal import Journal, Replay
 from trainkit.tracking.mlflow_errors import Away, reason
-from trainkit.tracking.store import ENROLMENT, RunFolder, Store
+from trainkit.tracking.run_folder import ENROLMENT, RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.system.sampler import Sampler
 from trainkit.tracking.upload_queue import Outbox
 from trainkit.tracking.uploader import Sender, send_left
 
 if TYPE_CHECKING:
-    from trainkit.speed.evidence import Reading
+    from trainkit.tracking.system.reading import Reading
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -247,10 +248,8 @@ class Tracker:
         self._file(path, lambda out: _link(Path(local), out))
 
     def figure(self, path: str, fig: Any) -> None:
-        """Keep a matplotlib figure, in the format that the ending of `path` names; its words are drawn as they are."""
-        from trainkit.plots import curves
-
-        self._file(path, lambda out: curves.save(fig, out, dpi=120, bbox_inches="tight"))
+        """Keep a matplotlib figure, in the format that the ending of `path` names."""
+        self._file(path, lambda out: fig.savefig(out, dpi=120, bbox_inches="tight"))
 
     def image(self, key: str, step: int, fig: Any) -> None:
         """Keep a matplotlib figure as the picture of `key` at a step; MLflow shows those of a key with a slider.
@@ -258,8 +257,6 @@ class Tracker:
         The file's name, which is MLflow's, depends on run, key and step alone: a step that is computed again after a
         resume replaces its picture.
         """
-        from trainkit.plots import curves
-
         if not re.fullmatch(r"[a-zA-Z0-9_\-./ ]+", key):
             raise ValueError(f"image key {key!r}: only letters, digits, spaces and _ - . /")
         # MLflow takes the latest of several pictures of a step by this time; here there is never a second.
@@ -267,7 +264,7 @@ class Tracker:
         unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.folder.name}/{started}/{key}/{_step(step)}")
         name = f"images/{key.replace('/', '~')}+step+{step}+timestamp+{started}+{unique}"
         png = io.BytesIO()
-        curves.save(fig, png, dpi=120, format="png")  # without a tight box, which would give each step another size
+        fig.savefig(png, dpi=120, format="png")  # without a tight box, which would give each step another size
         self._file(f"{name}.png", lambda out: out.write_bytes(png.getvalue()))
         self._file(f"{name}+compressed.webp", lambda out: _write_small(out, png))
         if not self._shows_images:

@@ -25,9 +25,10 @@ from typing import Any
 from trainkit.environment.process import die_with_parent
 from trainkit.errors import UserError, visible
 from trainkit.redact import without_secrets
+from trainkit.tracking.mlflow_database import settle_mlflow
 from trainkit.tracking.mlflow_experiment import VIEW
 from trainkit.tracking.relocate import strayed
-from trainkit.tracking.store import Store, settle_mlflow
+from trainkit.tracking.store import Store
 
 HOST = "127.0.0.1"
 _READY_SECONDS = 120.0

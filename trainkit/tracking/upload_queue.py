@@ -17,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainkit.files import write_aside
 from trainkit.redact import without_secrets
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.journal import Journal, Point, rows
 from trainkit.tracking.mlflow_errors import unreachable
-from trainkit.tracking.store import RunFolder, Store, write_aside
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:
     from trainkit.tracking.upload_process import Courier

@@ -16,7 +16,8 @@ from trainkit.redact import without_secrets
 from trainkit.tracking import mlflow_run, upload_process
 from trainkit.tracking.journal import Journal
 from trainkit.tracking.mlflow_errors import is_refusal, reason, unreachable
-from trainkit.tracking.store import RunFolder, Store
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
 from trainkit.tracking.upload_queue import Outbox
 
 EVERY_SECONDS = 3.0
@@ -152,7 +153,7 @@ def send_left(folder: RunFolder, store: Store, client: Any) -> None:
     """Send what a claimed run that is over has left; one that never said its end was killed, or `faults` says more."""
     info = folder.info()
     if info.run_id is None and not mlflow_run.pending(folder):
-        ended = "FAILED" if rank_failures.left(folder) else "KILLED"
+        ended = "FAILED" if rank_failures.left(folder.path) else "KILLED"
         folder.update(status=ended if info.status == "RUNNING" else info.status)
         return
     seen = last_sign(folder)
@@ -161,7 +162,7 @@ def send_left(folder: RunFolder, store: Store, client: Any) -> None:
         outbox = Outbox(folder, store, journal)
         if info.status == "RUNNING":
             # Its process is gone without a word, or this could not have been claimed.
-            why = rank_failures.left(folder)
+            why = rank_failures.left(folder.path)
             status = "FAILED" if why else "KILLED"
             folder.update(status=status, last_step=journal.last_step, unsent=True)
             if why:

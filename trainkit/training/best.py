@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trainkit.config.schema import Recipe
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.interfaces import Scores
 from trainkit.training.state import State
 
@@ -67,3 +69,38 @@ def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:
 
 def _better(value: float, than: float, mode: str, by: float = 0.0) -> bool:
     return math.isfinite(value) and (value > than + by if mode == "max" else value < than - by)
+
+
+_log = logging.getLogger("trainkit")
+
+
+def best_weights(run: Path) -> Path:
+    """Weights of a run's best checkpoint, or of its last where no evaluation named a best.
+
+    They are the averaged ones where the recipe's best is a score of those. A file is only handed out when it is what
+    was written: where the best checkpoint is damaged or missing a warning names the one that takes its place.
+    """
+    from trainkit.checkpoint import storage
+
+    newest, refused = storage.newest_valid(run / "checkpoints")
+    if newest is None:
+        why = f": {refused[0]}" if refused else ""
+        raise UserError(
+            str(run), f"holds no checkpoint{' that is whole' * bool(refused)}{why}", remedy="train it again"
+        )
+    best = storage.state_of(newest)["best"]
+    if strange := {record.get("weights", "model") for record in best} - {"model", "ema"}:
+        raise UserError(str(newest / storage.STATE), f"weights {few(strange)}"[:200], "model or ema")
+    for record in best:
+        file = run / "checkpoints" / f"step-{record['step']:09d}" / f"{record.get('weights', 'model')}.safetensors"
+        try:
+            if not file.parent.is_dir():
+                raise UserError(str(file.parent), "is missing")  # it could not be written, or was deleted
+            storage.check_file(file)
+            return file
+        except UserError as error:
+            refused.append(f"{error.where}: {error.found}")
+    file = newest / f"{best[0].get('weights', 'model') if best else 'model'}.safetensors"
+    if refused:
+        _log.warning("left aside: %s; %s of %s takes its place", "; ".join(refused), file.name, newest.name)
+    return file

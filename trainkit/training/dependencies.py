@@ -12,9 +12,11 @@ from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
 from trainkit.config.run_request import Order, beside, load
 from trainkit.config.schema import Recipe
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError
 from trainkit.paths import locate
-from trainkit.tracking.store import RunFolder, Store, run_key
+from trainkit.tracking.run_folder import RunFolder, run_key
+from trainkit.tracking.store import Store
+from trainkit.training.best import best_weights
 
 _log = logging.getLogger("trainkit")
 
@@ -44,38 +46,6 @@ def gather(order: Order, recipe: Recipe, machine: Any, store: Store, train: Trai
             child = Order(beside(order.path, source.recipe), plugins=order.plugins, elastic=order.elastic)
             needs[name] = _made(name, child, order.resume is not None, machine, store, train)
     return needs
-
-
-def best_weights(run: Path) -> Path:
-    """Weights of a run's best checkpoint, or of its last where no evaluation named a best.
-
-    They are the averaged ones where the recipe's best is a score of those. A file is only handed out when it is what
-    was written: where the best checkpoint is damaged or missing a warning names the one that takes its place.
-    """
-    from trainkit.checkpoint import storage
-
-    newest, refused = storage.newest_valid(run / "checkpoints")
-    if newest is None:
-        why = f": {refused[0]}" if refused else ""
-        raise UserError(
-            str(run), f"holds no checkpoint{' that is whole' * bool(refused)}{why}", remedy="train it again"
-        )
-    best = storage.state_of(newest)["best"]
-    if strange := {record.get("weights", "model") for record in best} - {"model", "ema"}:
-        raise UserError(str(newest / storage.STATE), f"weights {few(strange)}"[:200], "model or ema")
-    for record in best:
-        file = run / "checkpoints" / f"step-{record['step']:09d}" / f"{record.get('weights', 'model')}.safetensors"
-        try:
-            if not file.parent.is_dir():
-                raise UserError(str(file.parent), "is missing")  # it could not be written, or was deleted
-            storage.check_file(file)
-            return file
-        except UserError as error:
-            refused.append(f"{error.where}: {error.found}")
-    file = newest / f"{best[0].get('weights', 'model') if best else 'model'}.safetensors"
-    if refused:
-        _log.warning("left aside: %s; %s of %s takes its place", "; ".join(refused), file.name, newest.name)
-    return file
 
 
 def _file(name: str, word: str, store: Store) -> Path:

@@ -22,13 +22,13 @@ from trainkit.checkpoint.async_save import Commit
 from trainkit.checkpoint.state_dict import Copies
 from trainkit.checkpoint.storage import CheckpointError
 from trainkit.config.schema import Recipe
+from trainkit.distributed.stop_signal import Stop
 from trainkit.distributed.watchdog import Watchdog
-from trainkit.environment.process import Stop
 from trainkit.errors import of_disk, visible
 from trainkit.interfaces import Scores
 from trainkit.redact import without_secrets
 from trainkit.tracking import journal
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.training import best as records
 from trainkit.training import nonfinite
 from trainkit.training.state import State
@@ -240,7 +240,7 @@ class Witness:
         """
         self.stop.save_first()
         if self._watchdog is None and (limit := self.recipe.limits.hang) is not None:
-            self._watchdog = Watchdog(limit.seconds, moved, self.folder, rank)
+            self._watchdog = Watchdog(limit.seconds, moved, self.folder.path, rank)
             self._watchdog.start()
 
     def over(self) -> None:

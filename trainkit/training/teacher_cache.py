@@ -41,9 +41,9 @@ from trainkit import rng
 from trainkit.data.loader import stream
 from trainkit.distributed.runtime import Machine, checksum
 from trainkit.errors import UserError
+from trainkit.files import write_aside
 from trainkit.interfaces import Batch, Parts, Split
 from trainkit.paths import make_private
-from trainkit.tracking.store import write_aside
 from trainkit.training.run_logger import Witness
 
 IN_MEMORY = 1 << 30

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from trainkit import markdown
 from trainkit.config.schema import Recipe
-from trainkit.diagnostics import throughput_limits
-from trainkit.diagnostics.sync_audit import Probe
 from trainkit.distributed.runtime import Machine
-from trainkit.speed import bottleneck, device_timeline
+from trainkit.speed import bottleneck, device_timeline, limits
 from trainkit.speed.clock import PHASES, STEP, Clock, Steps
 from trainkit.speed.eta import Forecast, pace
-from trainkit.speed.evidence import Compiled, Drop, Evidence, Reading, Waits
+from trainkit.speed.evidence import Compiled, Drop, Evidence, Waits
 from trainkit.speed.recompiles import Recompiles, advice
 from trainkit.speed.slowdowns import SKIPPED, Detective
+from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
 from trainkit.tracking.system.load import cores
+from trainkit.tracking.system.reading import Reading
 from trainkit.training import plan as planning
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import Witness
@@ -179,7 +179,7 @@ class Observer:
             self._met = 0.0
         if (known := self._run.ceilings) is not None:
             rate = measured["speed/samples_per_s"]
-            shares = {"ceiling_share": throughput_limits.share(rate, known), "mfu": throughput_limits.mfu(rate, known)}
+            shares = {"ceiling_share": limits.share(rate, known), "mfu": limits.mfu(rate, known)}
             measured |= {f"speed/{name}": share for name, share in shares.items() if share is not None}
         if (compiled := self._compiled()) is not None:
             measured |= {"speed/recompiles": compiled.recompiles, "speed/graph_breaks": compiled.graph_breaks}

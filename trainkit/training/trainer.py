@@ -8,56 +8,35 @@ backward, step, and whatever the agenda has for that step.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainkit import rng
 from trainkit.checkpoint import storage
-from trainkit.config.schema import Optim, Recipe
+from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream as loading
 from trainkit.data.loader.damaged_samples import Damage
 from trainkit.distributed.runtime import Machine, checksum
-from trainkit.environment.process import Stop, Stopped
-from trainkit.interfaces import At, Batch, Loss, Opened, Rows, Scores, Split, Task
+from trainkit.distributed.stop_signal import Stopped
+from trainkit.interfaces import At, Batch, Loss, Opened, Scores
 from trainkit.speed import device_timeline
-from trainkit.speed.clock import Clock, Steps
+from trainkit.speed.clock import Clock
 from trainkit.training import best, determinism, loss_spikes, nonfinite, out_of_memory, rollback, teacher_cache
 from trainkit.training import optimizer as optim
 from trainkit.training import plan as planning
+from trainkit.training.evaluator import _trial, evaluate
 from trainkit.training.events import Agenda, recorded_decisions
+from trainkit.training.gradients import _finish_gradients
 from trainkit.training.loss_meter import Tally
+from trainkit.training.outcome import Outcome
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import Witness
 from trainkit.training.state import State, elsewhere
 from trainkit.training.throughput_monitor import Observer
-
-
-@dataclass
-class Outcome:
-    """How a training ended."""
-
-    status: str
-    """FINISHED, or KILLED when a signal asked it to stop."""
-    step: int
-    final: dict[str, float] = field(default_factory=dict)
-    """The last scores of every evaluation, by full name."""
-    best: list[dict[str, Any]] = field(default_factory=list)
-    """The best evaluations, best first: value, step."""
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per-sample columns of the last evaluations, by `records.kept_rows`."""
-    speed: dict[str, float] = field(default_factory=dict)
-    """Rates and time shares over the whole training."""
-    curves: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Curves of the last evaluation of each network, by evaluation and network."""
-    steps: Steps | None = None
-    """Single times of the last steps."""
-    verdict: str = ""
-    """Where the time went and what it would take to be faster, in words."""
 
 
 def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outcome:
@@ -238,7 +217,9 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
         """All that are still to be trained on, each on its way to the device; or those of the update at hand alone."""
         cut = replace(plan, steps=state.step + 1) if once else plan
         loader = replace(recipe.loader, workers=0) if once else recipe.loader
-        read = loading.training(split, cut, state.step, loader, device.type == "cuda", lost, damage)
+        read = loading.training(
+            split, partial(cut.keys, split, state.step), loader, device.type == "cuda", lost, damage
+        )
         return loading.copied(read, machine.place, device)
 
     def list_damage() -> None:
@@ -401,103 +382,3 @@ def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outco
     outcome.speed = clock.whole(plan.batch_size * state.step, state.trained + clock.training - began)
     outcome.steps, outcome.verdict = clock.recent(), observer.close(state.step)
     return outcome
-
-
-@torch.no_grad()
-def evaluate(
-    task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine, stop: Stop | None = None
-) -> Scores:
-    """Score a network on a split. Every rank takes part and every sample counts exactly once.
-
-    Rows are gathered with the sample's index; padding is dropped, and an evaluation whose rows are not the split's
-    samples, each once, is a RuntimeError and no score. Raises `Stopped`, on all ranks, when one is told to stop.
-    """
-
-    def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
-        batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
-        index = torch.where(torch.as_tensor(real, device=machine.device), batch["index"], -1)
-        with machine.accelerator.autocast():
-            predicted = task.predict(net, batch)
-        return {"index": index, **{key: value.float() for key, value in predicted.items()}}
-
-    def score() -> Scores:
-        with stop.at_once():
-            return task.score(rows, split)
-
-    stop, was_training = stop or Stop(), net.training
-    net.eval()
-    try:
-        kept, said, ends, asked = [], "", False, machine.any(stop.told)
-        for rows, real in loading.every_sample(split, batch_size, machine.world, machine.rank):
-            if not said:
-                one, said = out_of_memory.caught(forward, rows, real)
-                kept.append(one)
-            # Of several processes read a batch late, so that none waits for the answer, and all leave at the same one.
-            if ends := asked() or (machine.world == 1 and stop.told):
-                break
-            asked = machine.any(stop.told or bool(said))
-        ends = ends or asked()
-        own = out_of_memory.agreed(*((None, said) if said else out_of_memory.caught(loading.stack, kept)), machine)
-        if ends:
-            raise Stopped
-    finally:
-        net.train(was_training)
-        machine.reshard(net)
-    gathered = {key: machine.gather(value) for key, value in own.items()}
-    index = gathered.pop("index")
-    order = index.argsort()[int((index < 0).sum()) :]
-    if not torch.equal(index[order].cpu(), torch.arange(split.size)):
-        raise RuntimeError(f"{split.name}: {len(index[order].unique())} samples were scored, the set has {split.size}")
-    rows = {key: value[order].cpu() for key, value in gathered.items()}
-    scores = machine.lead(score)
-    scores.samples = len(order)
-    return scores
-
-
-@torch.no_grad()
-def _trial(task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine) -> float:
-    """Seconds that an evaluation will take, from its first batch, read twice.
-
-    A mistake in an evaluation shows here, before training, and not after the first epoch.
-    """
-    was_training = net.training
-    net.eval()
-    batches = list(loading.every_sample(split, batch_size, machine.world, machine.rank))
-    for _ in range(2):
-        began = time.perf_counter()
-        batch = split.on_device(machine.place(split.fetch(batches[0][0], epoch=0)))
-        with machine.accelerator.autocast():
-            task.predict(net, batch)
-        machine.synchronize()
-    net.train(was_training)
-    machine.reshard(net)
-    return (time.perf_counter() - began) * len(batches)
-
-
-def _finish_gradients(
-    machine: Machine,
-    params: Mapping[str, nn.Parameter],
-    plan: Plan,
-    losses: list[Loss],
-    settings: Optim,
-    apart: bool = False,
-) -> Tensor:
-    """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device.
-
-    `apart`: they are those of each process, and averaged here.
-    """
-    grads = [grad for p in params.values() if (grad := p.grad) is not None]
-    if len(grads) < len(params):
-        optim.refuse_idle(params)
-    if apart:
-        machine.average(grads)
-    if machine.accelerator.scaler is not None:
-        machine.accelerator.unscale_gradients()
-    weight = sum(loss.weight for loss in losses)
-    if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
-        torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
-    elif weight != plan.batch_size / plan.world:
-        raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
-    norm = optim.total_norm(grads)
-    optim.clip(params, norm, settings)
-    return norm

@@ -13,31 +13,30 @@ from trainkit.config.schema import Loader
 from trainkit.data.loader.damaged_samples import Damage
 from trainkit.data.loader.worker_pool import Key, Workers
 from trainkit.interfaces import Batch, Split
-from trainkit.training.plan import Plan
 
 
 def training(
     split: Split,
-    plan: Plan,
-    step: int,
+    keys: Callable[[], Iterable[Key]],
     loader: Loader,
     pin: bool,
     tell: Callable[[str], None] | None = None,
     damage: Damage | None = None,
 ) -> Iterator[Batch]:
-    """Micro-batches of this rank from `step` to the end of training, as host tensors.
+    """Read the micro-batches of one rank, as host tensors.
 
-    One stream for the whole run: no epoch boundary restarts the workers. `pin` says whether the device is one for which
-    memory can be page-locked; the recipe may do without. Such a device computes while this process reads: without
-    workers a thread then reads `loader.prefetch` batches ahead, where the split may be read by any (`any_thread`).
-    `tell` is called with a sentence when a worker was lost and another one reads in its place. With `damage`, samples
-    that are damaged are replaced and noted there.
+    `keys` gives the (epoch, rows) of each from the first on, as often as it is called. One stream for the whole run: no
+    epoch boundary restarts the workers. `pin` says whether the device is one for which memory can be page-locked; the
+    recipe may do without. Such a device computes while this process reads: without workers a thread then reads
+    `loader.prefetch` batches ahead, where the split may be read by any (`any_thread`). `tell` is called with a sentence
+    when a worker was lost and another one reads in its place. With `damage`, samples that are damaged are replaced and
+    noted there.
     """
     if damage is None:
-        yield from _read(split, plan.keys(split, step), loader, pin, tell)
+        yield from _read(split, keys(), loader, pin, tell)
     else:
-        read = _read(damage.split, plan.keys(split, step), loader, pin, tell)
-        yield from damage.watched(plan.keys(split, step), read)
+        read = _read(damage.split, keys(), loader, pin, tell)
+        yield from damage.watched(keys(), read)
 
 
 def _read(

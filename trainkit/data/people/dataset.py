@@ -24,7 +24,7 @@ from trainkit.data.leakage import Held
 from trainkit.data.people import index as people_index
 from trainkit.data.people import pk_report, tokenizer
 from trainkit.data.people.index import PeopleIndex
-from trainkit.data.people.modalities import MODALITIES, RGB, TEXT, subsets, title
+from trainkit.data.people.modalities import subsets, title
 from trainkit.data.people.pk_sampler import Cells, Draw, Sampler
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
@@ -32,7 +32,7 @@ from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import Batch, Meta, Opened
+from trainkit.interfaces import MODALITIES, RGB, TEXT, Batch, Meta, Opened
 
 TRIALS = 10
 """Galleries that SYSU-MM01's protocol draws (Wu et al., ICCV 2017, section 3.3)."""

@@ -40,12 +40,12 @@ import numpy as np
 from trainkit.data import folders
 from trainkit.data.people import records as people_records
 from trainkit.data.people import sources
-from trainkit.data.people.modalities import MODALITIES, TEXT
 from trainkit.data.people.records import Layout, Rows
 from trainkit.data.record import Record, Source
 from trainkit.data.storage import cache, hashed_folder
 from trainkit.data.storage.hashed_folder import REBUILD
 from trainkit.errors import UserError
+from trainkit.interfaces import MODALITIES, TEXT
 
 _log = logging.getLogger(__name__)
 

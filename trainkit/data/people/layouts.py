@@ -16,9 +16,9 @@ from typing import Any
 
 from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
-from trainkit.data.people.modalities import MODALITIES, NIR, RGB, TEXT
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.errors import UserError, few
+from trainkit.interfaces import MODALITIES, NIR, RGB, TEXT
 
 _log = logging.getLogger(__name__)
 

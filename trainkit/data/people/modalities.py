@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-MODALITIES = ("rgb", "nir", "cp", "sk", "text")
-"""Colour, near infrared, colour pencil, sketch, caption. A record's `modality` is a place in this list; captions are
-last, so that records in the order of their modalities begin with the pictures."""
-
-RGB, NIR, CP, SK, TEXT = range(len(MODALITIES))
+from trainkit.interfaces import MODALITIES, RGB
 
 ALIASES = {
     "vis": "rgb",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainkit.data.people.modalities import MODALITIES, RGB
 from trainkit.data.people.pk_sampler import PK, AnySampler, Draw, ModalPK, Pairs, eligible
+from trainkit.interfaces import MODALITIES, RGB
 
 NAMED = 5
 """People of one modality whose names are given."""

@@ -26,8 +26,8 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Count
-from trainkit.data.people.modalities import MODALITIES, RGB
 from trainkit.errors import UserError
+from trainkit.interfaces import MODALITIES, RGB
 
 WHERE = "data.sampler"
 

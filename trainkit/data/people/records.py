@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trainkit.data import folders
 from trainkit.data.formats import image_decode
-from trainkit.data.people.modalities import RGB, TEXT
 from trainkit.errors import UserError, few
+from trainkit.interfaces import RGB, TEXT
 
 DISTRACTOR = "-1"
 """The person of a gallery record whom nobody looks for, as indexes write it."""

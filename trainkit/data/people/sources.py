@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trainkit import interfaces
 from trainkit.data import sources
 from trainkit.data.formats import arrow_tables
 from trainkit.data.people import layouts, modalities
-from trainkit.data.people.modalities import RGB, TEXT
 from trainkit.data.people.records import DISTRACTOR, EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.errors import UserError, few
+from trainkit.interfaces import RGB, TEXT
 from trainkit.paths import locate
 
 SAMPLE = "sample:people"
@@ -103,10 +104,10 @@ def _read_table(rows: Rows, file: Path, split: str | None) -> None:
         if chosen is not None and own_split != chosen:
             continue
         if not word:
-            raise UserError(where, "no modality", f"one of {', '.join(modalities.MODALITIES)}")
+            raise UserError(where, "no modality", f"one of {', '.join(interfaces.MODALITIES)}")
         modality = modalities.code(word)
         if modality is None:
-            raise UserError(where, f"modality {word!r}"[:200], f"one of {', '.join(modalities.MODALITIES)}")
+            raise UserError(where, f"modality {word!r}"[:200], f"one of {', '.join(interfaces.MODALITIES)}")
         role = ROLES.get(role_word.lower())
         if role is None:
             raise UserError(where, f"role {role_word!r}"[:200], "query, gallery, or nothing")
@@ -120,13 +121,13 @@ def _read_table(rows: Rows, file: Path, split: str | None) -> None:
             captions.append((where, text, person, camera, of, role))
             continue
         if not path:
-            raise UserError(where, "no path", f"the {modalities.MODALITIES[modality]} picture of this row")
+            raise UserError(where, "no path", f"the {interfaces.MODALITIES[modality]} picture of this row")
         if of:
             raise UserError(where, f"a picture of the picture {of[:200]!r}", "`of` in rows of captions alone")
         row = rows.picture(where, path, who, modality, camera, role)
         if text:
             if modality != RGB:
-                found = f"a caption beside a picture of modality {modalities.MODALITIES[modality]}"
+                found = f"a caption beside a picture of modality {interfaces.MODALITIES[modality]}"
                 remedy = "write it as a row of its own, of modality text"
                 raise UserError(where, found, "captions beside rgb pictures", remedy)
             if who is not None:

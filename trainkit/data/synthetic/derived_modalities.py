@@ -31,9 +31,9 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from trainkit.data.formats import image_decode
-from trainkit.data.people.modalities import CP, MODALITIES, NIR, RGB, SK
 from trainkit.data.storage import cache, import_images
 from trainkit.errors import UserError
+from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
 
 VERSION = 1
 """Part of the folder's key; raised with any change to what is derived."""
@@ -95,7 +95,7 @@ def _write(path: Path, files: Sequence[Path], to: Path) -> None:
             writer.writerow(("path", "person", "camera", "modality", "text"))
             writer.writerows(rows)
         about = {
-            "what": "modalities derived from photographs by trainkit.data.synthetic.derived_modalities; none of them was taken or drawn",
+            "what": "modalities derived from photographs by trainkit.data.synthetic; none of them was taken or drawn",
             "made_from": str(path),
             "version": VERSION,
             "seed": SEED,

@@ -153,7 +153,7 @@ def _write(to: Path, image_size: int) -> None:
         writer.writerow(("path_a", "path_b", "same"))
         writer.writerows(pairs())
     about = {
-        "what": "drawn faces made by trainkit.data.synthetic.faces; they show that code runs, not that it works on faces",
+        "what": "drawn faces made by trainkit.data.synthetic; they show that code runs, not that it works on faces",
         "version": VERSION,
         "seed": SEED,
         "image_size": image_size,

@@ -165,7 +165,7 @@ def _write(to: Path) -> None:
         writer.writeheader()
         writer.writerows(sorted(table, key=lambda row: row["Id"]))
     about = {
-        "what": "drawn orbits made by trainkit.data.synthetic.orbits; they show that code runs, not that it works on eyes",
+        "what": "drawn orbits made by trainkit.data.synthetic; they show that code runs, not that it works on eyes",
         "version": VERSION,
         "seed": SEED,
         "names": NAMES,

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from trainkit.data.people.modalities import CP, MODALITIES, NIR, RGB, SK, TEXT
 from trainkit.data.synthetic.faces import drawn_once
+from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK, TEXT
 
 VERSION = 3
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -131,7 +131,7 @@ def _write(to: Path) -> None:
             writer.writerow(Row._fields)
             writer.writerows(some)
     about = {
-        "what": "drawn people made by trainkit.data.synthetic.people; they show that code runs, not that it finds people",
+        "what": "drawn people made by trainkit.data.synthetic; they show that code runs, not that it finds people",
         "version": VERSION,
         "seed": SEED,
         "people": PEOPLE,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trainkit.speed.evidence import Reading
 from trainkit.tracking.system import cgroup
 from trainkit.tracking.system.cgroup import Groups
 from trainkit.tracking.system.nvml import Gpus
 from trainkit.tracking.system.processes import Counted, Procfs, Psutil, Source
+from trainkit.tracking.system.reading import Reading
 
 BUSIEST = 8
 """Processors whose clock is asked for."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainkit.speed.evidence import Gpu
+from trainkit.tracking.system.reading import Gpu
 
 REASONS = {0x04: "power_cap", 0x08: "hardware", 0x20: "thermal", 0x40: "thermal", 0x80: "power_brake"}
 """Bits of nvmlClocksEventReasons for which a GPU is slower than it could be; an idle one, or one whose clock was set by

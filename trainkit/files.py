@@ -1,0 +1,39 @@
+"""Write files whole or not at all, and follow no symbolic link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a text file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
+    out = path.with_name(f".{path.name}.new")
+    try:
+        with open(out, "w", encoding="utf-8", opener=through_no_link) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(out, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            out.unlink(missing_ok=True)  # on a full disk every byte counts
+        error.filename = str(path)
+        raise
+
+
+def through_no_link(path: str, flags: int) -> int:
+    """Opens a file for `open`; not what a link that somebody laid under its name leads to. Raises OSError."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable (a rename is not, before this). Windows cannot open folders, and need not."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,42 @@
+"""Check that timm has the networks and optimizers that a recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+from trainkit.config.schema import Recipe
+from trainkit.config.validation import nearest
+from trainkit.errors import UserError
+
+
+def refuse_unknown(*recipes: Recipe) -> None:
+    """Raise UserError for the first network or optimizer of timm that timm does not have, with the nearest names.
+
+    timm, which takes seconds to import, is imported where a recipe names something of it, and no network is built. A
+    field says by `metadata={"timm": PREFIX}` that it names a network of timm where its text begins so.
+    """
+    for recipe in recipes:
+        for where, model in _of_timm(recipe, ""):
+            from trainkit.models import timm_classifier
+
+            timm_classifier.refuse_unknown(model, where)
+        if recipe.optim.name.startswith("timm:"):
+            from timm.optim import list_optimizers
+
+            if (name := recipe.optim.name[5:].lower().rpartition("_")[2]) not in (known := list_optimizers()):
+                near = nearest(name, known)
+                remedy = f"did you mean timm:{near}?" if near else "timm.optim.list_optimizers() lists the names"
+                raise UserError("optim.name", f"timm has no optimizer {name!r}", remedy=remedy)
+
+
+def _of_timm(block: object, path: str) -> Iterator[tuple[str, str]]:
+    """Key path and name of every network of timm in a block."""
+    if not is_dataclass(block):
+        return
+    for f in fields(block):
+        value, place = getattr(block, f.name), f"{path}.{f.name}".lstrip(".")
+        prefix = f.metadata.get("timm")
+        if prefix is not None and value.startswith(prefix):
+            yield place, value.removeprefix(prefix)
+        yield from _of_timm(value, place)

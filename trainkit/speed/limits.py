@@ -1,0 +1,97 @@
+"""Upper bounds of a run's throughput, and how far it is from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_PACES = ("loader", "model")
+
+
+def share(rate: float, ceilings: Ceilings) -> float | None:
+    """Samples a second as a share of what loader and network could reach, the lower of the two; None if unknown."""
+    if ceilings.loader is None or ceilings.model is None:
+        return None
+    return rate / min(ceilings.loader, ceilings.model)
+
+
+def mfu(rate: float, ceilings: Ceilings) -> float | None:
+    """The operations that so many samples a second take, as a share of the device's peak; None if unknown.
+
+    Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, arXiv 2204.02311).
+    """
+    if ceilings.flops_per_sample is None or ceilings.peak_flops is None:
+        return None
+    return rate * ceilings.flops_per_sample / ceilings.peak_flops
+
+
+def turns(ceilings: Ceilings) -> float | None:
+    """Samples a second at most where loader and network take turns: read in the process itself, nothing goes beside."""
+    if ceilings.loader is None or ceilings.model is None:
+        return None
+    return 1 / (1 / ceilings.loader + 1 / ceilings.model)
+
+
+def metrics(ceilings: Ceilings) -> dict[str, float]:
+    """Rates by metric name, those that are known."""
+    rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PACES}
+    rates |= {f"speed/ceiling_eval_{name}": rate for name, rate in ceilings.evaluations.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def lines(ceilings: Ceilings) -> list[str]:
+    """Ceilings in words."""
+    rows = []
+    for title, rate in [
+        ("loader alone", ceilings.loader),
+        ("network alone", ceilings.model),
+        *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
+    ]:
+        if rate is not None:
+            rows.append((title, f"{_rate(rate)} samples/s"))
+    if ceilings.loader is not None and ceilings.fetch:
+        parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
+        shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
+        rows[0] = (rows[0][0], f"{rows[0][1]}  ({shown})")
+    if ceilings.flops_per_sample is not None:
+        rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP a sample, forward and backward"))
+        if ceilings.peak_flops is not None:
+            rows.append(("peak", f"{_many(ceilings.peak_flops)}FLOP/s ({ceilings.peak_source})"))
+        if ceilings.peak_flops is not None and ceilings.model is not None:
+            rows.append(("network alone uses", f"{100 * mfu(ceilings.model, ceilings):.1f} % of the peak"))
+    rows += [(f"{name} is not known", reason) for name, reason in ceilings.absent.items()]
+    width = max((len(title) for title, _ in rows), default=0)
+    return [f"{title.ljust(width)}  {text}" for title, text in rows]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _many(number: float) -> str:
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g} {letter}"
+    return f"{number:.3g} "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What a recipe could reach on a machine if one part of it were all there is; samples of all processes a second."""
+
+    loader: float | None = None
+    """Batches read, and thrown away."""
+    model: float | None = None
+    """One batch learned from, again and again."""
+    evaluations: Mapping[str, float] = field(default_factory=dict)
+    """Evaluations, by name."""
+    fetch: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the time of reading a batch, by what is done: read, decode, augment, collate, other; 1 in their sum."""
+    flops_per_sample: float | None = None
+    """Floating-point operations of an update, counted, for each sample; a multiplication with an addition is two."""
+    peak_flops: float | None = None
+    """Operations a second that the devices of all processes can do at most."""
+    peak_source: str = ""
+    """Where that is from: a data sheet, or a product of matrices that was timed here."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """What of this could not be measured, and why."""

@@ -1,0 +1,140 @@
+"""Make and check the MLflow database of a store."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import re
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from trainkit.errors import UserError
+from trainkit.tracking.mlflow_errors import Away
+
+_LOCK_SECONDS = 10.0
+"""How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
+
+
+_CHECKED_BYTES = 256 * 2**20
+"""Databases up to this size are checked page by page at the start (0.3 s for 100 MB)."""
+
+
+_ELSEWHERE = "name another folder in TRAINKIT_STORE"
+
+
+def settle_mlflow() -> None:
+    """Settings of MLflow that are read from the environment; what the user has set stays. Call before importing it."""
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # The defaults (7 retries of 120 s, doubling pauses) take 247 s to notice a server that is down.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        # From the sending thread they would run through the lines of the training.
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def _make_database(database: Path) -> None:
+    if database.is_file() and database.stat().st_size:
+        return
+    from filelock import FileLock, Timeout
+
+    lock = database.with_name(f".{database.name}.lock")
+    try:
+        # Two processes that create it at once destroy it (MLflow migrates an empty database in many steps).
+        with FileLock(lock, timeout=120):
+            if database.is_file() and database.stat().st_size:
+                return
+            settle_mlflow()
+            import mlflow.store.db.utils  # noqa: F401 - sets up the loggers that are quieted below
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+            aside = database.with_name(f".{database.name}.new")
+            aside.unlink(missing_ok=True)
+            uri = f"sqlite:///{aside}"
+            loud = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
+            levels = [logger.level for logger in loud]
+            for logger in loud:
+                logger.setLevel(logging.WARNING)
+            try:
+                made = SqlAlchemyStore(uri, (database.parent / "artifacts").as_uri())
+            finally:
+                for logger, level in zip(loud, levels, strict=True):
+                    logger.setLevel(level)
+            made.engine.dispose()
+            SqlAlchemyStore._engine_map.pop(uri, None)
+            # SQLite gives its journals the mode of their database.
+            aside.chmod(0o600)
+            os.replace(aside, database)
+    except Timeout:
+        raise UserError(str(lock), "held by another process for 120 s", remedy="stop it, or delete the file") from None
+    except OSError as error:
+        raise UserError(str(database), f"cannot be made: {error.strerror or error}", remedy=_ELSEWHERE) from None
+
+
+def _check_database(database: Path) -> None:
+    restore = (
+        f"restore a copy, or move it away and begin a new one (journals of the runs are in {database.parent}/runs)"
+    )
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=_LOCK_SECONDS)
+        try:
+            connection.isolation_level = None
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            version = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            if database.stat().st_size <= _CHECKED_BYTES:
+                verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if verdict != "ok":
+                    raise UserError(str(database), f"damaged: {verdict.splitlines()[-1]}", remedy=restore)
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "locked" in text:
+            found = f"locked by another program for {_LOCK_SECONDS:.0f} s"
+            raise Away(str(database), found, remedy="close what holds it (a database browser?)") from None
+        if "no such table" in text:
+            raise UserError(str(database), "not an MLflow database", remedy=_ELSEWHERE) from None
+        if "readonly" in text or "unable to open" in text:
+            raise UserError(str(database), f"cannot be written: {text}", remedy=_ELSEWHERE) from None
+        raise UserError(str(database), f"damaged: {text}", remedy=restore) from None
+    except sqlite3.DatabaseError as error:
+        raise UserError(str(database), f"damaged: {error}", remedy=restore) from None
+    known = _schemas()
+    if version and known and version[0] not in known:
+        found = f"written by a newer MLflow (schema {version[0]})"
+        raise UserError(str(database), found, remedy="install that MLflow, or name another store in TRAINKIT_STORE")
+    if version and known and version[0] != known[-1]:
+        # Where whole tables are missing, MLflow would change the database at once, without a copy.
+        found = f"written by an older MLflow (schema {version[0]})"
+        remedy = f"copy it, then run: mlflow db upgrade sqlite:///{database}"
+        raise UserError(str(database), found, remedy=remedy)
+
+
+@functools.cache
+def _schemas() -> tuple[str, ...]:
+    """Schemas of the database that the installed MLflow knows, its own last; none where they are in no such order."""
+    spec = importlib.util.find_spec("mlflow")
+    if spec is None or spec.origin is None:
+        return ()
+    after, count = {}, 0
+    for file in Path(spec.origin).parent.glob("store/db_migrations/versions/*.py"):
+        text = file.read_text()
+        named = re.search(r'^revision\s*=\s*"(\w+)"', text, re.MULTILINE)
+        before = re.search(r'^down_revision\s*=\s*"(\w+)"', text, re.MULTILINE)
+        if named:
+            after[before[1] if before else ""] = named[1]
+            count += 1
+    order, last = [], ""
+    while last in after:
+        last = after.pop(last)
+        order.append(last)
+    return tuple(order) if len(order) == count else ()
