@@ -1,13 +1,16 @@
 """Where the time of reading a batch goes: found by what was put in."""
 
 import io
+import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs import ROOT
 
 from trainkit.speed import fetch_profile
 
@@ -22,9 +25,9 @@ def function(file: str, body: str, **names):
 @pytest.mark.parametrize("kind", ["read", "decode", "augment"])
 def test_a_slow_part_is_found(kind):
     files = {
-        "read": "/x/trainkit/data/packed.py",
+        "read": "/x/trainkit/data/storage/image_store.py",
         "decode": "/x/site-packages/PIL/ImageFile.py",
-        "augment": "/x/trainkit/data/scene_augment.py",
+        "augment": "/x/trainkit/data/scenes/augment.py",
     }
     parts = [function(file, f"time.sleep({0.006 if name == kind else 0.001})") for name, file in files.items()]
 
@@ -43,8 +46,8 @@ def test_a_slow_part_is_found(kind):
 def test_what_has_no_kind_counts_for_those_that_called_it():
     # As numpy does for whoever calls it; three quarters of its time on behalf of the augmentation.
     library = function("/x/site-packages/numpy/lib/any.py", "time.sleep(0.005)")
-    augment = function("/x/trainkit/data/augment.py", "[library() for _ in range(3)]", library=library)
-    read = function("/x/trainkit/data/recordio.py", "library()", library=library)
+    augment = function("/x/trainkit/data/images/augment.py", "[library() for _ in range(3)]", library=library)
+    read = function("/x/trainkit/data/formats/recordio.py", "library()", library=library)
 
     def fetch():
         augment()
@@ -123,3 +126,24 @@ def test_reading_ends_with_the_time_it_has():
     made = []
     fetch_profile.shares((lambda: made.append(time.sleep(0.01)) for _ in range(1000)), 0.03)
     assert 1 <= len(made) <= 4
+
+
+def test_the_files_that_it_knows_are_there():
+    """A file that moves would silently count for another kind."""
+    data = ROOT / "trainkit" / "data"
+    own = {kind: pattern for pattern, kind in fetch_profile._PYTHON if pattern.startswith("trainkit/")}
+    found = {
+        kind: {file.relative_to(data).as_posix() for file in data.rglob("*.py") if re.search(pattern, f"{file}:")}
+        for kind, pattern in own.items()
+    }
+    assert found == {
+        "augment": {
+            "images/augment.py", "images/clahe.py", "faces/align.py", "people/tokenizer.py", "scenes/augment.py",
+            "volumes/augment.py",
+        },
+        "read": {
+            "storage/image_store.py", "storage/mask_store.py", "storage/volume_store.py", "storage/map_store.py",
+            "storage/hashed_folder.py", "volumes/residency.py", "formats/recordio.py", "hub.py",
+        },
+        "decode": {"formats/image_decode.py", "formats/nifti.py"},
+    }  # fmt: skip

@@ -16,11 +16,11 @@ from trainkit.data.loader import thread_pool
 KINDS = ("read", "decode", "augment", "collate", "other")
 
 _PYTHON: tuple[tuple[str, str], ...] = (
-    (r"trainkit/data/(\w*augment|clahe|align|tokens)\.py:", "augment"),
+    (r"trainkit/data/\w+/(augment|clahe|align|tokenizer)\.py:", "augment"),
     (r"/(timm/data/(transforms|auto_augment|random_erasing|mixup)\w*|torchvision/transforms/.*)\.py:", "augment"),
-    (r"trainkit/data/(packed\w*|volume_cache|compressed_maps|hashed|recordio|hub)\.py:", "read"),
+    (r"trainkit/data/(storage/\w+_store|storage/hashed_folder|volumes/residency|formats/recordio|hub)\.py:", "read"),
     (r"/(numpy/_core/memmap|h5py/.*|pyarrow/.*)\.py:", "read"),
-    (r"trainkit/data/(pictures|nifti)\.py:", "decode"),
+    (r"trainkit/data/formats/(image_decode|nifti)\.py:", "decode"),
     (r"/PIL/(ImageFile|\w+ImagePlugin)\.py:", "decode"),
     (r"/PIL/Image\.py:(open|_open_core|load|tobytes|__array_interface__)$", "decode"),
     (r"/(gzip|lzma|bz2|zipfile/\w+|nibabel/.*|simplejpeg/.*)\.py:", "decode"),
