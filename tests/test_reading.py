@@ -3,7 +3,6 @@
 import io
 import re
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
