@@ -51,6 +51,16 @@ def _own_store(_stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture(autouse=True)
+def _no_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install no handler of a training in the process of the tests, whose commands run there."""
+    from trainkit.distributed import stop_signal
+    from trainkit.environment import process
+
+    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
+    monkeypatch.setattr(process, "die_with_parent", lambda: None)
+
+
+@pytest.fixture(autouse=True)
 def _unwatched() -> Iterator[None]:
     """Check that no test leaves a thread behind that may end the process: a watchdog, or one that hears signals."""
     yield

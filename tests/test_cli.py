@@ -22,8 +22,6 @@ from trainkit.autoconfig import new_recipe
 from trainkit.checkpoint import storage
 from trainkit.cli import main, train
 from trainkit.config import loader
-from trainkit.distributed import stop_signal
-from trainkit.environment import process
 from trainkit.tracking.store import Store
 
 HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
@@ -267,8 +265,6 @@ def test_check_prints_the_resolved_recipe_and_what_is_not_there_without_failing(
 )
 def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     shutil.copy(ROOT / "recipes" / "convnext.yaml", "mine.yaml")
     done = CliRunner().invoke(main.main, words, catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "valid: mine.yaml\n") and done.output.endswith(done.stderr)
@@ -403,8 +399,6 @@ def test_the_first_line_names_the_recipe_before_torch_is_loaded_on_rank_0_alone(
 
 def test_the_command_reads_its_words_in_any_order(monkeypatch):
     orders = []
-    monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     monkeypatch.setattr(
         "trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 143
     )

@@ -13,8 +13,6 @@ from taken import made
 
 from trainkit.cli import main
 from trainkit.config.run_request import Order
-from trainkit.distributed import stop_signal
-from trainkit.environment import process
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.tracking import journal
@@ -122,8 +120,6 @@ def test_weights_without_a_run_need_a_recipe(whole, home, tmp_path):
 
 
 def test_score_of_run_is_the_same_command(monkeypatch):
-    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
-    monkeypatch.setattr(process, "die_with_parent", lambda: None)
     asked = []
     monkeypatch.setattr(
         "trainkit.inference.evaluate_run.evaluate", lambda order, word: asked.append((order.path, word))

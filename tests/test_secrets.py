@@ -14,8 +14,6 @@ from runs import PLUGIN, ROOT, TOY, spawn
 
 from trainkit import redact
 from trainkit.cli import main
-from trainkit.distributed import stop_signal
-from trainkit.environment import process
 from trainkit.errors import UserError
 from trainkit.redact import holds_secret, without_secrets
 from trainkit.tracking import tracker
@@ -123,8 +121,6 @@ def test_a_server_that_is_away_is_named_without_them(planted, store):
 
 def test_a_recipe_that_holds_one_is_refused_before_anything_is_made(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
-    monkeypatch.setattr(process, "die_with_parent", lambda: None)
     for kind in ("HF_TOKEN", "GitHub", "password of a URI", "JWT"):
         said = ask("run", "adadistill", f"log.experiment={canaries.SAID[kind]!r}")
         assert "log.experiment" in said and "holds a secret" in said, kind

@@ -15,8 +15,6 @@ from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 from trainkit.cli import main, train
 from trainkit.config import loader
 from trainkit.config.run_request import Order, Sweep
-from trainkit.distributed import stop_signal
-from trainkit.environment import process
 from trainkit.errors import UserError
 from trainkit.experiments import optuna_search
 from trainkit.experiments import sweep as sweeps
@@ -333,8 +331,6 @@ def test_the_best_comes_first_then_what_was_pruned_and_what_failed():
 
 def test_the_commands_make_the_orders_they_say(monkeypatch):
     orders = []
-    monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     monkeypatch.setattr("trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 0)
     for command, words in (
         (main.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
@@ -372,15 +368,11 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
     ],
 )
 def test_words_of_the_commands_that_do_not_go_together(command, words, message, monkeypatch):
-    monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     done = CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 2 and message in done.output, done.output
 
 
 def test_check_of_a_sweep_prints_its_first_recipe_and_the_settings(monkeypatch):
-    monkeypatch.setattr(process, "die_with_parent", lambda: None)
-    monkeypatch.setattr(stop_signal, "stop_flag", stop_signal.Stop)
     words = ["sweep", str(TOY), "--plugin", "toy", "optim.lr=0.25,0.5", "--check"]
     done = CliRunner().invoke(main.main, words, catch_exceptions=False)
     first = loader.dump(loader.load(TOY, ["optim.lr=0.25"], ("toy",)))
