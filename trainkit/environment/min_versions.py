@@ -39,7 +39,7 @@ FLOORS = (
     Floor("accelerate", "1.15", "no known hole, but none older is tested"),
     Floor("monai", "1.5.2", "code from a checkpoint (CVE-2025-58756)", optional=True),
 )  # fmt: skip
-"""Held equal to pyproject.toml and to SECURITY.md by tests/test_floors.py."""
+"""Held equal to pyproject.toml and to SECURITY.md by tests/environment/test_min_versions.py."""
 
 
 def check() -> None:

@@ -2,7 +2,7 @@
 
 A rule looks at the evidence and states what was measured; it is silent where the evidence is missing. What might help
 is marked untested, with the rung of the ladder that tests it. Rules are few, each can be read in a minute, and each is
-held to slow-downs that are made on purpose (tests/test_verdict.py).
+held to slow-downs that are made on purpose (tests/speed/test_bottleneck.py).
 """
 
 from __future__ import annotations
