@@ -583,8 +583,7 @@ REASONS = {
         "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap",
         "data/loader/worker_pool.py torch.frombuffer",
         "data/volumes/residency.py mmap.mmap", "data/volumes/residency.py numpy.frombuffer",
-        "speed/clock.py numpy.frombuffer",
-        "speed/claim_measurements.py mmap.mmap", "tracking/tracker.py PIL.Image.open",
+        "speed/clock.py numpy.frombuffer", "tracking/tracker.py PIL.Image.open",
     },
     "a file that this command wrote a moment before": {
         "export/images.py timm.create_model", "export/images.py onnxruntime.InferenceSession",
