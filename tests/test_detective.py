@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.speed.clock import BETWEEN, COMPUTE, PHASES, STEP
-from trainkit.speed.slowdowns import BLOCK, SKIPPED, Detective, find, find_in_lines
+from trainkit.speed.slowdowns import BLOCK, SKIPPED, SlowdownDetector, find, find_in_lines
 
 MEAN = np.array([0.05, 0.005, 0.07, 0.14, 0.01, 0, 0, 0, 0])
 """Seconds by phase of a step of the first guide: 930 samples a second in batches of 256."""
@@ -21,9 +21,9 @@ def plain(length: int, seed: int = 0, noise: float = 0.1) -> np.ndarray:
     return MEAN * np.exp(np.random.default_rng(seed).normal(0, noise, (length, len(PHASES))))
 
 
-def watched(rows: np.ndarray, detective: Detective | None = None) -> list:
+def watched(rows: np.ndarray, detective: SlowdownDetector | None = None) -> list:
     """Looks every 25 steps, each at the newest 40 records: (step of the look, drop)."""
-    steps, detective = traces.as_steps(rows), detective or Detective()
+    steps, detective = traces.as_steps(rows), detective or SlowdownDetector()
     looks = ((at, detective.look(steps[max(0, at - 40) : at])) for at in range(BLOCK, len(rows) + 1, BLOCK))
     return [(at, drop) for at, drop in looks if drop is not None]
 
@@ -185,7 +185,7 @@ def test_a_drop_is_told_once_ends_and_may_come_again():
     rows = plain(3000)
     rows[600:1200, 0] += 1.2
     rows[1800:, PHASES.index("log")] += 1.2
-    detective = Detective()
+    detective = SlowdownDetector()
     (_, first), (_, second) = watched(rows, detective)
     assert (first.step, first.phase, second.step, second.phase) == (601, "data", 1801, "log")
     assert detective.lasting == (second,)
@@ -198,7 +198,7 @@ def test_a_second_drop_is_related_to_the_first():
     rows = plain(2000)
     rows[600:, 0] += 0.8
     rows[1200:, 0] += 3.0
-    detective = Detective()
+    detective = SlowdownDetector()
     (_, first), (_, second) = watched(rows, detective)
     assert (first.step, second.step) == (601, 1201) and second.before_ms == pytest.approx(first.after_ms, rel=0.05)
     assert detective.lasting == (first, second)
@@ -209,7 +209,7 @@ def test_a_second_drop_is_related_to_the_first():
 def test_it_does_not_matter_in_which_parts_the_records_come(sizes, seed):
     rows = lose(plain(1300, seed), 900, GUIDE, "data")
     rows[400:430] *= 2
-    steps, detective, drops, at = traces.as_steps(rows), Detective(), [], 0
+    steps, detective, drops, at = traces.as_steps(rows), SlowdownDetector(), [], 0
     for size in [*sizes, len(rows)]:
         if (drop := detective.look(steps[max(0, at - 30) : at + size])) is not None:
             drops.append(drop)
@@ -275,7 +275,7 @@ def test_log_lines_that_cannot_be_read_are_refused():
 
 
 def test_a_look_costs_little():
-    steps, detective = traces.as_steps(traces.steady(3, 2500)), Detective()
+    steps, detective = traces.as_steps(traces.steady(3, 2500)), SlowdownDetector()
     began = time.process_time()
     for at in range(0, 2500, BLOCK):
         detective.look(steps[at : at + BLOCK])

@@ -1,8 +1,7 @@
-"""Why a run is as slow as it is, in words.
+"""Name the bottleneck of a run, in words.
 
-A rule looks at the evidence and states what was measured; it is silent where the evidence is missing. What might help
-is marked untested, with the rung of the ladder that tests it. Rules are few, each can be read in a minute, and each is
-held to slow-downs that are made on purpose (tests/test_verdict.py).
+A rule looks at the measurements and states what it finds; it is silent where they are missing. What might help is
+marked untested, with the switch of the benchmark that tests it. Each rule is tested with a slow-down made on purpose.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Finding:
     said: str
     """What was measured, as a sentence."""
     untested: tuple[tuple[str, str], ...] = ()
-    """What might help, and the rung that would show it."""
+    """What might help, and the switch of the benchmark that would show it."""
 
 
 def judge(e: Evidence) -> list[Finding]:
-    """What costs the most time first; the work of the network itself where nothing else is worth a sentence."""
+    """Return the findings of all rules, the costliest first; compute itself where nothing else costs 10 %."""
     found = [finding for rule in RULES for finding in _listed(rule(e))]
     dear = [finding for finding in found if finding.costs >= NOTABLE]
     rest = [finding for finding in found if finding.costs < NOTABLE]
@@ -48,7 +47,7 @@ def judge(e: Evidence) -> list[Finding]:
 
 
 def words(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> list[str]:
-    """A verdict as lines: the pace and how far it is from the ceilings, then why, and what would test a remedy."""
+    """Write a verdict as lines: the throughput and its share of the upper bounds, then why, and what to test."""
     lines = [_pace(e)]
     for drop in e.drops:
         lines.append(dropped(drop))
@@ -61,13 +60,13 @@ def words(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> l
 
 
 def unmeasured(e: Evidence) -> list[str]:
-    """What is not known of a run, and why, as one line; none where all is."""
+    """List what was not measured of a run, and why, as one line; empty where all was."""
     absent = "; ".join(f"{what}: {why}" for what, why in sorted(e.absent.items()))
     return [f"not measured: {absent}"] if absent else []
 
 
 def dropped(drop: Drop) -> str:
-    """A lasting change of pace as a sentence."""
+    """Describe a lasting slowdown in a sentence."""
     return (
         f"From step {drop.step} on a step took {_ms(drop.after_ms)} instead of {_ms(drop.before_ms)}; "
         f"{_percent(drop.share)} of what was lost is in {NAMES.get(drop.phase, drop.phase)}."
@@ -265,10 +264,11 @@ def _settings(e: Evidence) -> Iterable[Finding]:
 
 
 def _compute(e: Evidence) -> Finding:
-    """What is left when nothing else costs much: the work itself."""
+    """Report forward, backward and optimizer, where nothing else costs much."""
     share = _compute_share(e)
     said = f"{_percent(share)} of the time the network learned, and nothing else took {_percent(NOTABLE)} of it."
-    s, options = e.settings, []
+    s = e.settings
+    options: list[tuple[str, str]] = []
     if s.get("precision") == "no":
         options.append(("bf16 arithmetic", "precision"))
     if s.get("compile", "off") == "off":
@@ -343,14 +343,14 @@ def _median(e: Evidence, name: str) -> float:
 
 
 def _ends(e: Evidence, name: str) -> tuple[float, float]:
-    """Medians of the first and the last quarter of the readings; zeros of fewer than eight."""
+    """Return the medians of the first and the last quarter of the readings; zeros of fewer than eight."""
     values = _known(e, name)
     quarter = len(values) // 4
     return (float(np.median(values[:quarter])), float(np.median(values[-quarter:]))) if quarter >= 2 else (0.0, 0.0)
 
 
 def _still_growing(values: Sequence[float]) -> bool:
-    """Whether each quarter of a series lies above the one before: what fills up once does not."""
+    """Test whether each quarter of a series lies above the one before, unlike a cache that fills up once."""
     quarters = [float(np.median(part)) for part in np.array_split(np.asarray(values), 4)]
     steps = np.diff(quarters)
     return bool((steps > 0.1 * (quarters[-1] - quarters[0])).all())

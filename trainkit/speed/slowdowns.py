@@ -1,6 +1,6 @@
-"""The detective: from when on, and in which phase, a training became slower.
+"""Find from which step on, and in which phase, a training became slower.
 
-The pace of a training is looked at in blocks of 25 steps. The level of a block is the mean time of its steps, what lies
+Step times are looked at in blocks of 25 steps. The level of a block is the mean time of its steps, what lies
 between steps included, without its two slowest: an evaluation, a checkpoint or a stall now and then is no change of
 pace. A block is compared in log time with the median and the robust spread of the up to 80 blocks before it.
 
@@ -84,7 +84,7 @@ class _Block:
 
 
 class _Pace:
-    """The pace in blocks of one size. A row holds the mean times of `weight` steps."""
+    """The step times in blocks of one size. A row holds the mean times of `weight` steps."""
 
     def __init__(
         self, names: Sequence[str], block: int, trim: int, weight: int = 1, skip: int = SKIPPED, waits: bool = False
@@ -107,11 +107,11 @@ class _Pace:
         """Blocks of the last `feed` that were as those before."""
 
     def restart(self) -> None:
-        """Forget the pace, not the drops."""
+        """Forget the usual step times, not the drops."""
         self._begin([])
 
     def _begin(self, blocks: Sequence[_Block]) -> None:
-        """A new pace, of which these blocks have been seen."""
+        """Begin with new usual step times, of which these blocks have been seen."""
         self.reference.clear()
         self.reference.extend(blocks)
         self._known, self._fast, self._anchor = False, [], None
@@ -121,7 +121,7 @@ class _Pace:
         self.suspects, self._quiet, self._rest, self._seconds = [], 0, 0, 0.0
 
     def feed(self, number: np.ndarray, rows: np.ndarray) -> list[Drop]:
-        """The drops that these rows, which follow those fed before, make known."""
+        """Return the drops that these rows, which follow those fed before, make known."""
         if len(self._pending[0]):
             number, rows = np.concatenate([self._pending[0], number]), np.concatenate([self._pending[1], rows])
         at, found = 0, []
@@ -157,7 +157,7 @@ class _Pace:
         if self._anchor is None:
             self._anchor = middle, np.median([block.mean for block in self.reference], axis=0)
         if middle - self._anchor[0] > DRIFTED and len(self.reference) > KEPT // 2:
-            return self._drifted(middle)
+            return self._drifted(middle, self._anchor)
         above = new.level - middle
         if above < -max(LASTING, min(3 * spread, SHARP)):
             self._faster(new)
@@ -173,7 +173,7 @@ class _Pace:
         return self._sharp(middle, spread) or self._lasting(middle, spread)
 
     def _usual(self, new: _Block, middle: float) -> None:
-        """A block as before: the end of a burst, or a moment's rest in something that lasts."""
+        """Take a block as before for the end of a burst, or a moment's rest in something that lasts."""
         if not self.suspects:
             self.usual.append(new)
             self.reference.append(new)
@@ -190,7 +190,7 @@ class _Pace:
             self._clear()
 
     def _faster(self, new: _Block) -> None:
-        """A block that is faster than before; several in succession are the new pace."""
+        """Note a block that is faster than before; several in succession are the new usual."""
         self.reference.extend(self.suspects)
         self._clear()
         self._fast.append(new)
@@ -203,7 +203,7 @@ class _Pace:
         self._begin(self._fast)
 
     def _wait(self, level: float) -> int:
-        """Steps that bursts before, or a pace that went up and down, make one wait at this level."""
+        """Return the steps to wait at this level, because of earlier bursts or of times that went up and down."""
         ordered = sorted(block.level for block in self.reference)
         if level < ordered[len(ordered) * 9 // 10] + RISEN:
             return BURST_LIMIT
@@ -260,9 +260,9 @@ class _Pace:
         step = int(np.concatenate([block.number for block in around])[onset])
         return self._report(step, middle, level, np.median([b.mean for b in self.suspects], axis=0), keep=many)
 
-    def _drifted(self, middle: float) -> Drop:
-        """The pace has fallen bit by bit, so that no block was much slower than those before it."""
-        before, mean = self._anchor
+    def _drifted(self, middle: float, anchor: tuple[float, np.ndarray]) -> Drop:
+        """Report steps that became slower bit by bit, so that no block was much slower than those before it."""
+        before, mean = anchor
         half = (before + middle) / 2
         late = [block for block in self.reference if block.level > half]
         now = np.median([block.mean for block in late], axis=0)
@@ -271,7 +271,7 @@ class _Pace:
     def _report(
         self, step: int, before: float, after: float, mean: np.ndarray, keep: int, old: np.ndarray | None = None
     ) -> Drop:
-        """A drop; from here on its level is the usual one."""
+        """Return a drop; from here on its level is the usual one."""
         old = np.median([b.mean for b in self.reference], axis=0) if old is None else old
         phase, share = _blame(self.names, old, mean)
         drop = Drop(
@@ -287,7 +287,7 @@ class _Pace:
         return drop
 
 
-class Detective:
+class SlowdownDetector:
     """Finds drops while a training runs.
 
     `skip` steps at the start are left out: at least as many as batches are prefetched before the first step, since the
@@ -311,7 +311,7 @@ class Detective:
         return (*self._fine.ended, *self._coarse.ended)
 
     def look(self, steps: Steps) -> Drop | None:
-        """The drop that the newest records make known, if any. Records seen before may be among them.
+        """Return the drop that the newest records make known, if any. Records seen before may be among them.
 
         Looking every 25 steps, at multiples of 25 of the clock's count, finds sharp drops within 50 steps.
         """
@@ -339,14 +339,14 @@ class Detective:
 
 
 def find(steps: Steps, skip: int = SKIPPED) -> list[Drop]:
-    """All drops in these records, in the order in which a detective would have found them. Keeps no state."""
-    return Detective(skip)._feed(steps)
+    """Return all drops in these records, in the order in which they became known."""
+    return SlowdownDetector(skip)._feed(steps)
 
 
 def find_in_lines(
     step: Sequence[int], steps_per_s: Sequence[float], shares: Mapping[str, Sequence[float]] | None = None
 ) -> list[Drop]:
-    """All drops in the log lines of a training: the step each was written at and the rate since the line before.
+    """Return all drops in the log lines of a training: the step each was written at and the rate since the line before.
 
     `shares` are those of wall-clock by phase (`data`, `transfer`, `compute` and those between steps), in which case the
     rate is of the time in steps alone, as the journal has it; without them the phase of a drop is `compute`. A drop is
@@ -373,7 +373,7 @@ def find_in_lines(
 
 
 def _middle(levels: list[float]) -> tuple[float, float]:
-    """Median and robust standard deviation."""
+    """Return the median and the robust standard deviation."""
     ordered = np.sort(np.array(levels))
     middle = ordered[len(ordered) // 2]
     apart = np.sort(np.abs(ordered - middle))
@@ -381,7 +381,7 @@ def _middle(levels: list[float]) -> tuple[float, float]:
 
 
 def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) -> tuple[int, int]:
-    """Where the last of these times begin and end to be of the new level, as far as they tell; equal if they do not.
+    """Return where the last of these times begin and end to be of the new level; equal where they never are.
 
     It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log
     time where each step is slower; else in seconds, of which one step counts `cap` at most. It must be slow in each of
@@ -401,7 +401,7 @@ def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) 
 
 
 def _blame(names: Sequence[str], before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
-    """The phase that most of what was lost went to, and its share of it."""
+    """Return the phase that most of what was lost went to, and its share of it."""
     lost = dict(zip(names, (float(value) for value in np.maximum(after - before, 0)), strict=True))
     was, now = (dict(zip(names, map(float, times), strict=True)) for times in (before, after))
     whole = sum(lost.values()) or 1.0
