@@ -586,9 +586,8 @@ REASONS = {
         "speed/clock.py numpy.frombuffer", "tracking/tracker.py PIL.Image.open",
     },
     "a file that this command wrote a moment before": {
-        "export/images.py timm.create_model", "export/images.py onnxruntime.InferenceSession",
-        "export/latency.py onnxruntime.InferenceSession", "diagnostics/stepped_process.py numpy.load",
-        "config/yaml_editor.py yaml.compose",
+        "export/images.py timm.create_model", "export/files.py onnxruntime.InferenceSession",
+        "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
         "inference/table_writer.py pyarrow.parquet.read_table",
         "inference/table_writer.py pyarrow.parquet.read_metadata",
     },
