@@ -110,7 +110,6 @@ CYCLES = {
     "analysis": {"compare", "compare_report"},
     "data.scenes": {"dataset", "verify"},
     "experiments": {"optuna_search", "sweep"},
-    "inference": {"images", "people", "predict", "scenes", "table_writer", "volumes"},
     "tracking": {"upload_process", "upload_queue"},
     "training": {"best", "nonfinite", "rollback", "run_logger", "state"},
 }
