@@ -14,6 +14,7 @@ import numpy as np
 from trainkit.errors import number_of
 from trainkit.speed.clock import COMPUTE, STEP
 from trainkit.speed.evidence import Drop, Evidence
+from trainkit.speed.limits import mfu, rate_words
 
 NOTABLE = 0.10
 """Share of wall-clock from which something is worth a sentence."""
@@ -98,7 +99,7 @@ def _data(e: Evidence) -> Finding | None:
     workers, c = e.settings.get("workers", 0), e.ceilings
     said = f"{_percent(lost)} of the time the step waited for data"
     if c and c.loader and c.model:
-        said += f"; the loader alone gives {_rate(c.loader)} samples/s and the network alone {_rate(c.model)}"
+        said += f"; the loader alone gives {rate_words(c.loader)} samples/s and the network alone {rate_words(c.model)}"
     if c and c.fetch:
         kind, most = max(c.fetch.items(), key=lambda item: item[1])
         said += f"; {_WORK.get(kind, kind)} is {_percent(most)} of reading a batch"
@@ -111,45 +112,23 @@ def _data(e: Evidence) -> Finding | None:
     return Finding("data", lost, f"{said}.", ((more, "workers"), ("data decoded once", "cache")))
 
 
-def _transfer(e: Evidence) -> Finding | None:
-    lost = _share(e, "transfer")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time went into copying batches to the device and what is done to them there."
-    return Finding("transfer", lost, said, (("page-locked memory", "pin"),) if e.device != "cpu" else ())
-
-
-def _evaluation(e: Evidence) -> Finding | None:
-    lost = _share(e, "eval")
-    if lost < NOTABLE:
-        return None
+def _phases(e: Evidence) -> Iterable[Finding]:
+    """Report each phase that takes a notable share by itself."""
     held = ", ".join(f"{name} {len(s)} x {np.median(s):.2g} s" for name, s in e.held.items() if len(s))
-    said = f"{_percent(lost)} of the time went into evaluations{f' ({held})' if held else ''}."
-    return Finding("evaluation", lost, said, (("a budget, or held less often", "evaluations"),))
-
-
-def _checkpoint(e: Evidence) -> Finding | None:
-    lost = _share(e, "checkpoint")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time went into checkpoints."
-    return Finding("checkpoint", lost, said, (("written less often", "checkpoints"),))
-
-
-def _log(e: Evidence) -> Finding | None:
-    lost = _share(e, "log")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time went into log lines, tables and pictures."
-    return Finding("log", lost, said, (("log lines less often", "log"),))
-
-
-def _setup(e: Evidence) -> Finding | None:
-    lost = _share(e, "setup")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time, {e.seconds['setup']:.2g} s, went by before the first step."
-    return Finding("setup", lost, said)
+    pin = (("page-locked memory", "pin"),) if e.device != "cpu" else ()
+    rules: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
+        ("transfer", "transfer", "went into copying batches to the device and what is done to them there", pin),
+        ("eval", "evaluation", f"went into evaluations{f' ({held})' if held else ''}",
+         (("a budget, or held less often", "evaluations"),)),
+        ("checkpoint", "checkpoint", "went into checkpoints", (("written less often", "checkpoints"),)),
+        ("log", "log", "went into log lines, tables and pictures", (("log lines less often", "log"),)),
+    )  # fmt: skip
+    for phase, cause, said, untested in rules:
+        if (lost := _share(e, phase)) >= NOTABLE:
+            yield Finding(cause, lost, f"{_percent(lost)} of the time {said}.", untested)
+    if (lost := _share(e, "setup")) >= NOTABLE:
+        said = f"{_percent(lost)} of the time, {e.seconds['setup']:.2g} s, went by before the first step."
+        yield Finding("setup", lost, said)
 
 
 def _recompiles(e: Evidence) -> Finding | None:
@@ -207,7 +186,7 @@ def _neighbour(e: Evidence) -> Finding | None:
 
 def _memory(e: Evidence) -> Finding | None:
     before, after = _ends(e, "rss_gb")
-    rss = [r.rss_gb for r in e.load if r.rss_gb is not None]
+    rss = _known(e, "rss_gb")
     if not before or after - before < max(_GROWN_GB, _GROWN * before) or not _still_growing(rss):
         return None
     seconds = e.load[-1].at - e.load[0].at
@@ -279,8 +258,7 @@ def _compute(e: Evidence) -> Finding:
 
 
 RULES: tuple[Callable[[Evidence], Finding | Iterable[Finding] | None], ...] = (
-    _data, _transfer, _evaluation, _checkpoint, _log, _setup, _recompiles, _waits, _throttled, _neighbour, _memory,
-    _slow_rank, _settings,
+    _data, _phases, _recompiles, _waits, _throttled, _neighbour, _memory, _slow_rank, _settings,
 )  # fmt: skip
 CAUSES = (
     "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync", "throttled",
@@ -301,14 +279,15 @@ _WORK = {
 def _pace(e: Evidence) -> str:
     rate = e.trained * e.batch_size / _training(e) if _training(e) else 0.0
     p10, p50, p99 = 1e3 * np.percentile(e.steps.seconds, [10, 50, 99]) if len(e.steps) else np.zeros(3)
-    said = f"{_rate(rate)} samples/s; a step takes {_ms(p50)}, one in ten {_ms(p10)} or less, one in a hundred "
+    said = f"{rate_words(rate)} samples/s; a step takes {_ms(p50)}, one in ten {_ms(p10)} or less, one in a hundred "
     said += f"{_ms(p99)} or more"
-    c = e.ceilings
-    if c and c.loader and c.model:
+    if (c := e.ceilings) is None:
+        return f"{said}."
+    if c.loader and c.model:
         least, what = min((c.loader, "the loader"), (c.model, "the network"))
-        said += f"; {_percent(rate / least)} of what {what} alone can do here ({_rate(least)})"
-    if c and c.flops_per_sample and c.peak_flops:
-        said += f"; {_percent(rate * c.flops_per_sample / c.peak_flops)} of the arithmetic of {c.peak_source}"
+        said += f"; {_percent(rate / least)} of what {what} alone can do here ({rate_words(least)})"
+    if (used := mfu(rate, c)) is not None:
+        said += f"; {_percent(used)} of the arithmetic of {c.peak_source}"
     return f"{said}."
 
 
@@ -370,7 +349,3 @@ def _percent(share: float) -> str:
 
 def _ms(ms: float) -> str:
     return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -18,13 +18,13 @@ from typing import Protocol, cast
 
 import numpy as np
 
-COMPUTE = ("forward", "backward", "optimizer")
+COMPUTE: tuple[str, ...] = ("forward", "backward", "optimizer")
 """The phases in which a network trains; their sum is `compute`."""
-STEP = ("data", "transfer", *COMPUTE)
+STEP: tuple[str, ...] = ("data", "transfer", *COMPUTE)
 """The phases of a step."""
-BETWEEN = ("eval", "checkpoint", "log", "setup")
+BETWEEN: tuple[str, ...] = ("eval", "checkpoint", "log", "setup")
 """What else the main thread does."""
-PHASES = (*STEP, *BETWEEN)
+PHASES: tuple[str, ...] = (*STEP, *BETWEEN)
 KEPT = 4096
 """Steps of which single times are kept."""
 _WIDE = len(PHASES)

@@ -45,7 +45,7 @@ def lines(ceilings: Ceilings) -> list[str]:
         *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
     ]:
         if rate is not None:
-            rows.append((title, f"{_rate(rate)} samples/s"))
+            rows.append((title, f"{rate_words(rate)} samples/s"))
     if ceilings.loader is not None and ceilings.fetch:
         parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
         shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
@@ -61,7 +61,8 @@ def lines(ceilings: Ceilings) -> list[str]:
     return [f"{title.ljust(width)}  {text}" for title, text in rows]
 
 
-def _rate(rate: float) -> str:
+def rate_words(rate: float) -> str:
+    """Write a throughput, samples a second, with three digits or whole."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,13 +84,10 @@ class _Block:
 
 
 class _Pace:
-    """The step times in blocks of one size. A row holds the mean times of `weight` steps."""
+    """The times of steps by phase, (steps, phases), in blocks of one size."""
 
-    def __init__(
-        self, names: Sequence[str], block: int, trim: int, weight: int = 1, skip: int = SKIPPED, waits: bool = False
-    ):
-        self.names, self.block, self.trim, self.weight = tuple(names), block, trim, weight
-        self._skip, self.waits = skip, waits
+    def __init__(self, block: int, trim: int, skip: int, waits: bool = False):
+        self.block, self.trim, self._skip, self.waits = block, trim, skip, waits
         self.reference: deque[_Block] = deque(maxlen=KEPT)
         self.suspects: list[_Block] = []
         self._fast: list[_Block] = []
@@ -99,7 +96,7 @@ class _Pace:
         self.open: list[tuple[Drop, float]] = []
         """Drops that last, and the log level below which each is over."""
         self.ended: list[tuple[Drop, int]] = []
-        self._pending = (np.empty(0, np.int64), np.empty((0, len(self.names))))
+        self._pending = (np.empty(0, np.int64), np.empty((0, len(PHASES))))
         self._quiet = self._rest = 0
         self._seconds, self._known = 0.0, False
         self._anchor: tuple[float, np.ndarray] | None = None
@@ -150,7 +147,7 @@ class _Pace:
         if not self._known:
             self.usual.append(new)
             self.reference.append(new)
-            seen = sum(block.seconds for block in self.reference) * self.weight
+            seen = sum(block.seconds for block in self.reference)
             self._known = len(self.reference) >= (FIRST if seen >= FIRST_S else FIRST_LIMIT)
             return None
         middle, spread = _middle([block.level for block in self.reference])
@@ -184,7 +181,7 @@ class _Pace:
         if self._rest > 1 or self._quiet > len(self.suspects) // 5:
             height = sorted(block.level for block in self.suspects[: -self._rest])[-1]
             slow = np.concatenate([block.total for block in self.suspects]) > math.exp((middle + height) / 2)
-            self._bursts.append((int(slow.sum()) * self.weight, height))
+            self._bursts.append((int(slow.sum()), height))
             self.reference.extend(self.suspects)
             self.usual += self.suspects[-self._rest :]
             self._clear()
@@ -224,11 +221,11 @@ class _Pace:
             return None
         least = self.block if each else 2 * self.block
         onset, end = _stretch(total, math.exp(middle), math.exp(new.level), None if each else 4 * math.exp(new.level))
-        if end - onset < least or (end - onset) * self.weight < self._wait(new.level):
+        if end - onset < max(least, self._wait(new.level)):
             return None
         ahead = self.suspects[: max(0, len(self.suspects) - math.ceil((len(total) - onset) / self.block))]
         shared = _middle([block.level for block in (*self.reference, *ahead)])[1] > SHARED
-        if total[onset:end].sum() * self.weight < (SHARED_S if shared else LEAST_S):
+        if total[onset:end].sum() < (SHARED_S if shared else LEAST_S):
             return None
         if not each and (total[onset:end] > math.exp((middle + new.level) / 2)).sum() < 5:
             return None
@@ -241,10 +238,10 @@ class _Pace:
 
     def _lasting(self, middle: float, spread: float) -> Drop | None:
         many = len(self.suspects)
-        steps = many * self.block * self.weight
+        steps = many * self.block
         if steps < PATIENCE_STEPS:
             return None
-        if steps < PATIENCE_LIMIT and self._seconds * self.weight < PATIENCE_S:
+        if steps < PATIENCE_LIMIT and self._seconds < PATIENCE_S:
             return None
         level = sorted(block.level for block in self.suspects)[many // 2]
         if level - middle < max(LASTING, min(3 * spread, math.log(2))) or steps < self._wait(level):
@@ -255,7 +252,7 @@ class _Pace:
         each = float(np.median(total)) > middling
         cap = float(np.median(total[total > middling])) if self.waits else 4 * math.exp(level)
         onset, end = _stretch(total, math.exp(middle), math.exp(level), None if each else cap)
-        if (end - onset) * self.weight < PATIENCE_STEPS:
+        if end - onset < PATIENCE_STEPS:
             return None
         step = int(np.concatenate([block.number for block in around])[onset])
         return self._report(step, middle, level, np.median([b.mean for b in self.suspects], axis=0), keep=many)
@@ -273,13 +270,9 @@ class _Pace:
     ) -> Drop:
         """Return a drop; from here on its level is the usual one."""
         old = np.median([b.mean for b in self.reference], axis=0) if old is None else old
-        phase, share = _blame(self.names, old, mean)
+        phase, share = _blame(old, mean)
         drop = Drop(
-            step=step,
-            before_ms=1e3 * math.exp(before),
-            after_ms=1e3 * math.exp(after),
-            phase=phase,
-            share=share,
+            step=step, before_ms=1e3 * math.exp(before), after_ms=1e3 * math.exp(after), phase=phase, share=share
         )
         self.open.append((drop, (before + after) / 2))
         self._begin(self.suspects[len(self.suspects) - keep :])
@@ -296,8 +289,8 @@ class SlowdownDetector:
     """
 
     def __init__(self, skip: int = SKIPPED):
-        self._fine = _Pace(PHASES, BLOCK, 2, skip=skip)
-        self._coarse = _Pace(PHASES, 4 * BLOCK, 4, skip=skip, waits=True)
+        self._fine = _Pace(BLOCK, 2, skip)
+        self._coarse = _Pace(4 * BLOCK, 4, skip, waits=True)
         self._seen = 0
 
     @property
@@ -343,35 +336,6 @@ def find(steps: Steps, skip: int = SKIPPED) -> list[Drop]:
     return SlowdownDetector(skip)._feed(steps)
 
 
-def find_in_lines(
-    step: Sequence[int], steps_per_s: Sequence[float], shares: Mapping[str, Sequence[float]] | None = None
-) -> list[Drop]:
-    """Return all drops in the log lines of a training: the step each was written at and the rate since the line before.
-
-    `shares` are those of wall-clock by phase (`data`, `transfer`, `compute` and those between steps), in which case the
-    rate is of the time in steps alone, as the journal has it; without them the phase of a drop is `compute`. A drop is
-    known after two lines at the soonest, and to the line.
-
-    Raises ValueError when the columns differ in length or a rate is not above 0.
-    """
-    number, rate = np.asarray(step, np.int64), np.asarray(steps_per_s, float)
-    columns = {name: np.asarray(column, float) for name, column in (shares or {}).items()}
-    if any(len(column) != len(number) for column in (rate, *columns.values())):
-        raise ValueError("a step, a rate and the shares are needed of each line: the columns differ in length")
-    if not len(number):
-        return []
-    if not (np.isfinite(rate).all() and (rate > 0).all()):
-        raise ValueError("rates must be finite and above 0; leave out lines that have none")
-    if columns:
-        own = sum(columns.get(name, 0.0) for name in ("data", "transfer", "compute"))
-        rows = np.stack([column / own / rate for column in columns.values()], axis=1)
-    else:
-        columns, rows = {"compute": rate}, (1 / rate)[:, None]
-    weight = max(1, int(np.median(np.diff(number)))) if len(number) > 1 else int(number[0])
-    block = max(2, math.ceil(BLOCK / weight))
-    return _Pace(tuple(columns), block, 2 if block >= 10 else 1, weight).feed(number, rows)
-
-
 def _middle(levels: list[float]) -> tuple[float, float]:
     """Return the median and the robust standard deviation."""
     ordered = np.sort(np.array(levels))
@@ -400,19 +364,17 @@ def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) 
     return onset, end
 
 
-def _blame(names: Sequence[str], before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
+def _blame(before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
     """Return the phase that most of what was lost went to, and its share of it."""
-    lost = dict(zip(names, (float(value) for value in np.maximum(after - before, 0)), strict=True))
-    was, now = (dict(zip(names, map(float, times), strict=True)) for times in (before, after))
+    was, now, lost = (
+        dict(zip(PHASES, times.tolist(), strict=True)) for times in (before, after, np.maximum(after - before, 0))
+    )
     whole = sum(lost.values()) or 1.0
-    parts = [name for name in names if name in COMPUTE]
-    if parts:
-        worst = max(parts, key=lost.__getitem__)
-        rest = [name for name in parts if name != worst]
-        own = math.log((now[worst] + 1e-9) / (was[worst] + 1e-9))
-        others = math.log((sum(now[n] for n in rest) + 1e-9) / (sum(was[n] for n in rest) + 1e-9))
-        compute = sum(lost.pop(name) for name in parts) if others > own / 2 else 0.0
-        if compute:
-            lost["compute"] = compute
+    worst = max(COMPUTE, key=lost.__getitem__)
+    rest = [name for name in COMPUTE if name != worst]
+    own = math.log((now[worst] + 1e-9) / (was[worst] + 1e-9))
+    others = math.log((sum(now[n] for n in rest) + 1e-9) / (sum(was[n] for n in rest) + 1e-9))
+    if others > own / 2 and (compute := sum(lost.pop(name) for name in COMPUTE)):
+        lost["compute"] = compute
     phase = max(lost, key=lost.__getitem__)
     return phase, lost[phase] / whole
