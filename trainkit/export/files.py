@@ -85,9 +85,9 @@ def spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
-def network(task: Any, net: nn.Module) -> str:
+def network(task: object, net: nn.Module) -> str:
     """Describe a network: `resnet18, 11,181,642 parameters`."""
-    spec = getattr(task, "net", None) or task.student
+    spec = getattr(task, "net", None) or getattr(task, "student", None)
     name = getattr(spec, "model", None) or getattr(spec, "name", type(net).__name__)
     return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
 

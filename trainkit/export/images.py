@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -25,10 +25,13 @@ from trainkit.export.agreement import Exportable, NamedModule, RowAgreement, by_
 from trainkit.export.files import CONFIG, Format, Outputs
 from trainkit.files import write_aside
 from trainkit.inference.trained_model import load_network
-from trainkit.interfaces import MODALITIES, RGB, Meta
+from trainkit.interfaces import MODALITIES, RGB, Meta, Split, Task
 from trainkit.models.reid import ReidNet
 from trainkit.models.timm_classifier import Classifier
-from trainkit.tasks.embed import WithHead
+from trainkit.tasks.embed import Embed, WithHead
+
+if TYPE_CHECKING:
+    from trainkit.data.people.dataset import PeopleSplit
 
 
 class Deployed(NamedModule):
@@ -37,7 +40,7 @@ class Deployed(NamedModule):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, task: Any, net: nn.Module, prepared: Preparation, outputs: Sequence[str]):
+    def __init__(self, task: Task, net: nn.Module, prepared: Preparation, outputs: Sequence[str]):
         super().__init__()
         self.task, self.net, self.outputs = task, net, tuple(outputs)
         for name in ("mean", "std"):
@@ -190,9 +193,9 @@ def _named(net: nn.Module) -> str:
     return type(inner).__name__
 
 
-def _without_head(task: Any, net: nn.Module) -> nn.Module:
+def _without_head(task: Task, net: nn.Module) -> nn.Module:
     """Return the part that is exported: of a classifier timm's own network, of embeddings all but the centres."""
-    if isinstance(net, Classifier) or (isinstance(net, WithHead) and not task.classify):
+    if isinstance(net, Classifier) or (isinstance(net, WithHead) and not cast("Embed", task).classify):  # its only task
         return net.net
     return net
 
@@ -203,7 +206,7 @@ def _rebuilt(recipe: Recipe, meta: Meta, file: Path, outputs: Sequence[str]) -> 
 
 
 @torch.no_grad()
-def _real(task: Any, net: nn.Module, split: Any, most: int) -> tuple[Tensor, Outputs, np.ndarray]:
+def _real(task: Task, net: nn.Module, split: Split, most: int) -> tuple[Tensor, Outputs, np.ndarray]:
     """Read pictures of an evaluation: pixels (n, 3, H, W) 0 .. 255, outputs of the trained network, and their rows.
 
     They are prepared as in an evaluation, so that a preparation that differs elsewhere shows.
@@ -212,7 +215,7 @@ def _real(task: Any, net: nn.Module, split: Any, most: int) -> tuple[Tensor, Out
         rows = files.spread(split.size, most)
         batch = split.fetch(rows, 0)
         return batch["image"].float(), task.predict(net, split.on_device(batch)), rows
-    rows = np.flatnonzero(split.modality == RGB)
+    rows = np.flatnonzero(cast("PeopleSplit", split).modality == RGB)  # such networks have no other data
     rows = rows[files.spread(len(rows), most)]
     batch = split.fetch(rows, 0)
     feature = task.predict(net, split.on_device(batch))["feature"].float()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainkit.config.schema import Recipe
+from trainkit.data.scenes.splits import WholeScenes
 from trainkit.errors import UserError
 from trainkit.export import files
 from trainkit.export.agreement import (
@@ -29,6 +30,7 @@ from trainkit.export.agreement import (
 from trainkit.export.files import Format
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import Meta
+from trainkit.tasks.segment2d import Segment2d
 
 
 def exportable(
@@ -83,7 +85,7 @@ def _deployed(recipe: Recipe, net: nn.Module) -> nn.Module:
 class _Chosen:
     """Pictures of a split, spread over it, as pixels."""
 
-    def __init__(self, split: Any, most: int):
+    def __init__(self, split: WholeScenes, most: int):
         self._split = split
         self.rows = files.spread(split.size, most)
         self.notes: tuple[str, ...] = ()
@@ -111,7 +113,9 @@ class _Chosen:
 
 
 @torch.no_grad()
-def _check_scored(task: Any, net: nn.Module, deployed: nn.Module, split: Any, pictures: _Chosen, where: str) -> None:
+def _check_scored(
+    task: Segment2d, net: nn.Module, deployed: nn.Module, split: WholeScenes, pictures: _Chosen, where: str
+) -> None:
     """Refuse a network whose normalisation or sizes are not those with which the run was scored."""
     for seen in map(pictures.__getitem__, range(len(pictures))):
         normal = split.on_device({"image": seen / 255})["image"]

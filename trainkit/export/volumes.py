@@ -29,7 +29,7 @@ from trainkit.export.agreement import (
 )
 from trainkit.export.files import Format
 from trainkit.inference.trained_model import load_network
-from trainkit.interfaces import Meta
+from trainkit.interfaces import Meta, Split
 
 
 class Deployed(NamedModule):
@@ -84,7 +84,7 @@ def rebuilt(recipe: Recipe, meta: Meta, said: Mapping[str, Any], file: Path) -> 
     return Deployed(load_network(recipe, meta, file))
 
 
-def _middle(split: Any, row: int, patch: Sequence[int]) -> Tensor:
+def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
     """Cut the middle out of a prepared volume, float32 (1, 1, *patch); smaller ones get zeros, their mean, around."""
     image = split.on_device(split.fetch(np.array([row]), 0))["image"]
     for axis, side in enumerate(patch, start=2):

@@ -23,7 +23,6 @@ from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
 
 if TYPE_CHECKING:
     from trainkit.data.images.preprocess import Preparation
-    from trainkit.data.storage.image_store import Packed
     from trainkit.inference.table_writer import Columns
 
 PLAIN = "pictures"
@@ -139,7 +138,10 @@ def open_pictures(text: str) -> Source:
     if not path.exists():
         raise UserError(text, "does not exist", "a picture, a folder of pictures, or a set of them")
     if image_store.is_packed(path) and split is None:
-        return _packed(image_store.Packed(path))
+        data = image_store.Packed(path)
+        # Evaluation sets have no classes that are of use here.
+        found = sources.repacked(data)
+        return found if data.manifest["protocol"] is None else dataclasses.replace(found, kind=PLAIN)
     root = path if split is None else path / split
     if path.is_dir() and not labelled.is_saved(path) and not (path / "train.rec").is_file():
         files = _below(root) if root.is_dir() else []
@@ -164,16 +166,3 @@ def _plain(root: Path, files: Sequence[Path], where: str) -> Source:
             yield Record(file.relative_to(root).as_posix(), "", file, str(file))
 
     return Source(PLAIN, where, len(files), records, tuple(files))
-
-
-def _packed(data: Packed) -> Source:
-    """Read a packed set, with its classes where it has any; those of evaluation sets have none."""
-
-    def records() -> Iterator[Record]:
-        ids, names, place = data.ids(), data.class_names, str(data.path)
-        for row, label in enumerate(data.labels.tolist()):
-            name = names[label] if 0 <= label < len(names) else ""
-            yield Record(ids[row], name, data.picture(row), f"{place}, row {row} ({ids[row]})")
-
-    kind = PLAIN if data.manifest["protocol"] is not None else "packed set"
-    return Source(kind, str(data.path), len(data), records, (data.path / "manifest.json",))

@@ -7,7 +7,7 @@ its file, with the same affine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainkit.data.volumes.preprocess import Preparation, Prepared
     from trainkit.data.volumes.sources import Case
     from trainkit.distributed.runtime import Machine
+    from trainkit.tasks.segment3d import Segment3d
 
 COARSER = 1.5
 """How many times the spacing of a volume may be that of the training, or the other way round, before it is said."""
@@ -94,7 +95,7 @@ def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Meta) -
     return [f"{many} voxels of {mm} mm; the network was trained on {trained} mm"]
 
 
-def _label(prepared: Prepared, task: Any, net: nn.Module, machine: Machine, mirror: bool) -> np.ndarray:
+def _label(prepared: Prepared, task: Segment3d, net: nn.Module, machine: Machine, mirror: bool) -> np.ndarray:
     """Predict the label map of a prepared volume, uint8, on the grid of its file in stored axes."""
     import torch
 
