@@ -279,7 +279,7 @@ def test_a_sheet_shows_each_picture_above_its_caption():
     images[:, 1] = 40 * np.arange(5)[:, None, None]
     figure = embeddings.sheet(images, [f"{'long/' * 9}{k}.png\na → b" for k in range(5)], "Hard")
     assert [axes.images[0].get_array()[0, 0].tolist() for axes in figure.axes] == [[0, 40 * k, 0] for k in range(5)]
-    captions = [axes.texts[0].get_text().split("\n") for axes in figure.axes]
+    captions = [text.get_text().split("\n") for text in figure.texts[1:]]
     assert [lines[1] for lines in captions] == ["a → b"] * 5
     assert all(lines[0].startswith("…") and lines[0].endswith(f"{k}.png") for k, lines in enumerate(captions))
     boxes = [axes.get_position() for axes in figure.axes]

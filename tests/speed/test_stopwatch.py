@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainkit.speed.evidence import Drop
-from trainkit.speed.slowdowns import Detective
+from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.speed.stopwatch import Stopwatch
 
 
@@ -71,7 +71,7 @@ def test_a_change_in_a_body_of_which_nothing_is_known_is_no_forward_pass(monkeyp
         at = int(steps.number[-1])
         return Drop(step=41, before_ms=2.0, after_ms=50.0, phase="forward", share=1.0) if at == 50 else None
 
-    monkeypatch.setattr(Detective, "look", look)
+    monkeypatch.setattr(SlowdownDetector, "look", look)
     for divided, phase, named in ((False, "body", "the body of the loop"), (True, "forward", "the forward pass")):
         watch = Stopwatch(batch_size=8)
         for _ in watch.batches(batches(60)):

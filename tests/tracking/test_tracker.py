@@ -1133,8 +1133,8 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     figures = {call[1][5:]: call[3] for call in tracker.calls if call[0] == "image"}
     assert figures["tsne"].axes[0].get_title() == "t-SNE of eyes, step 30 (2 of 9 samples)"
     assert "25.0 % of the variance" in figures["pca"].axes[0].get_ylabel()
-    assert figures["hard"].axes[0].texts[0].get_text() == "x\na\n→ b 0.90"
-    assert figures["outliers"].axes[0].texts[0].get_text() == "x\na, 4.0 sd\n→ b 0.90"
+    assert figures["hard"].texts[1].get_text() == "x\na\n→ b 0.90"
+    assert figures["outliers"].texts[1].get_text() == "x\na, 4.0 sd\n→ b 0.90"
     tracker.calls.clear()
     witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True)
     assert {call[1] for call in tracker.calls if call[0] == "table"} == {

@@ -17,7 +17,7 @@ from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
 from trainkit.checkpoint import storage
 from trainkit.diagnostics import throughput_limits
 from trainkit.speed.evidence import Drop
-from trainkit.speed.slowdowns import Detective
+from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.tracking.system.reading import Reading
 from trainkit.tracking.tracker import Tracker
 from trainkit.training import throughput_monitor, trainer
@@ -178,7 +178,7 @@ def test_a_change_of_pace_is_told_at_once_with_its_phase_and_what_was_seen(monke
         at = int(steps.number[-1])
         return Drop(step=61, before_ms=2.0, after_ms=40.0, phase="data", share=0.96) if at == 75 else None
 
-    monkeypatch.setattr(Detective, "look", look)
+    monkeypatch.setattr(SlowdownDetector, "look", look)
     fetched = iter(range(10**9))
     slow = slowed(toy.ToySplit.fetch, 0.02, when=lambda: next(fetched) >= 2 * 60)  # two micro-batches a step
     monkeypatch.setattr(toy.ToySplit, "fetch", slow)

@@ -38,7 +38,7 @@ from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.interfaces import Batch, Opened, Split
-from trainkit.speed.limits import Ceilings, _rate, lines, metrics, turns
+from trainkit.speed.limits import Ceilings, lines, metrics, rate_words, turns
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -634,7 +634,7 @@ def command(order: Order) -> Iterable[str]:
         machine.lead(lambda: keep(store, fingerprint(recipe, data, machine), ceilings))
         yield from lines(ceilings) if machine.main else ()
         if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
-            yield f"read in the process itself, loader and network take turns: {_rate(most)} samples/s at most"
+            yield f"read in the process itself, loader and network take turns: {rate_words(most)} samples/s at most"
         if others:
             yield others
     finally:

@@ -24,7 +24,7 @@ from trainkit.speed.clock import PHASES, STEP, Clock, Steps
 from trainkit.speed.eta import Forecast, pace
 from trainkit.speed.evidence import Compiled, Drop, Evidence, Waits
 from trainkit.speed.recompiles import Recompiles, advice
-from trainkit.speed.slowdowns import SKIPPED, Detective
+from trainkit.speed.slowdowns import SKIPPED, SlowdownDetector
 from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
 from trainkit.tracking.system.load import cores
@@ -55,7 +55,7 @@ class Observer:
         self._recompiles, self._warned = Recompiles(), 0
         # The first updates take what was read ahead.
         ahead = recipe.loader.workers * recipe.loader.prefetch
-        self._detective, self._drops, self._over = Detective(max(SKIPPED, ahead)), list[Drop](), 0
+        self._detective, self._drops, self._over = SlowdownDetector(max(SKIPPED, ahead)), list[Drop](), 0
         self._probe = Probe(machine.device)
         self._waits: Waits | None = None
         profile = recipe.log.profile if machine.main else None
