@@ -1,4 +1,4 @@
-"""The `trainkit` command. Its verbs are in `verbs`."""
+"""The `trainkit` command."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def main() -> None:
 
 for verb in (
     *(train.run, train.repeat, train.sweep, runs.compare),
-    *(recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch),
-    *(speed.preflight, speed.ceilings, speed.syncs, speed.ladder, speed.claims),
+    *(recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.download),
+    *(speed.preflight, speed.limits, speed.syncs, speed.bench),
     *(models.evaluate, models.predict, models.export_, models.projector, runs.promote),
     *(stores.ui, stores.sync, stores.relocate, data.data),
 ):

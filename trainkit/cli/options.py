@@ -59,7 +59,22 @@ class Plain(click.Command):
 
 
 class Commands(Plain, click.Group):
-    """A group of such commands."""
+    """A group of such commands. Those that were renamed are found by their old names until 1.0."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by its name, or by another one that it has or had."""
+        name = _OTHER_NAMES.get(args[0], args[0])
+        if args[0] in _GONE:
+            ctx.fail(f"{args[0]} is no longer a command of trainkit; {_GONE[args[0]]}")
+        if name != args[0] and args[0] != "train":
+            echo(f"hint: trainkit {args[0]} is called trainkit {name} now; the old name goes with 1.0", err=True)
+        return super().resolve_command(ctx, [name, *args[1:]])
+
+
+_OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch": "download"}
+_GONE = {"claims": "run python -m benchmarks.claims"}
 
 
 def _say(message: str) -> int:

@@ -148,9 +148,9 @@ def _run(word: str) -> RunFolder:
 @click.command()
 @click.argument("recipe")
 @plugins_option
-def fetch(recipe: str, plugins: tuple[str, ...]) -> None:
+def download(recipe: str, plugins: tuple[str, ...]) -> None:
     """Download what RECIPE names, each file checked by its SHA-256. Training itself never uses the network."""
-    from trainkit.autoconfig import download
+    from trainkit.autoconfig import download as downloads
 
-    for line in download.fetch(recipe_file(recipe), plugins):
+    for line in downloads.download(recipe_file(recipe), plugins):
         echo(line)

@@ -13,7 +13,7 @@ from trainkit.cli.options import announce, echo, plugins_option, recipe_file, wo
 @click.argument("recipe")
 @words_argument
 @plugins_option
-def ceilings(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+def limits(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Time the loader, the network and the evaluations of RECIPE, each alone, on this machine, and keep the figures."""
     announce(recipe)
     from trainkit.config.run_request import Order
@@ -41,15 +41,15 @@ def syncs(recipe: str, overrides: tuple[str, ...], steps: int, plugins: tuple[st
 @click.command()
 @click.argument("recipe")
 @words_argument
-@click.option("--only", multiple=True, metavar="RUNG", help="Measure this rung; may be repeated.  [default: all]")
-@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats of each rung.")
+@click.option("--only", multiple=True, metavar="SWITCH", help="Measure this switch; may be repeated.  [default: all]")
+@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats of each switch.")
 @click.option("--steps", type=int, help="Updates of a repeat.  [default: about two seconds of them]")
 @click.option(
     "--write", type=click.Path(path_type=Path), metavar="NEW", help="Write the recipe with what helps to NEW."
 )
-@click.option("--resume", is_flag=True, help="Go on with the newest unfinished ladder of RECIPE.")
+@click.option("--resume", is_flag=True, help="Go on with the newest unfinished benchmark of RECIPE.")
 @plugins_option
-def ladder(
+def bench(
     recipe: str,
     overrides: tuple[str, ...],
     only: tuple[str, ...],
@@ -79,15 +79,3 @@ def preflight(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...])
     from trainkit.diagnostics import preflight
 
     return preflight.command(Order(recipe_file(recipe), overrides, plugins), say=echo)
-
-
-@click.command()
-@click.argument("claim", nargs=-1)
-@click.option("--list", "listed", is_flag=True, help="Say what is claimed, and measure nothing.")
-@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as markdown to FILE.")
-@click.option("--quick", is_flag=True, help="Fewer repeats: to see that it works.")
-def claims(claim: tuple[str, ...], listed: bool, write: Path | None, quick: bool) -> int:
-    """Measure what guides to faster training claim, on the recipe it was said of and on this machine."""
-    from trainkit.speed import claims
-
-    return claims.command(claim, listed=listed, write=write, quick=quick, say=echo)

@@ -90,7 +90,7 @@ def run(
     score: str | None,
     plugins: tuple[str, ...],
 ) -> int:
-    """Train RECIPE, with KEY=VALUE words changing it.
+    """Train RECIPE, with KEY=VALUE words changing it. `trainkit train` does the same.
 
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
     """

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trainkit.config import yaml_reader
+from trainkit.config import renamed_keys, yaml_reader
 from trainkit.config.yaml_reader import Tree
 
 _WIDTH = 60
@@ -53,6 +53,7 @@ def diff(before: Mapping[str, Tree | Absent], after: Mapping[str, Tree | Absent]
 def read(recipe: Path) -> dict[str, Tree]:
     """A resolved recipe, as it lies in the folder of a run, without the defaults of the trainkit that reads it."""
     tree = yaml_reader.read(recipe.read_text(encoding="utf-8")).tree
+    renamed_keys.translate(tree)
     return tree if isinstance(tree, dict) else {}
 
 

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from trainkit.config import renamed_keys
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.validation import Named, Tables, explain, nearest, one_of, to_tree, validate
 from trainkit.config.yaml_reader import (
@@ -87,9 +88,13 @@ def parse(
     if not isinstance(source.tree, dict):
         found = "nothing" if source.tree is None else shown(source.tree)
         raise ConfigError(where, [Problem(found=found, expected="a block of keys", **source.at(()))])
+    renamed = renamed_keys.translate(source.tree)
     given: set[KeyPath] = set()
     for word in overrides:
         _override(word, source, given)
+    for old, new in (*renamed, *renamed_keys.translate(source.tree)):  # an override may be a whole block
+        if old in source.places:
+            source.places.setdefault(new, source.places.pop(old))
     _refuse_secrets(source.tree, (), source)
     made = None
     try:
@@ -152,7 +157,7 @@ def _near_file(path: Path) -> str:
 def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     """Apply one `key=value` word to the tree: it replaces the value whole, and makes the blocks around it."""
     key, equals, text = word.partition("=")
-    parts = key.strip().split(".")
+    parts = renamed_keys.current(key.strip().split("."), source.tree)
     wrong = ""
     if FORBIDDEN.search(key) or not equals or not all(parts):
         wrong = "not of the form key=value; write it like optim.lr=0.05"
@@ -267,9 +272,8 @@ def flat(recipe: Any) -> dict[str, bool | int | float | str | None]:
 
 def digest(recipe: Any) -> str:
     """SHA-256, hexadecimal, of the resolved recipe without the fields whose metadata says `{"hash": False}`."""
-    text = json.dumps(
-        _resolved(recipe, lambda _, f: f.metadata.get("hash") is False), sort_keys=True, separators=(",", ":")
-    )
+    tree = renamed_keys.restore(_resolved(recipe, lambda _, f: f.metadata.get("hash") is False))
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

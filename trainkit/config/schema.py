@@ -355,7 +355,7 @@ class StopWhen:
 
 @dataclass(kw_only=True)
 class Download:
-    """A file that `trainkit fetch` brings; training itself never uses the network."""
+    """A file that `trainkit download` brings; training itself never uses the network."""
 
     url: str
     """An https address."""

@@ -154,7 +154,7 @@ def _comparable(children: Sequence[Child]) -> None:
         if recipe.best != first.best:
             raise UserError(said, "settings are compared by one `best`", remedy="leave it as it is in the recipe")
         if (same := known.setdefault(loader.digest(recipe), said)) != said:
-            remedy = "leave one of them out; what only the speed depends on: trainkit ladder"
+            remedy = "leave one of them out; what only the speed depends on: trainkit bench"
             raise UserError(said, f"is the same experiment as {same}", remedy=remedy)
 
 
