@@ -19,7 +19,7 @@ PACKAGE = ROOT / "trainkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TOP = {
     "__init__", "run", "errors", "evaluation_protocols", "files", "interfaces", "markdown", "paths", "redact", "rng",
-    "targets", "text_table",
+    "text_table",
 }  # fmt: skip
 HOMES = {"accelerate": {"distributed"}, "click": {"cli"}, "matplotlib": {"plots"},
          "mlflow": {"tracking", "analysis", "inference"}}  # fmt: skip

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit import targets
 from trainkit.checkpoint import storage
+from trainkit.config.schema import TIME_TO
 from trainkit.speed import cost
 from trainkit.text_table import aligned, numbers, split
 from trainkit.tracking import journal
@@ -16,7 +16,7 @@ from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
 from trainkit.training.run_logger import Witness
 
-_OTHERS = ("best", "final", "eval", targets.PREFIX.strip("/"))
+_OTHERS = ("best", "final", "eval", TIME_TO.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
 
 
@@ -102,7 +102,7 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
 def _once(history: journal.History) -> list[str]:
     """What a run has cost, and when it was first as good as was asked for, in lines."""
     spent = [f"{value:.3g} {name}".replace("_", " ") for name, value in _last(history, cost.PREFIX).items()]
-    first = [f"{name} after {value:.0f} s" for name, value in _last(history, targets.PREFIX).items()]
+    first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
     return [f"{word:6} {', '.join(said)}" for word, said in (("cost", spent), ("first", first)) if said]
 
 
