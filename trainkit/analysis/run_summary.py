@@ -1,4 +1,4 @@
-"""What is left behind at the end of a run: figures, models, and a table in the terminal."""
+"""Figures, models and a table in the terminal at the end of a run."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
 
 
 def _once(history: journal.History) -> list[str]:
-    """What a run has cost, and when it was first as good as was asked for, in lines."""
+    """Return the lines on the cost of a run and the time to its targets."""
     spent = [f"{value:.3g} {name}".replace("_", " ") for name, value in _last(history, cost.PREFIX).items()]
     first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
     return [f"{word:6} {', '.join(said)}" for word, said in (("cost", spent), ("first", first)) if said]

@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: how they fail, and words that several of them take."""
+"""Shared parts of the commands: how they fail, and options that several of them take."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def announce(recipe: str) -> None:
         echo(f"{recipe}: starting; loading torch and accelerate", err=True)
 
 
-def say_valid(order: Order) -> None:
+def say_valid(order: Order) -> int:
     """Print the resolved recipe of an order, and to stderr, so that the output stays a recipe, that it is valid."""
-
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(order), nl=False)
     echo(f"valid: {order.path}", err=True)
+    return 0
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a recipe reaches on this machine, and why."""
+"""Commands that measure the speed of a recipe on this machine."""
 
 from __future__ import annotations
 

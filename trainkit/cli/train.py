@@ -12,7 +12,7 @@ import click
 from trainkit.cli.options import Plain, announce, echo, plugins_option, recipe_file, say_valid, words_argument
 
 if TYPE_CHECKING:
-    from trainkit.config.run_request import Order, Sweep
+    from trainkit.config.run_request import Sweep
     from trainkit.distributed.stop_signal import Stop
 
 NEWEST = ""
@@ -83,47 +83,39 @@ def run(
     folds: bool,
     seeds: int | None,
     sweep: bool,
-    random: int | None,
-    tpe: int | None,
-    draws: int,
-    pruner: str | None,
     score: str | None,
     plugins: tuple[str, ...],
+    **choice: Any,
 ) -> int:
     """Train RECIPE, with KEY=VALUE words changing it. `trainkit train` does the same.
 
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
     """
-    stopping = _begin(None if check else recipe)
-    from trainkit.config import run_request as orders
+    stopping = _prepare_process(None if check else recipe)
+    from trainkit.config.run_request import Order, Sweep
 
-    asked = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
-    if len(asked) > 1:
-        raise click.UsageError(f"{' and '.join(asked)} at once; give one of them")
-    if asked and score is not None:
-        raise click.UsageError(f"--score is of one run, not with {asked[0]}")
-    if not sweep and (random, tpe, draws, pruner) != (None, None, 0, None):
+    several = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
+    if len(several) > 1:
+        raise click.UsageError(f"{' and '.join(several)} at once; give one of them")
+    if several and score is not None:
+        raise click.UsageError(f"--score is of one run, not with {several[0]}")
+    if not sweep and Sweep(**choice) != Sweep():
         raise click.UsageError("--random, --tpe, --draws and --pruner are of a sweep: add --sweep")
     if or_start and resume:
         raise click.UsageError(f"--resume {resume} or --resume-or-start: leave one of them out")
-    order = orders.Order(
-        recipe_file(recipe),
-        overrides,
-        plugins,
-        NEWEST if or_start else resume,
-        elastic,
-        folds,
-        or_start,
-        seeds,
-        _choice(random, tpe, draws, pruner) if sweep else None,
-    )
-    if check or score is None:
-        return _obey(order, check, stopping)
-    from trainkit.inference import evaluate_run
+    resume, swept = NEWEST if or_start else resume, _sweep(**choice) if sweep else None
+    order = Order(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, swept)
+    if check:
+        return say_valid(order)
+    if score is not None:
+        from trainkit.inference import evaluate_run
 
-    with stopping.at_once():
-        evaluate_run.evaluate(order, score)
-    return 0
+        with stopping.at_once():
+            evaluate_run.evaluate(order, score)
+        return 0
+    from trainkit.experiments import launch
+
+    return launch.launch(order, stopping, _began())
 
 
 @click.command(cls=Training)
@@ -147,10 +139,12 @@ def repeat(
 
     Runs of it that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE --seeds 5
     """
-    stopping = _begin(None if check else recipe)
+    stopping = _prepare_process(None if check else recipe)
     from trainkit.config.run_request import Order
+    from trainkit.experiments import launch
 
-    return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, seeds=seeds), check, stopping)
+    order = Order(recipe_file(recipe), overrides, plugins, resume, elastic, seeds=seeds)
+    return say_valid(order) if check else launch.launch(order, stopping, _began())
 
 
 @click.command(cls=Training)
@@ -164,29 +158,27 @@ def repeat(
 def sweep(
     recipe: str,
     overrides: tuple[str, ...],
-    random: int | None,
-    tpe: int | None,
-    draws: int,
-    pruner: str | None,
     check: bool,
     resume: str | None,
     elastic: bool,
     plugins: tuple[str, ...],
+    **choice: Any,
 ) -> int:
     """Train RECIPE with every setting of the words that give several values: optim.lr=0.1,0.05 train.ema=null,0.99
 
     With --random or --tpe a word may be a range too, of which so many settings are tried: optim.lr=log:1e-3..1e-1. Runs
     that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE WORDS --sweep
     """
-    stopping = _begin(None if check else recipe)
+    stopping = _prepare_process(None if check else recipe)
     from trainkit.config.run_request import Order
+    from trainkit.experiments import launch
 
-    choice = _choice(random, tpe, draws, pruner)
-    return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, sweep=choice), check, stopping)
+    order = Order(recipe_file(recipe), overrides, plugins, resume, elastic, sweep=_sweep(**choice))
+    return say_valid(order) if check else launch.launch(order, stopping, _began())
 
 
-def _begin(recipe: str | None) -> Stop:
-    """Set up a process that trains a recipe, and announce it where one is given; returns what says whether to stop."""
+def _prepare_process(recipe: str | None) -> Stop:
+    """Set up a process that trains a recipe, and announce it where one is given; return the flag that stops it."""
     from trainkit.cli import console
     from trainkit.distributed import stop_signal
     from trainkit.environment import process
@@ -205,7 +197,7 @@ def _begin(recipe: str | None) -> Stop:
     return stopping
 
 
-def _choice(random: int | None, tpe: int | None, draws: int, pruner: str | None) -> Sweep:
+def _sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None) -> Sweep:
     if random is not None and tpe is not None:
         raise click.UsageError("--random and --tpe at once; give one of them, or none for every setting")
     from trainkit.config.run_request import Sweep
@@ -213,11 +205,8 @@ def _choice(random: int | None, tpe: int | None, draws: int, pruner: str | None)
     return Sweep(random, tpe, draws, pruner)
 
 
-def _obey(order: Order, check: bool, stopping: Stop) -> int:
-    if check:
-        say_valid(order)
-        return 0
+def _began() -> float:
+    """Return when this process began, as `time.perf_counter` counts."""
     from trainkit.environment import process
-    from trainkit.experiments import launch
 
-    return launch.launch(order, stopping, time.perf_counter() - process.age())
+    return time.perf_counter() - process.age()

@@ -1,25 +1,18 @@
 """YAML -> Recipe: the file, the `key=value` words after it, and every mistake in both at once; and back again.
 
-`yamltext` reads and writes the text, `blocks` checks the values; this module joins them. Knows no machine learning.
+`yaml_reader` reads and writes the text, `validation` checks the values; this module joins them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trainkit.config.schema import Recipe
 
 import hashlib
 import importlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -167,9 +160,11 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     elif len(parts) > MAX_DEPTH:
         wrong = f"blocks nested more than {MAX_DEPTH} deep; a recipe needs a few levels"
     path: KeyPath = ()
-    node: Any = source.tree
+    node: Tree = source.tree
+    holder: dict[str | int, Tree] = {}
+    step: str | int = ""
     for at, part in enumerate(parts if not wrong else ()):
-        step: str | int = part
+        step = part
         if isinstance(node, list) and re.fullmatch("[0-9]{1,5}", part) and int(part) < len(node):
             step = int(part)
         elif isinstance(node, list):
@@ -179,11 +174,12 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
             wrong = f"{dotted(path)} is {shown(node)}, not a block; give the whole block: {dotted(path)}={{...}}"
             break
         path = (*path, step)
+        holder = cast("dict[str | int, Tree]", node)  # a list is indexed by `step` as a block is
         if at < len(parts) - 1:
             if isinstance(node, dict) and node.get(step) is None:
-                node[step] = {}
+                holder[step] = {}
                 source.places[path] = word
-            node = node[step]
+            node = holder[step]
     if path in given and not wrong:
         wrong = f"{dotted(path)} is given twice; keep one of them"
     if wrong:
@@ -195,7 +191,7 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     source.places = {p: at for p, at in source.places.items() if p[: len(path)] != path} | new.places | {path: word}
     source.broken = {p for p in source.broken if p[: len(path)] != path} | new.broken | unread
     source.problems += new.problems
-    node[path[-1]] = new.tree
+    holder[step] = new.tree
 
 
 def _refuse_secrets(tree: Tree, path: KeyPath, source: Source) -> None:

@@ -431,7 +431,7 @@ def targets_with_modes(
 
     Raises ValueError for a list that is empty or holds a value twice.
     """
-    modes = {rule.metric: rule.mode for rule in rules if rule is not None}
+    modes: dict[str, Literal["max", "min"]] = {rule.metric: rule.mode for rule in rules if rule is not None}
     found = {}
     for metric, values in asked.items():
         try:
