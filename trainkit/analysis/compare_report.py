@@ -224,28 +224,16 @@ def values(found: Comparison) -> dict[str, Any]:
 
 
 def _pair_values(pair: Pair) -> dict[str, Any]:
+    kept = ("name", "values", "difference", "low", "high", "draws", "units", "seeds", "verdict", "why", "primary")
+    scores = [{key: getattr(score, key) for key in (*kept, "lower_is_better")} for score in pair.scores]
+    for score in scores:
+        score["seeds"] = score["seeds"] and [score["seeds"].low, score["seeds"].high]
     return {
         "run": pair.run,
         "changes": [str(change) for change in pair.changes],
         "place": [str(change) for change in pair.place],
         "same_data": pair.same_data,
-        "scores": [
-            {
-                "name": score.name,
-                "values": list(score.values),
-                "difference": score.difference,
-                "low": score.low,
-                "high": score.high,
-                "draws": score.draws,
-                "units": score.units,
-                "seeds": [score.seeds.low, score.seeds.high] if score.seeds else None,
-                "verdict": score.verdict,
-                "why": score.why,
-                "primary": score.primary,
-                "lower_is_better": score.lower_is_better,
-            }
-            for score in pair.scores
-        ],
+        "scores": scores,
     }
 
 

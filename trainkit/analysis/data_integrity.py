@@ -29,6 +29,7 @@ from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
 from trainkit.paths import make_private
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Silent, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,7 +149,7 @@ def ensure(recipe: Recipe, data: Opened, machine: Machine, store: Store) -> Repo
     return found[0] if found else None
 
 
-def note(report: Report | None, data: Opened, tracker: Any, say: Callable[[str], None]) -> None:
+def note(report: Report | None, data: Opened, tracker: Tracker | Silent, say: Callable[[str], None]) -> None:
     """Keep a report on data among the artifacts of a run, and say what is bad."""
     if report is None:
         return

@@ -376,9 +376,13 @@ def speed(rates: Sequence[float | None], hardware: Sequence[Mapping[str, str]], 
 
 def _throughput(runs: Sequence[RunFolder]) -> float | None:
     """Mean of their samples/s; None where one has none."""
-    kept = [journal.read(run.journal).metrics.get("final/speed/samples_per_s") for run in runs]
-    rates = [points[-1].value for points in kept if points]
+    rates = [rate for run in runs if (rate := _speed(journal.read(run.journal))) is not None]
     return sum(rates) / len(rates) if len(rates) == len(runs) else None
+
+
+def _speed(history: journal.History) -> float | None:
+    points = history.metrics.get("final/speed/samples_per_s")
+    return points[-1].value if points else None
 
 
 def _shared(client: Any, runs: Sequence[RunFolder]) -> dict[str, str]:

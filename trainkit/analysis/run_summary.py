@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trainkit.checkpoint import storage
 from trainkit.config.schema import TIME_TO
 from trainkit.speed import cost
 from trainkit.text_table import aligned, numbers, split
 from trainkit.tracking import journal
+from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
 from trainkit.training.run_logger import Witness
@@ -54,7 +54,7 @@ def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
         tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
 
 
-def table(run: Witness, outcome: Outcome, store: Any) -> str:
+def table(run: Witness, outcome: Outcome, store: Store) -> str:
     """Scores and speeds of a run, and how to open it."""
     history = journal.read(run.folder.journal)
     lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]

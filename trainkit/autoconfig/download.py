@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
-from trainkit.config.schema import Download
+from trainkit.config.schema import Download, Recipe
 from trainkit.data.storage.hashed_folder import sha256
 from trainkit.errors import UserError
 
@@ -47,7 +47,7 @@ def download(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
         yield f"{recipe}: names nothing to download"
 
 
-def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterator[Any]:
+def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterator[Recipe]:
     """A recipe, and those that make the weights it needs."""
     seen.add(path)
     loaded = loader.load(path, (), tuple(plugins))

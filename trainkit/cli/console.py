@@ -8,17 +8,14 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any
 
 
 class _Enduring(io.FileIO):
     """A file descriptor that takes everything: what cannot be written is dropped."""
 
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write, and return the length of all that was given in any case."""
+    def write(self, data: Any, /) -> int:
+        """Write bytes, a buffer of any kind, and return the length of all that was given in any case."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:

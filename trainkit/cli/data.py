@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from trainkit.cli.options import bar, echo, plugins_option, recipe_file, words_argument
+from trainkit.cli.options import bar, echo, plugins_option, recipe_command, recipe_file
 from trainkit.errors import EXIT_CODE, UserError
 
 
@@ -231,28 +231,21 @@ def pairs(folder: Path, most: int) -> None:
     echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
 
 
-@data.command()
-@click.argument("recipe")
-@words_argument
-@click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are.")
-@click.option(
-    "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+@recipe_command(
+    click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are."),
+    click.option(
+        "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+    ),
+    click.option(
+        "--pictures",
+        "drawn",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Draw what looks the same side by side, as a PNG.",
+    ),
 )
-@click.option(
-    "--pictures",
-    "drawn",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Draw what looks the same side by side, as a PNG.",
-)
-@plugins_option
 def check(
-    recipe: str,
-    overrides: tuple[str, ...],
-    whole: bool,
-    out: Path | None,
-    drawn: Path | None,
-    plugins: tuple[str, ...],
+    recipe: str, overrides: tuple[str, ...], whole: bool, out: Path | None, drawn: Path | None, plugins: tuple[str, ...]
 ) -> int:
     """Look in the sets of RECIPE for what is both trained on and scored, and for what is odd. Trains nothing.
 
@@ -276,3 +269,6 @@ def check(
         echo(f"{drawn}: what looks the same" if figure is not None else f"{drawn}: not written, nothing to draw")
     echo(f"{recipe}: {report.summary}")
     return EXIT_CODE if report.bad else 0
+
+
+data.add_command(check)

@@ -94,6 +94,25 @@ plugins_option = click.option(
 words_argument = click.argument("overrides", nargs=-1)
 
 
+def recipe_command(*options: Callable[[Any], Any], cls: type[click.Command] = click.Command, **settings: Any) -> Any:
+    """Make a command of RECIPE, KEY=VALUE words, `options` and --plugin."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        for option in (plugins_option, *reversed(options), words_argument, click.argument("recipe")):
+            function = option(function)
+        return click.command(cls=cls, **settings)(function)
+
+    return decorate
+
+
+def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> Order:
+    """Say that a recipe is begun with, and make the order for it."""
+    announce(recipe)
+    from trainkit.config.run_request import Order
+
+    return Order(recipe_file(recipe), overrides, plugins)
+
+
 def recipe_file(word: str) -> Path:
     """The recipe's file: as given, else one that comes with trainkit: `adadistill` or `recipes/adadistill.yaml`."""
     path = Path(word)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit.cli.options import Plain, announce, echo, plugins_option, recipe_file, say_valid, words_argument
+from trainkit.cli.options import Plain, announce, echo, recipe_command, recipe_file, say_valid
 
 if TYPE_CHECKING:
     from trainkit.config.run_request import Sweep
@@ -17,38 +16,28 @@ if TYPE_CHECKING:
 
 NEWEST = ""
 
-resume_option = click.option(
-    "--resume",
-    is_flag=False,
-    flag_value=NEWEST,
-    default=None,
-    metavar="[RUN]",
-    help="Continue a run; without a name the newest unfinished one of this recipe.",
+_checked_and_resumed = (
+    click.option("--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end."),
+    click.option(
+        "--resume",
+        is_flag=False,
+        flag_value=NEWEST,
+        default=None,
+        metavar="[RUN]",
+        help="Continue a run; without a name the newest unfinished one of this recipe.",
+    ),
+    click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed."),
 )
-check_option = click.option(
-    "--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end."
+_choosing = (
+    click.option("--random", type=click.IntRange(1), metavar="N", help="Of a sweep: N settings at random."),
+    click.option("--tpe", type=click.IntRange(1), metavar="N", help="Of a sweep: N proposed by Optuna's TPE."),
+    click.option("--draws", default=0, metavar="SEED", help="Of a sweep: seed of what is drawn or proposed."),
+    click.option(
+        "--pruner",
+        type=click.Choice(["median", "halving"]),
+        help="Of a sweep: end runs that fall behind at an evaluation, by Optuna.",
+    ),
 )
-elastic_option = click.option(
-    "--elastic", is_flag=True, help="With --resume: the number of processes may have changed."
-)
-
-
-def choosing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How the settings of a sweep are chosen."""
-    for option in reversed(
-        (
-            click.option("--random", type=click.IntRange(1), metavar="N", help="Of a sweep: N settings at random."),
-            click.option("--tpe", type=click.IntRange(1), metavar="N", help="Of a sweep: N proposed by Optuna's TPE."),
-            click.option("--draws", default=0, metavar="SEED", help="Of a sweep: seed of what is drawn or proposed."),
-            click.option(
-                "--pruner",
-                type=click.Choice(["median", "halving"]),
-                help="Of a sweep: end runs that fall behind at an evaluation, by Optuna.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 class Training(Plain):
@@ -60,19 +49,17 @@ class Training(Plain):
         return super().parse_args(ctx, [f"{w}={NEWEST}" if n in nameless else w for n, w in enumerate(args)])
 
 
-@click.command(cls=Training, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe")
-@words_argument
-@check_option
-@resume_option
-@click.option("--resume-or-start", "or_start", is_flag=True, help="The same; start one unless one has finished.")
-@elastic_option
-@click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out.")
-@click.option("--seeds", type=int, metavar="N", help="Train with N seeds, as `trainkit repeat`.")
-@click.option("--sweep", is_flag=True, help="Train with several settings, as `trainkit sweep`.")
-@choosing_options
-@click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end.")
-@plugins_option
+@recipe_command(
+    *_checked_and_resumed,
+    click.option("--resume-or-start", "or_start", is_flag=True, help="As --resume; start a run where there is none."),
+    click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out."),
+    click.option("--seeds", type=int, metavar="N", help="Train with N seeds, as `trainkit repeat`."),
+    click.option("--sweep", is_flag=True, help="Train with several settings, as `trainkit sweep`."),
+    *_choosing,
+    click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end."),
+    cls=Training,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def run(
     recipe: str,
     overrides: tuple[str, ...],
@@ -118,62 +105,36 @@ def run(
     return launch.launch(order, stopping, _began())
 
 
-@click.command(cls=Training)
-@click.argument("recipe")
-@words_argument
-@click.option("--seeds", default=5, show_default=True, metavar="N", help="How many, the first that of the recipe.")
-@check_option
-@resume_option
-@elastic_option
-@plugins_option
-def repeat(
-    recipe: str,
-    overrides: tuple[str, ...],
-    seeds: int,
-    check: bool,
-    resume: str | None,
-    elastic: bool,
-    plugins: tuple[str, ...],
-) -> int:
+@recipe_command(
+    click.option("--seeds", default=5, show_default=True, metavar="N", help="How many, the first that of the recipe."),
+    *_checked_and_resumed,
+    cls=Training,
+)
+def repeat(**asked: Any) -> int:
     """Train RECIPE with several seeds: mean, standard deviation and 95 % interval of every final score.
 
     Runs of it that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE --seeds 5
     """
-    stopping = _prepare_process(None if check else recipe)
-    from trainkit.config.run_request import Order
-    from trainkit.experiments import launch
-
-    order = Order(recipe_file(recipe), overrides, plugins, resume, elastic, seeds=seeds)
-    return say_valid(order) if check else launch.launch(order, stopping, _began())
+    return _launch(**asked)
 
 
-@click.command(cls=Training)
-@click.argument("recipe")
-@words_argument
-@choosing_options
-@check_option
-@resume_option
-@elastic_option
-@plugins_option
-def sweep(
-    recipe: str,
-    overrides: tuple[str, ...],
-    check: bool,
-    resume: str | None,
-    elastic: bool,
-    plugins: tuple[str, ...],
-    **choice: Any,
-) -> int:
+@recipe_command(*_choosing, *_checked_and_resumed, cls=Training)
+def sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None, **asked: Any) -> int:
     """Train RECIPE with every setting of the words that give several values: optim.lr=0.1,0.05 train.ema=null,0.99
 
     With --random or --tpe a word may be a range too, of which so many settings are tried: optim.lr=log:1e-3..1e-1. Runs
     that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE WORDS --sweep
     """
+    return _launch(**asked, sweep=_sweep(random, tpe, draws, pruner))
+
+
+def _launch(recipe: str, check: bool, **asked: Any) -> int:
+    """Run a request, of which `asked` are fields of `Order`; with `check` validate it."""
     stopping = _prepare_process(None if check else recipe)
     from trainkit.config.run_request import Order
     from trainkit.experiments import launch
 
-    order = Order(recipe_file(recipe), overrides, plugins, resume, elastic, sweep=_sweep(**choice))
+    order = Order(recipe_file(recipe), **asked)
     return say_valid(order) if check else launch.launch(order, stopping, _began())
 
 

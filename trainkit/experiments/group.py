@@ -190,25 +190,14 @@ def parent_run(group: RunGroup, machine: Machine, store: Store, train: Train) ->
             found = f"is no {group.kind} of {order.path} with these settings"
             raise UserError(f"run {folder.name}", found, remedy="leave its name out, or --resume to start one")
         differ = tuple(f"{key}." for key in group.differ)
-        tracker = Tracker.start(
-            folder,
-            store,
-            experiment=recipe.log.experiment or recipe.name,
-            run_name=folder.name,
-            params={key: value for key, value in loader.flat(recipe).items() if not f"{key}.".startswith(differ)},
-            tags={"trainkit.recipe": recipe.name, f"trainkit.{group.word}": group.size},
-            note=about(order),
-            resume=resuming,
-            primary_metric=recipe.best.metric if recipe.best else None,
-            higher_is_better=recipe.best is None or recipe.best.mode == "max",
-            system_metrics_every=0.0,
-        )
+        params = {key: value for key, value in loader.flat(recipe).items() if not f"{key}.".startswith(differ)}
+        tags = {f"trainkit.{group.word}": group.size}
+        tracker = start_tracker(order, recipe, folder, store, resuming, params, tags)
         if resuming:
             tracker.cut_back(0)
         folder.update(varies=list(group.differ))
         lineage.tell(tracker, folder, store, order.path, {})
-        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        track_request(tracker, order)
         again = ", continued" if resuming else ""
         print(f"run {folder.name}{again}: {recipe.name}, {group.size} {group.unit}", flush=True)
         return str(folder.path)
@@ -218,6 +207,40 @@ def parent_run(group: RunGroup, machine: Machine, store: Store, train: Train) ->
         yield Parent(group, machine, store, train, tracker, Path(path))
         tracker.finish("FINISHED")
         machine.wait()  # a launcher ends the other processes when one leaves with a code, as after a stop
+
+
+def start_tracker(
+    order: Order,
+    recipe: Recipe,
+    folder: RunFolder,
+    store: Store,
+    resuming: bool,
+    params: Mapping[str, object],
+    tags: Mapping[str, object],
+    parent: str | None = None,
+    system_metrics_every: float = 0.0,
+) -> Tracker:
+    """Begin or continue the MLflow run of a folder, in the experiment that the recipe names."""
+    return Tracker.start(
+        folder,
+        store,
+        experiment=recipe.log.experiment or recipe.name,
+        run_name=folder.name,
+        params=params,
+        tags={"trainkit.recipe": recipe.name, **tags},
+        parent=parent,
+        note=about(order),
+        resume=resuming,
+        primary_metric=recipe.best.metric if recipe.best else None,
+        higher_is_better=recipe.best is None or recipe.best.mode == "max",
+        system_metrics_every=system_metrics_every,
+    )
+
+
+def track_request(tracker: Tracker, order: Order) -> None:
+    """Keep the recipe's file and the overrides among the artifacts of a run."""
+    tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
+    tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
 
 
 # ---- The scores of children ------------------------------------------------------------------------------------------

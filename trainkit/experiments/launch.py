@@ -20,20 +20,21 @@ from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment import record
 from trainkit.errors import UserError, visible
 from trainkit.experiments import cross_validation, post_mortem, seeds, sweep
-from trainkit.experiments.group import Child, Watch
+from trainkit.experiments.group import Child, Watch, start_tracker, track_request
 from trainkit.files import write_aside
 from trainkit.inference.trained_model import META
 from trainkit.models.timm_names import refuse_unknown
 from trainkit.redact import without_secrets
 from trainkit.tracking import lineage
 from trainkit.tracking.run_folder import RunFolder, run_key
-from trainkit.tracking.run_lifecycle import about, begin, ending, finished
+from trainkit.tracking.run_lifecycle import begin, ending, finished
 from trainkit.tracking.tracker import Silent, Status, Tracker, send_rest
 from trainkit.training.dependencies import Need, gather
 
 if TYPE_CHECKING:
     from trainkit.analysis.data_integrity import Report
     from trainkit.distributed.runtime import Machine
+    from trainkit.interfaces import Opened
     from trainkit.tracking.store import Store
     from trainkit.training.outcome import Outcome
     from trainkit.training.run_logger import Witness
@@ -111,8 +112,7 @@ class OpenRun:
     ended: Status | None = None
     """Its status where nothing is to be trained."""
     folder: RunFolder | None = None
-    data: Any = None
-    """`Opened`, as the kind of data makes it."""
+    data: Opened = field(init=False)
     key: str = ""
     program: Mapping[str, str] = field(default_factory=dict)
     tracker: Tracker | Silent = field(default_factory=Silent)
@@ -256,9 +256,8 @@ class Session:
         new = run.parent is not None or any(need.new for need in run.needs.values())
 
         def make() -> tuple[str, bool]:
-            digest, text = loader.digest(recipe), loader.dump(recipe)
-            begins = order.resume == "" and new
-            folder, resuming = begin(order, self.store, recipe.name, recipe.seed, digest, text, begins)
+            digest, begins = loader.digest(recipe), order.resume == "" and new
+            folder, resuming = begin(order, self.store, recipe.name, recipe.seed, digest, loader.dump(recipe), begins)
             write_aside(folder.path / META, json.dumps(asdict(run.data.meta), indent=1) + "\n")
             return str(folder.path), resuming
 
@@ -318,24 +317,15 @@ class Session:
     def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
         from trainkit.training.run_logger import refused
 
-        recipe, machine, needs = run.recipe, self.machine, run.needs.items()
+        recipe, needs = run.recipe, run.needs.items()
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
         died = post_mortem.cause_of_death(folder) if resuming else ""
         rank_failures.clear(folder.path)
         made_by = {f"trainkit.{name}": need.run.name for name, need in needs if need.run is not None}
-        run.tracker = tracker = Tracker.start(
-            folder,
-            self.store,
-            experiment=recipe.log.experiment or recipe.name,
-            run_name=folder.name,
-            params={**loader.flat(recipe), **{f"machine.{k}": v for k, v in machine.describe().items()}},
-            tags={"trainkit.recipe": recipe.name, **made_by},
-            parent=run.parent,
-            note=about(run.order),
-            resume=resuming,
-            primary_metric=recipe.best.metric if recipe.best else None,
-            higher_is_better=recipe.best is None or recipe.best.mode == "max",
-            system_metrics_every=recipe.log.system_every.seconds if recipe.log.system_every else 0.0,
+        params = {**loader.flat(recipe), **{f"machine.{k}": v for k, v in self.machine.describe().items()}}
+        every = recipe.log.system_every.seconds if recipe.log.system_every else 0.0
+        run.tracker = tracker = start_tracker(
+            run.order, recipe, folder, self.store, resuming, params, made_by, run.parent, every
         )
         tracker.hurried = lambda: self.stop.told
         for _, need in needs:
@@ -356,8 +346,7 @@ class Session:
 
         recipe, order, data = run.recipe, run.order, run.data
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
-        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        track_request(tracker, order)
         splits = evaluated(recipe, data)
         digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
         digests = {lineage.DATA: data.meta.digest, **digests}
