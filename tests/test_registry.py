@@ -233,10 +233,9 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
 def test_scores_of_other_weights_than_those_that_have_it_decide_nothing(store, runs, compared, monkeypatch):
     promote.promote(store, runs.other, Promote(name="average"))
     compared()
-    real = promote.diff.read
+    real, other = promote.diff.read, runs.other.recipe
     for best, words in (("val/ema/accuracy", "those that val/ema/accuracy chose"), (None, "its last")):
         change = {"best": best and {"metric": best}}
-        other = runs.other.recipe
         monkeypatch.setattr(promote.diff, "read", lambda path, c=change: real(path) | (c if path == other else {}))
         decision = promote.promote(store, runs.good, Promote(name="average"))
         why = f"of run {runs.other.name} other weights have it, {words}"

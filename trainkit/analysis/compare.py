@@ -29,6 +29,8 @@ from trainkit.tracking import journal, run_folder
 from trainkit.tracking.journal import Point
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import send_rest
+from trainkit.tracking.upload_queue import waits
 
 DATA = "trainkit.data"
 """With a dot and its name, the tag of the digest of an evaluation's data."""
@@ -253,9 +255,6 @@ def _side(run: RunFolder, store: Store, client: Any) -> Side:
 def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
     """The tags of a run in MLflow, after what it had yet to send; none of a run that it has not got."""
     from mlflow.exceptions import MlflowException
-
-    from trainkit.tracking.tracker import send_rest
-    from trainkit.tracking.upload_queue import waits
 
     if not run.alive() and waits(run):
         send_rest(run, store)
@@ -502,7 +501,7 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
     for side, pair in zip(sides[1:], pairs, strict=True):
         tasks = [(one.recipe.get("task") or {}).get("name") for one in (first, side)]
         if tasks[0] != tasks[1]:
-            yield f"{first.name} learns {tasks[0]}, {side.name} {tasks[1]}: different tasks"
+            yield f"{first.name} trains {tasks[0]}, {side.name} {tasks[1]}: different tasks"
         for name, same in pair.same_data.items():
             if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
                 yield f"{name}: the data of {few(unknown)} is not known, or not the same in all its runs"

@@ -27,6 +27,8 @@ from trainkit.tracking import journal, run_folder
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import send_rest
+from trainkit.tracking.upload_queue import waits
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
 """Parameters `machine.*` that two runs must share for their speeds to be compared."""
@@ -226,7 +228,8 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
         known = [name for name in history.metrics if name.startswith(sets)] if sets else []
         near = difflib.get_close_matches(metric, known, n=3, cutoff=0.4) or known[:3]
         raise UserError(where, f"has no score {metric!r}", remedy=f"the nearest are {', '.join(near)}" if near else "")
-    _send_rest(store, run)
+    if waits(run):  # among what it could not send may be its models
+        send_rest(run, store)
     weights, step, model_id = _model(run)
     candidate = _Candidate(run, _run_id(run), metric, weights, step, model_id, history)
     chosen = _title(best or "") if weights == "best" else metric.partition("/")[0]
@@ -253,15 +256,6 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
     raise UserError(
         f"run {run.name}", "has no model", remedy="of a run above folds or settings, promote one beneath it"
     )
-
-
-def _send_rest(store: Store, run: RunFolder) -> None:
-    """Send what the run could not: among it may be its models."""
-    from trainkit.tracking.tracker import send_rest
-    from trainkit.tracking.upload_queue import left
-
-    if run.info().unsent or left(run)[1]:
-        send_rest(run, store)
 
 
 def _holder(client: Any, name: str, alias: str) -> Any:

@@ -211,7 +211,7 @@ def _entry(path: Key, value: Any, notes: Mapping[Key, Note]) -> Iterator[str]:
     indent = "  " * (len(path) - 1)
     note = notes.get(path)
     end = "" if note is None else f"  {SIGN if note.decide else '# '}{_printable(note.text)}"
-    head, text = f"{indent}{yaml_reader.flow(path[-1])}:", yaml_editor.flow(value)
+    head, text = f"{indent}{yaml_reader.flow(path[-1])}:", yaml_reader.flow(value)
     inside = any(len(other) > len(path) and other[: len(path)] == path for other in notes)
     long = inside or len(head) + len(text) > _WIDTH or (path[0] in _IN_LINES and len(path) == 1)
     if isinstance(value, dict) and value and long:
@@ -220,6 +220,6 @@ def _entry(path: Key, value: Any, notes: Mapping[Key, Note]) -> Iterator[str]:
             yield from _entry((*path, key), inner, notes)
     elif isinstance(value, list) and yaml_reader.holds_blocks(value) and long:
         yield f"{head}{end}"
-        yield from (f"{indent}  - {yaml_editor.flow(inner)}" for inner in value)
+        yield from (f"{indent}  - {yaml_reader.flow(inner)}" for inner in value)
     else:
         yield f"{head} {text}{end}"

@@ -12,7 +12,7 @@ from trainkit.cli.options import Commands
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """Training for computer vision in which every run proves what it did."""
+    """Training for computer vision with reproducible, fully tracked runs."""
 
 
 for verb in (

@@ -273,7 +273,9 @@ def _lines(tree: Tree) -> Iterator[str]:
 
 
 def flow(tree: Tree) -> str:
-    """A value without blocks on one line."""
+    """Return a value on one line, blocks too."""
+    if isinstance(tree, dict):
+        return f"{{{', '.join(f'{_quoted(key)}: {flow(value)}' for key, value in tree.items())}}}"
     if isinstance(tree, list):
         return f"[{', '.join(flow(entry) for entry in tree)}]"
     if isinstance(tree, str):
