@@ -28,7 +28,7 @@ from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import send_rest
-from trainkit.tracking.upload_queue import waits
+from trainkit.tracking.upload_queue import left
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
 """Parameters `machine.*` that two runs must share for their speeds to be compared."""
@@ -228,7 +228,7 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
         known = [name for name in history.metrics if name.startswith(sets)] if sets else []
         near = difflib.get_close_matches(metric, known, n=3, cutoff=0.4) or known[:3]
         raise UserError(where, f"has no score {metric!r}", remedy=f"the nearest are {', '.join(near)}" if near else "")
-    if waits(run):  # among what it could not send may be its models
+    if run.info().unsent or left(run)[1]:  # among it may be its models
         send_rest(run, store)
     weights, step, model_id = _model(run)
     candidate = _Candidate(run, _run_id(run), metric, weights, step, model_id, history)
