@@ -28,7 +28,7 @@ def test_three_lines_tell_waiting_from_work():
         optimizer.step()
     said = watch.verdict().splitlines()
     assert said[1].endswith("of the time the step waited for data.") and float(said[1].split(" ")[0]) > 60
-    assert 20 < float(said[0].split(" ")[0]) < 400 and "ladder" not in watch.verdict()
+    assert 20 < float(said[0].split(" ")[0]) < 400 and "trainkit bench" not in watch.verdict()
 
 
 def test_work_in_the_body_is_no_waiting_and_an_evaluation_is_no_step():

@@ -1,4 +1,4 @@
-"""Whether the data of a run can be trusted: what is scored and was trained on, what is odd in a set.
+"""Checks of the data of a run: train/test leakage, and odd samples.
 
 Looked at once for each data digest, before the training, and kept in `<store>/integrity/`. What is found is said, and
 is among the artifacts of every run: `integrity.json` and `tables/integrity.csv`. `integrity.policy` of the recipe says
@@ -29,6 +29,7 @@ from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
 from trainkit.paths import make_private
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Silent, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ begin with; it could not be told."""
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check of one set came to."""
+    """Result of one check of one set."""
 
     where: str
     """The key of the recipe that names the set."""
@@ -77,7 +78,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found in the sets of a run."""
+    """Findings in the sets of a run."""
 
     mark: str
     """Names the data: equal marks, equal findings."""
@@ -110,7 +111,7 @@ class Report:
         return {key: [getattr(one, key) for one in self.findings] for key in _COLUMNS}
 
     def sentences(self) -> list[str]:
-        """What is said in the terminal when a run begins: what is bad, and how much more there is to look at."""
+        """Return the lines for the terminal when a run begins: what is bad, and how much more there is to look at."""
         scores = {"subjects": "; scores on it are too good", "copies": "; scores on it are too good"}
         scores["look-alikes"] = f"; where they are one picture, scores on it are too good: look at {FIGURE}"
         said = [f"{one.where}: {one.said}{scores.get(one.check, '')}" for one in self.bad]
@@ -148,7 +149,7 @@ def ensure(recipe: Recipe, data: Opened, machine: Machine, store: Store) -> Repo
     return found[0] if found else None
 
 
-def note(report: Report | None, data: Opened, tracker: Any, say: Callable[[str], None]) -> None:
+def note(report: Report | None, data: Opened, tracker: Tracker | Silent, say: Callable[[str], None]) -> None:
     """Keep a report on data among the artifacts of a run, and say what is bad."""
     if report is None:
         return
@@ -215,7 +216,7 @@ def held(data: Opened) -> dict[str, tuple[str, Held]]:
     splits = {"train": data.train}
     for name, split in data.evaluations.items():
         splits.setdefault(name.partition(".")[0], split)
-    able = {name: split for name, split in splits.items() if hasattr(split, "held")}
+    able: dict[str, Any] = {name: split for name, split in splits.items() if hasattr(split, "held")}
     return {name: (split.digest, split.held()) for name, split in able.items()} if "train" in able else {}
 
 
@@ -245,7 +246,7 @@ def pictures(report: Report, data: Opened) -> Figure | None:
         other = sets["data.train"] if one.check == "look-alikes" else mine
         for places, words in zip(one.places, one.examples, strict=False):
             try:
-                both = [some.packed.picture(int(some.rows[k])) for some, k in zip((mine, other), places, strict=True)]
+                both = [_picture(some, k) for some, k in zip((mine, other), places, strict=True)]
             except UserError:
                 return None
             size = (_TILE, round(_TILE * both[0].shape[0] / both[0].shape[1]))
@@ -262,6 +263,12 @@ def pictures(report: Report, data: Opened) -> Figure | None:
     for k, tile in enumerate(tiles):
         room[k, : len(tile)] = tile
     return sheet(room.transpose(0, 3, 1, 2), captions, "Pictures that look the same")
+
+
+def _picture(one: Held, place: int) -> np.ndarray:
+    if one.packed is None or one.rows is None:
+        raise UserError("data", f"its {one.noun} cannot be looked at")
+    return one.packed.picture(int(one.rows[place]))
 
 
 def _key(name: str) -> str:
@@ -327,7 +334,7 @@ class _Seen:
 
 
 def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
-    """What is in data.train too, by name and by content."""
+    """Find samples that are in data.train too, by name and by content."""
     found = {shared.what: shared for shared in leakage.leaks(train, one)}
     for check, many, what in (("subjects", len(one.subjects), one.kind), ("copies", len(one), one.noun)):
         if shared := found.get(check):
@@ -340,7 +347,7 @@ def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
 
 
 def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator[Finding]:
-    """What is in the sets that were named before, by name and by content: what is chosen by one is scored on both."""
+    """Find samples that are in the sets named before, by name and by content: both are optimistically biased."""
     shared = [some for whose, other in others.items() for some in leakage.leaks(other, one, whose)]
     said, examples = "; ".join(some.said for some in shared), [word for some in shared for word in some.examples]
     if others:
@@ -350,7 +357,7 @@ def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator
 
 
 def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen, whole: bool) -> Finding:
-    """What looks like something in data.train; what has the same content is told already."""
+    """Find images that look like one in data.train; those of the same content are named already."""
     if not (len(seen.places) and len(trained.places)):
         said = f"its {one.noun} were not looked at, only compared by their content"
         return _finding(where, "look-alikes", "unknown", 0, 0, said)
@@ -424,7 +431,7 @@ def _finding(
     of: int,
     said: str,
     examples: Sequence[str] = (),
-    pairs: Sequence[Sequence[int]] = (),
+    pairs: np.ndarray | Sequence[Sequence[int]] = (),
 ) -> Finding:
     more = {"examples": list(examples), "places": np.asarray(pairs, np.int64).tolist()[:_EXAMPLES]}
     return Finding(where=where, check=check, verdict=verdict, count=count, of=of, said=said, **more)

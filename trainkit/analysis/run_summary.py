@@ -1,22 +1,22 @@
-"""What is left behind at the end of a run: figures, models, and a table in the terminal."""
+"""Figures, models and a table in the terminal at the end of a run."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from trainkit import targets
 from trainkit.checkpoint import storage
+from trainkit.config.schema import TIME_TO
 from trainkit.speed import cost
 from trainkit.text_table import aligned, numbers, split
 from trainkit.tracking import journal
+from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
 from trainkit.training.run_logger import Witness
 
-_OTHERS = ("best", "final", "eval", targets.PREFIX.strip("/"))
+_OTHERS = ("best", "final", "eval", TIME_TO.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
 
 
@@ -54,7 +54,7 @@ def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
         tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
 
 
-def table(run: Witness, outcome: Outcome, store: Any) -> str:
+def table(run: Witness, outcome: Outcome, store: Store) -> str:
     """Scores and speeds of a run, and how to open it."""
     history = journal.read(run.folder.journal)
     lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]
@@ -100,9 +100,9 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
 
 
 def _once(history: journal.History) -> list[str]:
-    """What a run has cost, and when it was first as good as was asked for, in lines."""
+    """Return the lines on the cost of a run and the time to its targets."""
     spent = [f"{value:.3g} {name}".replace("_", " ") for name, value in _last(history, cost.PREFIX).items()]
-    first = [f"{name} after {value:.0f} s" for name, value in _last(history, targets.PREFIX).items()]
+    first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
     return [f"{word:6} {', '.join(said)}" for word, said in (("cost", spent), ("first", first)) if said]
 
 

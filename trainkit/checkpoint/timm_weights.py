@@ -1,4 +1,4 @@
-"""timm's pretrained weights: downloaded by `trainkit fetch`, never by a training."""
+"""timm's pretrained weights: downloaded by `trainkit download`, never by a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find(word: str, *, network: bool = False) -> Path:
         return Path(hf_hub_download(repository, "model.safetensors", local_files_only=not network))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if not network:
-            remedy = "download them with `trainkit fetch RECIPE`"
+            remedy = "download them with `trainkit download RECIPE`"
             raise UserError(f"pretrained weights of {name}", "are not here yet", remedy=remedy) from None
         text = " ".join(str(error).split())[:200]
         raise UserError(f"pretrained weights of {name}", f"cannot be downloaded ({text})", "a network") from None

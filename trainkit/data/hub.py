@@ -42,7 +42,7 @@ def download(path: str | Path, *, network: bool = True) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if not network:
-            raise UserError(path, "is not here yet", remedy="download it with `trainkit fetch RECIPE`") from None
+            raise UserError(path, "is not here yet", remedy="download it with `trainkit download RECIPE`") from None
         said = " ".join(str(error).split()).partition(". ")[0][:200]
         text = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else said
         raise UserError(path, f"cannot be downloaded ({text})", "a data set of the hub and a network") from None

@@ -89,7 +89,7 @@ def named(text: str, *, nested: bool = True) -> Source:
 def missing(text: str) -> str | None:
     """A sentence about a source that a recipe names and that is not there yet."""
     if hub.is_hub(text):
-        return None if hub.is_here(text) else f"{text} is not here yet; `trainkit fetch RECIPE` downloads it"
+        return None if hub.is_here(text) else f"{text} is not here yet; `trainkit download RECIPE` downloads it"
     path, _ = split_of(locate(text))
     return None if path.exists() else f"{path} does not exist"
 

@@ -54,7 +54,7 @@ class EmcadSpec:
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
-    """`pretrained` (of the encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    """`pretrained` (of the encoder, downloaded by `trainkit download`), or a whole network from a file, `run:NAME` or
     `models:/ID`; None: random."""
     supervision: ClassVar[str] = "subsets"
 

@@ -50,8 +50,8 @@ class ReidSpec:
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit fetch`); a file with weights of the backbone, or with a CLIP,
-    of which it takes the picture tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
+    """`pretrained` (timm's own, downloaded by `trainkit download`); a file with weights of the backbone, or with a
+    CLIP, of which it takes the picture tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
     classifier is left out where it is for other people. None: random."""
     embedding: Channels | None = 512
     """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""

@@ -42,8 +42,8 @@ class SlicesSpec:
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
-    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
-    `models:/ID`; None: random."""
+    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit download`), or a whole network from a file,
+    `run:NAME` or `models:/ID`; None: random."""
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ class BiSeNetV1Spec:
     """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
     ResNet-18 and torchvision's weights."""
     weights: str | None = None
-    """`pretrained` (the encoder's, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    """`pretrained` (the encoder's, downloaded by `trainkit download`), or a whole network from a file, `run:NAME` or
     `models:/ID`; files of the public implementation are understood. None: random."""
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ class SmpSpec:
     args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
     """Further arguments of that decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
-    `models:/ID`; None: random."""
+    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit download`), or a whole network from a file,
+    `run:NAME` or `models:/ID`; None: random."""
 
     def __post_init__(self) -> None:
         if self.weights == "pretrained" and not self.encoder.startswith(segmentation_2_5d.TIMM):

@@ -48,7 +48,7 @@ class Network:
     dropout: FractionBelowOne = 0.0
     """Share of the features that is set to zero before the classifier."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit fetch`), a file, `run:NAME` or `models:/ID`; None: random. A
+    """`pretrained` (timm's own, downloaded by `trainkit download`), a file, `run:NAME` or `models:/ID`; None: random. A
     classifier for other classes is left out and starts anew."""
     tune: Literal["all", "head", "linear"] = "all"
     """What is trained: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""

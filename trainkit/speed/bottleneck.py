@@ -56,7 +56,7 @@ def words(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> l
         lines.append(finding.said)
         if finding.untested:
             options = "; ".join(f"{what} (rung `{rung}`)" for what, rung in finding.untested)
-            lines.append(f"  untested: {options}: trainkit ladder {recipe} --only {finding.untested[0][1]}")
+            lines.append(f"  untested: {options}: trainkit bench {recipe} --only {finding.untested[0][1]}")
     return lines
 
 

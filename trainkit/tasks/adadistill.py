@@ -69,7 +69,7 @@ class AdaDistill:
     """Several samples of a class in one micro-batch: the last counts (as published), or one moves it after another."""
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
     geometry: GeometryMargin | None = None
-    products: Literal["float32", "bf16"] = "float32"
+    matmul_dtype: Literal["float32", "bf16"] = "float32"
     """What embeddings and centres are rounded to before they are multiplied, where people are so many that no matrix is
     kept (2^20 cosines in a forward); sums are in float32 either way. `bf16` is for a GPU, which has a kernel for it."""
     cache_teacher: bool | Literal["disk"] = True
@@ -145,8 +145,8 @@ class AdaDistill:
                 at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
             )
             logs["alpha"] = alpha.mean()
-        products = torch.bfloat16 if self.products == "bf16" else None
-        scores = memory.centres.scores(student, label, self.margin.scale, products)
+        dtype = torch.bfloat16 if self.matmul_dtype == "bf16" else None
+        scores = memory.centres.scores(student, label, self.margin.scale, dtype)
         quality = self._quality(student, teacher, cosine, memory, label, at)
         total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
         return Loss(total, divisor, logs | {"accuracy": hits(scores, label)})

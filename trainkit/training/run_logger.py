@@ -16,12 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit import targets
 from trainkit.checkpoint import storage
 from trainkit.checkpoint.async_save import Commit
 from trainkit.checkpoint.state_dict import Copies
 from trainkit.checkpoint.storage import CheckpointError
-from trainkit.config.schema import Recipe
+from trainkit.config.schema import TIME_TO, Recipe, targets_reached
 from trainkit.distributed.stop_signal import Stop
 from trainkit.distributed.watchdog import Watchdog
 from trainkit.errors import of_disk, visible
@@ -167,8 +166,8 @@ class Witness:
         self.tracker.log(step, {**metrics, **counted, **best})
         if self.recipe.time_to:
             now = self.elapsed()
-            for target in self.tracker.once(step, targets.reached(self.recipe.time_to, metrics, now)):
-                self.say(f"step {step}: {target.removeprefix(targets.PREFIX)} reached after {_duration(now)}")
+            for target in self.tracker.once(step, targets_reached(self.recipe.time_to, metrics, now)):
+                self.say(f"step {step}: {target.removeprefix(TIME_TO)} reached after {_duration(now)}")
         bounds = {f"{title}/{key}": bound for title, scores in scored.items() for key, bound in scores.chance.items()}
         if bounds:
             self.tracker.event(step, "chance", bounds)

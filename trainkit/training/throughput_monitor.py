@@ -261,7 +261,7 @@ class Observer:
         """What is not known of this run, and why. That there is no GPU is no news where none is used."""
         known, on_gpu = self._run.ceilings, self._machine.device.type == "cuda"
         if known is None:
-            absent = {"ceilings": "`trainkit ceilings RECIPE` measures them"}
+            absent = {"ceilings": "`trainkit limits RECIPE` measures them"}
         else:
             absent = dict(known.absent)
         unread = self._run.tracker.unreadable().items()
