@@ -143,14 +143,14 @@ def margin_ramp(margin: AnyMargin | NoMargin, epoch: int) -> float:
     So the first epoch of a ramp has no margin, and epoch number `ramp_epochs` is the first with all of it. 1 where
     there is no ramp.
     """
-    epochs = getattr(margin, "ramp_epochs", 0)
+    epochs = margin.ramp_epochs if isinstance(margin, ArcFace | CosFace) else 0
     return min(1.0, epoch / epochs) if epochs else 1.0
 
 
 def margin_logits(
     score_BC: Tensor, label_B: Tensor, margin: AnyMargin | NoMargin, quality_B: Tensor | None = None, ramp: float = 1.0
 ) -> Tensor:
-    """What the head gives (B, C) to the logits of the loss (B, C): margin on the target, scale. Float32 or wider.
+    """Turn scores of a head (B, C) into logits of the loss (B, C): margin on the target, scale. Float32 or wider.
 
     Scores are cosines, or of NoMargin logits already, which stay as they are. AdaFace needs `quality_B`, which
     `NormStatistics.quality` gives. `ramp`, from `margin_ramp`, is the share of `m` that counts.
@@ -176,13 +176,14 @@ def with_margin(cos_B: Tensor, margin: AnyMargin, quality_B: Tensor | None = Non
 
 
 def class_logits(score_BC: Tensor, margin: AnyMargin | NoMargin) -> Tensor:
-    """What the head gives (B, C) to logits whose softmax is the probability of each class: no margin, for nobody knows
-    the target; cosines times `scale_eval`. Float32 or wider.
+    """Turn scores of a head (B, C) into logits whose softmax is the probability of each class, float32 or wider.
+
+    Without a margin, for the target is not known; cosines are multiplied by `scale_eval`.
     """
     score_BC = at_least_float32(score_BC)
     if isinstance(margin, NoMargin):
         return score_BC
-    scale = getattr(margin, "scale_eval", None)
+    scale = margin.scale_eval if isinstance(margin, ArcFace | CosFace) else None
     return (margin.scale if scale is None else scale) * score_BC
 
 
@@ -217,6 +218,8 @@ def margin_loss(
     """`class_loss` of the `margin_logits` of what a head gives: scores (B, C), or of many classes their `Rivals`."""
     if not isinstance(score, Rivals):
         return class_loss(margin_logits(score, label_B, margin, quality_B, ramp), label_B, margin, weight_C)
+    if isinstance(margin, NoMargin):
+        raise TypeError("without a margin the scores of all classes are needed")
     lead_B = with_margin(score.target.clamp(-1, 1), margin, quality_B, ramp) - score.nearest
     loss_B = -F.logsigmoid(margin.scale * lead_B - score.others)
     if weight_C is None:

@@ -30,7 +30,7 @@ from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import at_least_float32
 
 TERMS = ("ce", "dice", "lovasz", "boundary")
-"""What a `PixelLoss` adds up, by the names of its weights."""
+"""Terms of a `PixelLoss`, by the names of their weights."""
 _TINY = 1e-7
 """Boundary loss: what is added to denominators, as published."""
 
@@ -62,7 +62,7 @@ class PixelLoss:
     ce: NotNegative = 1.0
     """Weight of the cross-entropy, mean over pixels."""
     ohem: Ohem | None = None
-    """Which pixels the cross-entropy takes; all of them where there is none."""
+    """Choice of the pixels of the cross-entropy; all of them where there is none."""
     dice: NotNegative = 0.0
     """Weight of 1 - Dice, mean over the classes that the micro-batch has."""
     lovasz: NotNegative = 0.0
@@ -115,8 +115,6 @@ class PixelLoss:
         """
         if logits.ndim != 4 or mask.ndim != 3 or len(logits) != len(mask):
             raise ValueError(f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} do not belong together")
-        if self.near is not None and (distance is None or distance.shape != mask.shape):
-            raise ValueError("near needs the distance of every pixel of the mask from the nearest boundary")
         # Under autocast too: 16 bits do not hold the sums of a million probabilities.
         with torch.autocast(logits.device.type, enabled=False):
             log_p = F.log_softmax(resized(logits, mask.shape[1:]), dim=1)
@@ -142,6 +140,8 @@ class PixelLoss:
         if weights is not None:
             count_Bhw = count_Bhw * looked_up(weights.to(ce_Bhw.dtype), mask)
         if self.near is not None:
+            if distance is None or distance.shape != mask.shape:
+                raise ValueError("near needs the distance of every pixel of the mask from the nearest boundary")
             away = distance.to(ce_Bhw.dtype) / self.near.sigma
             count_Bhw = count_Bhw * (1 + self.near.strength * torch.exp(-away.square() / 2))
         return over(ce_Bhw * count_Bhw, count_Bhw)

@@ -1,4 +1,4 @@
-"""What other samples might have scored: from the rows that a run keeps of an evaluation, by the kind of their protocol.
+"""Bootstrap of scores from the rows that a run keeps of an evaluation, by the kind of their protocol.
 
 Beside each metric stands `resampled`, a pure function of rows and of how often each is there, and `units`, which says
 what is drawn together. Here is told from the columns of rows which of them it is. What no kind knows, the rows of a
@@ -43,7 +43,7 @@ class Kind:
     """Columns that are equal where the samples are: they say what was scored, not what came out."""
 
     def units(self, rows: Columns) -> Units:
-        """What is drawn together."""
+        """Return the units that are resampled together."""
         return importlib.import_module(f"trainkit.metrics.{self.module}").units(rows)
 
     def resampled(self, rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
@@ -55,7 +55,7 @@ class Means(Kind):
     """Rows of a task of one's own."""
 
     def units(self, rows: Columns) -> Units:
-        """What is drawn together."""
+        """Return the units that are resampled together."""
         if "patient" in rows:
             return Units.by(rows["patient"], "patients")
         return Units("samples", np.arange(len(next(iter(rows.values())))))
@@ -79,7 +79,7 @@ _MEANS = Means("", (), ("id", "patient", "label"))
 
 
 def kind(rows: Columns) -> Kind:
-    """Which kind of rows these are; of columns that end in `_` any that begins so will do.
+    """Return the kind of rows; of columns that end in `_` any that begins so will do.
 
     Inspections, which have the columns of a classification and more, are no scores, and are taken as means.
     """
@@ -94,7 +94,7 @@ def _is(name: str, asked: str) -> bool:
 
 
 def differing(first: Columns, second: Columns) -> str:
-    """What keeps rows of two runs from being compared one by one, in words; empty where nothing does."""
+    """Say why rows of two runs cannot be compared one by one; empty where they can."""
     if kind(first) != kind(second):
         return "they were scored in different ways"
     lengths = [len(next(iter(rows.values()), ())) for rows in (first, second)]
@@ -102,24 +102,26 @@ def differing(first: Columns, second: Columns) -> str:
         return f"{lengths[0]:,} rows against {lengths[1]:,}"
     for name in kind(first).same:
         one, other = first.get(name), second.get(name)
-        if (one is None) != (other is None) or (one is not None and not _equal(one, other)):
+        if not _equal(one, other):
             return f"their rows differ in {name!r}"
     return ""
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
     if one.shape != other.shape:
         return False
     return one.tolist() == other.tolist() if one.dtype == object else bool(np.array_equal(one, other))
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether less of a metric (`nll`, `hd95_mm.sr`) is more."""
+    """Return True for a metric (`nll`, `hd95_mm.sr`) of which less is better."""
     return _LOWER.fullmatch(metric) is not None
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of 1, of which 0 and 1 are the ends."""
+    """Return True for a metric that is a share, from 0 to 1."""
     return _SHARE.fullmatch(metric) is not None
 
 
@@ -132,7 +134,7 @@ def scale(metric: str) -> str:
 
 
 def is_score(metric: str) -> bool:
-    """Whether a metric says how good a network is; not so a threshold, a count, or the end of an interval."""
+    """Return True for a metric of how good a network is, False for a threshold, a count, or the end of an interval."""
     return _NO_SCORE.fullmatch(metric) is None
 
 

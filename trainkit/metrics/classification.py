@@ -96,7 +96,7 @@ def labels(protocol: Classes, where: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the scores of each picture amount to."""
+    """Prediction, probabilities and place of the label of each picture."""
 
     prediction: np.ndarray
     """int64 (N,), the class with the highest score, of equal ones the first."""

@@ -1,4 +1,4 @@
-"""What people look at: maps of the embeddings, and the samples that are hard, odd or likely mislabelled.
+"""Maps of the embeddings, and the samples that are hard, odd or likely mislabelled, for people to look at.
 
 Three lists, each by a rule that needs no tuning for a network's temperature or width:
 
@@ -15,15 +15,9 @@ Three lists, each by a rule that needs no tuning for a network's temperature or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-if TYPE_CHECKING:
-    pass
-
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from trainkit import rng
@@ -150,7 +144,7 @@ def outlier_distance(embedding: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def likely_mislabelled(decided: Decisions, label: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Which samples probably bear a wrong label, hard ones among them, bool (N,); `unit` (N, D) has rows of length 1.
+    """Find samples that probably bear a wrong label, hard ones too: bool (N,); `unit` (N, D) has rows of length 1.
 
     Of a class without a sample no usual confidence is known, and nothing is said to belong to it.
     """
@@ -227,12 +221,12 @@ def tsne(unit: np.ndarray) -> np.ndarray:
     start += 1e-6 * np.stack([rng.uniform(0, f"tsne {k}", 0, np.arange(size)) for k in (0, 1)], 1)
     # sklearn's 1,000 iterations take twice as long and gain little: of 2,000 samples in ten clusters 97.85 % had a
     # neighbour of their class on the map after 500, and 97.75 % after 1,000.
-    settings = {"perplexity": min(_PERPLEXITY, (size - 1) / 3), "max_iter": 500, "random_state": 0}
-    return TSNE(init=start.astype(np.float32), **settings).fit_transform(flat)
+    init: Any = start.astype(np.float32)  # sklearn documents an array and infers a word
+    perplexity = min(_PERPLEXITY, (size - 1) / 3)
+    return TSNE(init=init, perplexity=perplexity, max_iter=500, random_state=0).fit_transform(flat)
 
 
 def _images(split: Split, rows: np.ndarray) -> np.ndarray:
-
     if not len(rows):
         return np.zeros((0, 3, 1, 1), np.uint8)
     # (n, h, w, 3) as people see them, back to the order of batches.

@@ -35,6 +35,7 @@ class Scored(Protocol):
 
     def scores(self, queries: np.ndarray | slice, gallery: slice) -> np.ndarray:
         """float64 (queries, gallery), higher is nearer; equal for a pair whatever else is asked with it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Found:
-    """What each query of a list found in one gallery."""
+    """Ranking of one gallery by each query of a list, in numbers."""
 
     relevant: np.ndarray
     """int64 (Q,), R: how many records are right; 0 for a query without a match, whose other values are 0."""
@@ -115,8 +116,8 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
     high = np.where(person < 0, low, high)
     found = Found(*(np.zeros(size, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int64)))
     order = np.argsort(person, kind="stable")
+    # Then records of all other persons are met, and nothing has to be taken out of what is counted.
     everyone = protocol.hides == "person"
-    """Whether records of all other persons are met, so that nothing has to be taken out of what is counted."""
     for at in range(0, size, QUERIES_AT_ONCE):
         block = order[at : at + QUERIES_AT_ONCE]
         sought: list[np.ndarray] = []
@@ -162,7 +163,7 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
 
 
 def hidden(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search) -> np.ndarray:
-    """Which gallery records `queries` (q, 5) do not meet, bool (q, part): those of the query, and those of its place.
+    """Find the gallery records that `queries` (q, 5) do not meet, bool (q, part): their own, and those of their place.
 
     Where `hides` is `person`, this is meant for records of the query's own person alone.
     """

@@ -7,7 +7,7 @@ the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identificatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import MODALITIES, RGB, TEXT, Scores, Split
+from trainkit.interfaces import MODALITIES, RGB, TEXT, ImageSplit, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.classification import by_chance
 from trainkit.metrics.ranking import LENGTH, Cosines, Found, Gallery, Led, Scored, hidden, leaders, look_up, whole, whom
@@ -36,6 +36,15 @@ OF_A_LIST = ("map", "rank_1")
 """Scores of each list that are metrics: of 32 lists all five would be 160 charts. The table has them all."""
 
 Finish = Callable[[Tensor, Tensor], Tensor]
+
+
+@runtime_checkable
+class RecordSplit(ImageSplit, Protocol):
+    """A split whose images and captions can be shown."""
+
+    def caption(self, row: int) -> str:
+        """Words of a record; empty for an image."""
+        ...
 
 
 def score_search(
@@ -89,6 +98,8 @@ def score_search(
     failed.sort(key=lambda led: led.ap)
     scores.tables["failures"] = _failures(failed, protocol)
     if protocol.kind == "ranked" and split is not None:
+        if not isinstance(split, RecordSplit):
+            raise ValueError(f"{where}: ranked lists need a split whose records can be shown")
         scores.pictures["ranked"] = _pictures(failed, chosen, sum(scores.tables["queries"]["queries"]), split)
     return scores
 
@@ -112,7 +123,7 @@ def _checked(name: str, rows: np.ndarray, protocol: Search) -> np.ndarray:
 
 
 def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> np.ndarray:
-    """What `finish` makes of records `rows` (n, 5), -1 for none: (n, D), a part at a time.
+    """Apply `finish` to records `rows` (n, 5), -1 for none: (n, D), a part at a time.
 
     Raises UserError for what is not finite.
     """
@@ -162,8 +173,8 @@ def _failures(failed: Sequence[Led], protocol: Search) -> dict[str, list]:
     }
 
 
-def _pictures(failed: Sequence[Led], chosen: Sequence[Led], total: int, split: Any) -> dict[str, Any]:
-    """What `report.ranked` draws: the worst queries, of different persons, then the chosen ones."""
+def _pictures(failed: Sequence[Led], chosen: Sequence[Led], total: int, split: RecordSplit) -> dict[str, Any]:
+    """Return what `plots.ranked_lists` draws: the worst queries, of different persons, then the chosen ones."""
     worst: list[Led] = []
     for led in failed:
         if len(worst) < WORST and led.person not in [other.person for other in worst]:
@@ -189,7 +200,7 @@ def _pictures(failed: Sequence[Led], chosen: Sequence[Led], total: int, split: A
     }
 
 
-def _thumbnails(split: Any, rows: np.ndarray) -> np.ndarray:
+def _thumbnails(split: ImageSplit, rows: np.ndarray) -> np.ndarray:
     """Small pictures of records (n, k), uint8 (n, k, h, w, 3): white where there is none."""
     from PIL import Image
 

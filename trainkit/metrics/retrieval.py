@@ -74,7 +74,7 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
 
 @dataclass(frozen=True)
 class Found:
-    """What each picture found among the others."""
+    """Ranking of all others by each picture, in numbers."""
 
     relevant: np.ndarray
     """int64 (N,), R: how many others are of its class; 0 where it has none or no label."""

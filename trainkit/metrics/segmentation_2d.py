@@ -19,7 +19,7 @@ from torch import Tensor
 from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes
-from trainkit.interfaces import IGNORED, Rows, Scores, Split
+from trainkit.interfaces import IGNORED, ImageSplit, Rows, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.boundary_f_score import COUNTS
 from trainkit.metrics.segmentation_3d import RESAMPLES, mean, middle, words
@@ -157,8 +157,8 @@ def score_scenes(
     if outlines is not None:
         columns["boundary"] = outlines  # of each class, as those before it
     if protocol.kind == "overlays":
-        if split is None:
-            raise ValueError("overlays need the split, whose pictures they show")
+        if not isinstance(split, ImageSplit):
+            raise ValueError("overlays need a split whose pictures can be shown")
         # For looking at: what its few pictures score class by class other evaluations say better.
         metrics = {
             name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
@@ -193,7 +193,7 @@ def _boundary_f(found: np.ndarray, predicted: np.ndarray, met: np.ndarray, actua
 
 
 def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What other pictures might have scored: mIoU (2000,) and the IoU of each class (2000, C).
+    """Bootstrap mIoU (2000,) and the IoU of each class (2000, C) over pictures.
 
     Efron's bootstrap (Annals of Statistics 7, 1979): as many pictures as there are (N, C) are drawn with replacement
     and their pixels are scored together. The draws depend on the number of pictures alone, so two networks are compared
@@ -275,7 +275,7 @@ def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> dict[str, 
     return table
 
 
-def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scenes, split: Split) -> dict[str, Any]:
+def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scenes, split: ImageSplit) -> dict[str, Any]:
     """Each picture with its maps, as `report.scenes.scenes` draws them."""
     from PIL import Image
 
@@ -283,7 +283,10 @@ def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scene
     maps = {name: as_array(rows[f"seen_{name}"]).astype(np.uint8) for name in ("truth", "predicted")}
     images = []
     for row, (height, width) in enumerate(shapes):
-        whole = Image.fromarray(np.ascontiguousarray(split.picture(row)))
+        pixels = split.picture(row)
+        if pixels is None:
+            raise ValueError(f"row {row} has no picture")
+        whole = Image.fromarray(np.ascontiguousarray(pixels))
         images.append(np.asarray(whole.resize((width, height), Image.Resampling.BOX)))
     return {
         "images": images,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from trainkit import rng
@@ -152,7 +153,7 @@ def mean(values: np.ndarray, axis: int | None = None) -> Any:
 
 
 def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """What other cases might have scored: the mean over organs, (2000,), and the mean of each organ, (2000, K).
+    """Bootstrap the mean over organs, (2000,), and the mean of each organ, (2000, K), over patients.
 
     `values` (N, K) are scores of N cases, nan where there is none. Efron's bootstrap (Annals of Statistics 7, 1979):
     as many patients as there are (`groups`, N names) are drawn with replacement, with all their cases, for cases of one
@@ -223,7 +224,7 @@ def planes(
     image: np.ndarray,
     truth: np.ndarray,
     prediction: np.ndarray,
-    spacing: Sequence[float],
+    spacing: ArrayLike,
     size: int = 224,
     axes: str = "zyx",
 ) -> np.ndarray:
@@ -238,20 +239,20 @@ def planes(
     """
     order = [(axes or "zyx").index(axis) for axis in "zyx"]
     image, truth, prediction = (np.asarray(array).transpose(order) for array in (image, truth, prediction))
-    spacing = np.asarray(spacing, dtype=np.float64)[order]
-    extent = spacing * truth.shape
+    mm = np.asarray(spacing, dtype=np.float64)[order]
+    extent = mm * truth.shape
     cut, first, last = _cuts(truth if truth.any() else prediction)
-    middle, box = (first + last) / 2 * spacing, (last - first) * spacing
+    middle, box = (first + last) / 2 * mm, (last - first) * mm
     # Downwards along both axes of the picture: up is superior or anterior, and the right is where readers of medical
     # images look for it, on the left.
     steps = 0.5 - (np.arange(size) + 0.5) / size
     out = np.zeros((3, 3, size, size), dtype=np.float32)
     for k in range(3):
         row, column = (axis for axis in range(3) if axis != k)
-        side = max(_AROUND * max(box[row], box[column]), _NARROWEST * spacing.min())
+        side = max(_AROUND * max(box[row], box[column]), _NARROWEST * mm.min())
         side = min(side, max(extent[row], extent[column]))
         at = {
-            k: (cut[k] + 0.5) * spacing[k],
+            k: (cut[k] + 0.5) * mm[k],
             row: middle[row] + side * steps[:, None],
             column: middle[column] + side * steps,
         }

@@ -1,4 +1,4 @@
-"""Whether a difference is more than chance: the paired bootstrap over units, and Welch's interval over seeds.
+"""Significance of differences: the paired bootstrap over units, and Welch's interval over seeds.
 
 A unit is what a score is a mean over and what another test set would hold others of: a person, a patient, a picture.
 All rows of a unit are drawn together, since they are alike. Both of two networks are scored on the same draws: what is
@@ -33,10 +33,10 @@ Verdict = Literal["better", "worse", "not decided", "not comparable"]
 
 @dataclass(frozen=True)
 class Units:
-    """Which rows are drawn together."""
+    """Groups of rows that are resampled together."""
 
     word: str
-    """What they are, many: `patients`."""
+    """Plural of their name: `patients`."""
     of: np.ndarray
     """int64 (rows,), the unit of each row, 0 .. count-1."""
     also: np.ndarray | None = None
@@ -104,7 +104,7 @@ def resampled(
     found = _scored(times(units, draws), scores)
     if units.also is None:
         return found
-    pairs = _scored(_times_of_pairs(units, max(2, draws // _FOR_A_VARIANCE)), scores)
+    pairs = _scored(_times_of_pairs(units, units.also, max(2, draws // _FOR_A_VARIANCE)), scores)
     few = units.count / max(units.count - 2, 1)
     for name, drawn in found.items():
         middle, variance = _moments(drawn)
@@ -114,9 +114,9 @@ def resampled(
     return found
 
 
-def _times_of_pairs(units: Units, draws: int) -> Iterator[np.ndarray]:
+def _times_of_pairs(units: Units, also: np.ndarray, draws: int) -> Iterator[np.ndarray]:
     """As `times`, where pairs of two units are drawn, each with all its rows; rows of one unit are there once."""
-    low, high = np.minimum(units.of, units.also), np.maximum(units.of, units.also)
+    low, high = np.minimum(units.of, also), np.maximum(units.of, also)
     two = low < high
     for often in times(Units.by((low * units.count + high)[two], "pairs"), draws):
         out = np.ones((len(often), len(two)))
@@ -178,7 +178,7 @@ class Interval:
     low: float
     high: float
     decides: bool = True
-    """Whether there is enough behind it for a verdict."""
+    """False where there are too few units or runs for a verdict."""
 
     @property
     def apart(self) -> int:

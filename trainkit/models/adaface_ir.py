@@ -75,17 +75,18 @@ class IR(nn.Module):
             nn.PReLU(channels[0]),
         )
         self.body = nn.Sequential(*blocks)
+        last = nn.Linear(before * side * side, embedding)
         self.output_layer = nn.Sequential(
             nn.BatchNorm2d(before),
             nn.Dropout(dropout),
             nn.Flatten(),
-            nn.Linear(before * side * side, embedding),
+            last,
             nn.BatchNorm1d(embedding, affine=False),
         )
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(self.output_layer[3].bias)
+        nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, embedding)."""

@@ -6,6 +6,7 @@ normalised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -91,7 +92,7 @@ class EyeSpec:
     """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
     num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
     head: Head = "transformer"
-    """What makes the embedding of the last map; the last two see it as a grid of tokens."""
+    """Layers from the last map to the embedding; the last two see it as a grid of tokens."""
     grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
     """Rows and columns of tokens."""
     embedding: Channels | None = None
@@ -136,7 +137,14 @@ Net = Annotated[AnyNet, Field(discriminator="name")]
 """The block of a recipe that chooses a network."""
 
 
-def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
+def embedding_of(spec: AnyNet) -> int:
+    """Return the length of the embedding of a network."""
+    if spec.embedding is None:
+        raise ValueError(f"net {spec.name}: the length of its embedding is not known")
+    return spec.embedding
+
+
+def build(spec: AnyNet, shape: Sequence[int]) -> nn.Module:
     """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
 
     Raises UserError when the network cannot take such pictures, or timm has none of that name or with such arguments.
@@ -146,7 +154,7 @@ def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
         return _Timm(spec, shape)
     if isinstance(spec, EyeSpec):
         return EyeNet(
-            shape,
+            (channels, height, width),
             spec.name,
             spec.base_channels,
             spec.num_blocks,
@@ -175,7 +183,7 @@ def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
 
 
 class _Timm(nn.Module):
-    def __init__(self, spec: TimmSpec, shape: tuple[int, int, int]):
+    def __init__(self, spec: TimmSpec, shape: Sequence[int]):
         super().__init__()
         self.backbone = timm_network(spec.model, shape, spec.args, 0, "net timm").eval()
         with torch.no_grad():
@@ -200,9 +208,8 @@ def macs(net: nn.Module, shape: tuple[int, int, int]) -> int:
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal total
-        weight = module.weight
         # A weight of an output value is met once: fan-in per output value.
-        per_value = weight[0].numel()
+        per_value = module.get_parameter("weight")[0].numel()
         total += output.numel() * per_value
 
     handles = [

@@ -41,7 +41,7 @@ class Lora:
 
 
 class Rows:
-    """What layers deep in a network must know of a batch: which rows are of which modality.
+    """Modality of each row of a batch, for layers deep in a network.
 
     Set before a forward and cleared after it, and only read between: the networks between are timm's and hand on
     nothing but their maps.
@@ -49,7 +49,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.first: Tensor | None = None
-        """What the first layers made of the pictures, where each modality has its own."""
+        """Maps that the first layers made of the pictures, where each modality has its own."""
         self.widths: set[int] = set()
         """For how many columns a modality is asked for."""
         self.own: dict[int, Tensor] = {}

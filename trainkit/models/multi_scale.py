@@ -11,6 +11,7 @@ what was found back; it enlarges scores to the size of what the network saw firs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -54,14 +55,14 @@ def probabilities(
     """
     if bool(window[0]) != bool(window[1]):
         raise ValueError(f"window is {tuple(window)}; both sides are needed, or neither")
-    total = None
-    for scale in scales:
-        if window[0]:
-            found = _through_windows(forward, image, scale, mirrors, window, multiple, batch_size, align_corners)
-        else:
-            found = _whole(forward, image, scale, mirrors, multiple, align_corners)
-        total = found if total is None else total.add_(found)
-    return total.div_(len(scales))
+    if window[0]:
+        found = (
+            _through_windows(forward, image, scale, mirrors, window, multiple, batch_size, align_corners)
+            for scale in scales
+        )
+    else:
+        found = (_whole(forward, image, scale, mirrors, multiple, align_corners) for scale in scales)
+    return reduce(Tensor.add_, found).div_(len(scales))
 
 
 def brought_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
@@ -79,13 +80,14 @@ def _whole(
 ) -> Tensor:
     size = image.shape[2:]
     seen = _resized(image, [rounded(length * scale, multiple) for length in size], align_corners)
-    total, flips = None, _flips(mirrors)
-    for flip in flips:
+    flips = _flips(mirrors)
+
+    def part(flip: list[int]) -> Tensor:
         scores = forward(seen.flip(flip) if flip else seen)
         # Turned back while it is small.
-        part = brought_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
-        total = part if total is None else total.add_(part)
-    return total.div_(len(flips))
+        return brought_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
+
+    return reduce(Tensor.add_, map(part, flips)).div_(len(flips))
 
 
 def _through_windows(

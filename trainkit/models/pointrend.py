@@ -52,7 +52,7 @@ class PointSpec:
     layers: Annotated[int, Field(ge=1, le=64)] = 3
     """Hidden layers of the head."""
     coarse_each_layer: bool = False
-    """Whether each layer sees the coarse logits again; published for instances, not for semantic segmentation."""
+    """Give each layer the coarse logits again; published for instances, not for semantic segmentation."""
     weight: NotNegative = 1.0
     """Of the loss at the points beside that of the coarse map."""
 
@@ -72,13 +72,14 @@ class PointHead(nn.Module):
         self.coarse_each_layer = spec.coarse_each_layer
         again = classes if spec.coarse_each_layer else 0
         widths = [fine_channels + classes] + [spec.channels + again] * (spec.layers - 1)
-        self.layers = nn.ModuleList(nn.Conv1d(width, spec.channels, 1) for width in widths)
+        layers = [nn.Conv1d(width, spec.channels, 1) for width in widths]
+        self.layers = nn.ModuleList(layers)
         self.predict = nn.Conv1d(spec.channels + again, classes, 1)
-        for layer in self.layers:
+        for layer in layers:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
         nn.init.normal_(self.predict.weight, std=0.001)
-        nn.init.zeros_(self.predict.bias)
+        for layer in (*layers, self.predict):
+            nn.init.constant_(layer.get_parameter("bias"), 0)
 
     def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
         """Features (B, F, N) and coarse logits (B, C, N) at points to their logits (B, C, N)."""

@@ -9,7 +9,7 @@ is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,18 +56,18 @@ class ReidSpec:
     embedding: Channels | None = 512
     """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
     stems: Literal["own", "shared"] = "own"
-    """Whether pictures of each modality have a first convolution (the patch embedding of a transformer), with the norm
+    """`own`: pictures of each modality have a first convolution (the patch embedding of a transformer), with the norm
     after it, of their own. All start alike."""
     lora: Lora | None = None
     """Low-rank corrections of the backbone's linear layers for each modality."""
     tune: Literal["all", "lora"] = "all"
-    """What of the backbone is trained: everything; or the corrections and the first layers, above weights that stay."""
+    """Trained part of the backbone: everything; or the corrections and the first layers, above weights that stay."""
     drop_path: FractionBelowOne = 0.0
     """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
     text: TextSpec = field(default_factory=TextSpec)
     fusion: Fusion = field(default_factory=Fusion)
     neck: Literal["bn", "none"] = "bn"
-    """What is between a feature and what is compared and classified."""
+    """Layer between a feature and the vector that is compared and classified."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
@@ -96,6 +96,8 @@ class Handed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Whatever comes, and what was made before."""
+        if self.rows.first is None:
+            raise RuntimeError("the backbone is called without what the first layers made")
         return self.rows.first
 
 
@@ -165,7 +167,7 @@ class TransformerFusion(nn.Module):
         return mean + added * several.to(added.dtype)
 
     def no_weight_decay(self) -> set[str]:
-        """What stands for a modality is not drawn towards zero."""
+        """Names of the vectors that stand for a modality."""
         return {"kinds"}
 
 
@@ -175,6 +177,9 @@ class ReidNet(nn.Module):
     Rows of a batch are pictures in the order of `modalities.MODALITIES`, then captions. How many there are of each is
     known from shapes alone, so nothing waits for the device; a modality may have no row.
     """
+
+    backbone: Any
+    """The network of timm, whose methods no type of torch has."""
 
     def __init__(self, spec: ReidSpec, meta: Meta, backbone: nn.Module):
         super().__init__()
@@ -279,7 +284,7 @@ class ReidNet(nn.Module):
         else:
             maps = self.backbone.forward_features(pictures)
             found = [self.project(self.backbone.forward_head(maps, pre_logits=True)).float()]
-        if self.text is not None:
+        if self.text is not None and self.project_text is not None:
             some = text is not None and len(text)
             params = [*self.text.parameters(), *self.project_text.parameters()]
             found.append(self.project_text(self.text(text)).float() if some else no_rows(params, none))
@@ -309,7 +314,7 @@ def _trained(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
-def _features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
+def _features(backbone: Any, shape: Sequence[int]) -> int:
     """Length of what the backbone's own pooling gives."""
     was, device = backbone.training, next(backbone.parameters()).device
     with torch.no_grad():
@@ -335,8 +340,11 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
     whole = any(name.startswith("backbone.") for name in tensors)
     if tensors and not whole:
         _fill_backbone(net, spec.model, tensors, str(found["net"]))
-    if "text" in found and net.text is not None:
-        _fill_text(net, spec.text, found["text"])
+    if "text" in found and net.text is not None and net.project_text is not None:
+        file = str(found["text"])
+        projection = captions.load(net.text, spec.text, safe_load.read_tensors(found["text"]), file)
+        if projection is not None:
+            _fill_projection(net, net.project_text, projection, file)
     _first_layers(net, spec, meta.shape)
     if spec.lora is not None:
         _low_rank(net, net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
@@ -363,7 +371,7 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
     return net.train()
 
 
-def _first_layers(net: ReidNet, spec: ReidSpec, shape: tuple[int, ...]) -> None:
+def _first_layers(net: ReidNet, spec: ReidSpec, shape: Sequence[int]) -> None:
     """Give each modality first layers of its own; where the backbone stays, the first layers are trained all the same.
 
     The first convolution, and the norm where one is next. Raises UserError where timm does not say which that is, or
@@ -385,7 +393,7 @@ def _first_layers(net: ReidNet, spec: ReidSpec, shape: tuple[int, ...]) -> None:
     net.about.append(f"{', '.join(net.pictures)} have {' and '.join(names)} of their own")
 
 
-def _first_names(backbone: nn.Module, model: str, shape: tuple[int, ...]) -> list[str]:
+def _first_names(backbone: Any, model: str, shape: Sequence[int]) -> list[str]:
     """Names of the first convolution and of the norm that takes what it gives, as one forward shows."""
     import timm
 
@@ -434,18 +442,13 @@ def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], wher
         except (RuntimeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise UserError(where, f"is not of {model} ({' '.join(str(error).split())[:200]})") from error
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
-    heads = config.classifier if isinstance(config.classifier, tuple) else (config.classifier,)
+    heads = config.classifier if config is not None else None
+    heads = heads if isinstance(heads, tuple) else (heads,)
     heads = tuple(f"{head}." for head in heads if head)
     safe_load.load_into(net.backbone, {name: t for name, t in tensors.items() if not name.startswith(heads)}, where)
     projection = tensors.get("head.weight")
     if "clip" in model and projection is not None and isinstance(net.project, nn.Linear):
         _fill_projection(net, net.project, projection, where)
-
-
-def _fill_text(net: ReidNet, spec: TextSpec, file: Any) -> None:
-    projection = captions.load(net.text, spec, safe_load.read_tensors(file), str(file))
-    if projection is not None:
-        _fill_projection(net, net.project_text, projection, str(file))
 
 
 def _fill_projection(net: ReidNet, into: nn.Linear, projection: Tensor, where: str) -> None:

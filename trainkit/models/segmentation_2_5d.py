@@ -20,7 +20,7 @@ from trainkit.config.ranges import Channels
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
 from trainkit.models.patch_geometry import by, check_patch, require
-from trainkit.models.timm_classifier import refuse_unknown
+from trainkit.models.timm_classifier import feature_info, refuse_unknown
 
 TIMM = "tu-"
 """How segmentation_models_pytorch marks encoders of timm."""
@@ -120,7 +120,7 @@ def build(spec: SlicesSpec, meta: Meta) -> tuple[nn.Module, str]:
 
 
 def about_slices(neighbours: int, multiple: int) -> str:
-    """What is to be said about every network of slices."""
+    """Say what every network of slices sees and needs."""
     seen = "each slice alone" if not neighbours else f"each slice with {neighbours} on either side"
     return f"{seen}, sides of a patch multiples of {by((1, multiple, multiple))}"
 
@@ -155,7 +155,7 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
     inner = next(module for module in net.modules() if hasattr(module, "feature_info"))
     # Handed over as tensors: timm has readers of files of its own.
     tensors = safe_load.read_tensors(file)
-    info = inner.feature_info
+    places = tuple(feature_info(inner).out_indices)
 
     def given() -> dict[str, Any]:
         return {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(tensors)}}  # from which it takes out
@@ -166,7 +166,7 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
         filled = timm.create_model(
             timm_name(encoder),
             features_only=True,
-            out_indices=tuple(info.out_indices),
+            out_indices=places,
             in_chans=next(p.shape[1] for p in inner.parameters() if p.ndim == 4),
             **given(),
         )
@@ -186,6 +186,6 @@ def check_encoder(name: str, known: dict) -> None:
 
 
 def unfit(what: str, error: Exception) -> UserError:
-    """What to say of a library's refusal to make or run `what`."""
+    """Return the error for a library's refusal to make or run `what`."""
     reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
     return UserError("task.net", f"{what}: {reason}", "an encoder and a decoder that fit", "choose another of them")

@@ -70,7 +70,7 @@ def sliding(
     places = [tuple(slice(a, a + w) for a, w in zip(c, window, strict=True)) for c in product(*corners)]
     weigh = weights_of(window, weight, image.device)
     flips = list(combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
-    total, counted = None, torch.zeros(image.shape[2:], device=image.device)
+    total, counted = image.new_zeros(0), torch.zeros(image.shape[2:], device=image.device)
     for place in places:
         counted[place] += weigh
     for i in range(0, len(places), batch_size):
@@ -80,7 +80,7 @@ def sliding(
             scores = forward(seen.flip(flip) if flip else seen)
             part = scores.float().softmax(1)
             part = part.flip(flip) if flip else part
-            if total is None:
+            if not total.numel():
                 total = part.new_zeros((part.shape[1], *image.shape[2:]))
             for place, values in zip(chunk, part, strict=True):
                 total[(slice(None), *place)] += values * weigh

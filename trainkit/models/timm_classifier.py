@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
+
+if TYPE_CHECKING:
+    from timm.models import FeatureInfo
 
 _RESERVED = frozenset(
     [
@@ -51,7 +54,7 @@ class Network:
     """`pretrained` (timm's own, downloaded by `trainkit fetch`), a file, `run:NAME` or `models:/ID`; None: random. A
     classifier for other classes is left out and starts anew."""
     tune: Literal["all", "head", "linear"] = "all"
-    """What is trained: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
+    """Trained part: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
@@ -71,6 +74,9 @@ def check_arguments(args: Mapping[str, Argument]) -> None:
 
 class Classifier(nn.Module):
     """A network of timm in which what is not trained has no gradient and stays as in evaluation."""
+
+    net: Any
+    """The network of timm, whose methods no type of torch has."""
 
     def __init__(self, net: nn.Module, tune: str):
         super().__init__()
@@ -100,7 +106,7 @@ class Classifier(nn.Module):
         return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
 
 
-def build(spec: Network, shape: tuple[int, int, int], classes: int, found: Mapping[str, Any]) -> Classifier:
+def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Any]) -> Classifier:
     """The classifier of a recipe for pictures of `shape` (channels, height, width).
 
     `found` holds the file of its weights under `net`. Raises UserError when timm has no such network, it does not take
@@ -118,8 +124,8 @@ def build(spec: Network, shape: tuple[int, int, int], classes: int, found: Mappi
     return Classifier(net, spec.tune)
 
 
-def last_layer(net: nn.Module) -> str:
-    """Name of the layer of a timm network that gives the class scores. Raises UserError where there are several."""
+def last_layer(net: Any) -> str:
+    """Name of the layer of a network of timm that gives the class scores. Raises UserError where there are several."""
     last = net.get_classifier()
     path = next((name for name, module in net.named_modules() if module is last), "")
     if not path:
@@ -142,6 +148,16 @@ def load(net: nn.Module, file: Any, classes: int) -> None:
     safe_load.load_into(net, tensors, str(file))
 
 
+def feature_info(net: nn.Module) -> FeatureInfo:
+    """Return timm's table of the maps that a network made with `features_only` gives."""
+    from timm.models import FeatureInfo
+
+    info = net.feature_info
+    if not isinstance(info, FeatureInfo):
+        raise TypeError(f"{type(net).__name__} describes its maps by {type(info).__name__}, not by timm's FeatureInfo")
+    return info
+
+
 def refuse_unknown(model: str, where: str) -> None:
     """Raise UserError with the nearest names where timm has no network of that name; none is built."""
     import timm
@@ -156,9 +172,7 @@ def refuse_unknown(model: str, where: str) -> None:
         )
 
 
-def timm_network(
-    model: str, shape: tuple[int, int, int], args: Mapping[str, Any], classes: int, where: str
-) -> nn.Module:
+def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], classes: int, where: str) -> nn.Module:
     """A network of timm with random weights for pictures of `shape`; `classes` 0: without classifier.
 
     Raises UserError with the nearest names when there is no such network, and when it takes no such argument or
@@ -169,8 +183,8 @@ def timm_network(
     refuse_unknown(model, where)
     architecture = model.partition(".")[0]
     config = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
-    sized = {"img_size": shape[1:]} if config is not None and config.fixed_input_size else {}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+    sized = {"img_size": tuple(shape[1:])} if config is not None and config.fixed_input_size else {}
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
     # Not every network has every regulariser; 0 is what it does without being asked.
     given = {name: value for name, value in given.items() if name not in ("drop_path_rate", "drop_rate") or value}
     try:

@@ -70,8 +70,8 @@ class AdaDistill:
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
     geometry: GeometryMargin | None = None
     products: Literal["float32", "bf16"] = "float32"
-    """What embeddings and centres are rounded to before they are multiplied, where people are so many that no matrix is
-    kept (2^20 cosines in a forward); sums are in float32 either way. `bf16` is for a GPU, which has a kernel for it."""
+    """Type of embeddings and centres in products, where people are so many that no matrix is kept (2^20 cosines in a
+    forward); sums are in float32 either way. `bf16` is for a GPU, which has a kernel for it."""
     cache_teacher: bool | Literal["disk"] = True
     """Compute the teacher's embeddings once for every picture and mirror image: up to 1 GiB of them at every start, in
     memory, in float32; `disk`, and more of them in any case, once for all runs, in the store, in half precision."""
@@ -109,7 +109,7 @@ class AdaDistill:
 
     def _memory(self, meta: Meta, found: dict[str, Tensor] | None, seed: int) -> Memory:
         """The centres at the start: drawn at random, or those of the teacher."""
-        embedding = self.teacher.net.embedding
+        embedding = face_backbones.embedding_of(self.teacher.net)
         centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
         if self.method == "aml":
             if self.teacher.centres is not None:
@@ -140,6 +140,8 @@ class AdaDistill:
         if self.method == "mse":
             return Loss(feature_mse(student, teacher) * len(student), len(student), logs)
         memory, label = parts.remembers, batch["label"]
+        if not isinstance(memory, Memory):
+            raise TypeError(f"{self.method} needs its Memory, not {type(memory).__name__}")
         if self.method == "adadistill":
             alpha = memory.centres.update(
                 at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
@@ -155,7 +157,7 @@ class AdaDistill:
         self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: At
     ) -> Tensor | None:
         """AdaFace's quality of each sample, raised by the geometry margin where that is asked for."""
-        if memory.norms is None:
+        if memory.norms is None or not isinstance(self.margin, AdaFace):
             return None
         norm = student.detach().float().norm(dim=1)
         memory.norms.update(at.gather(norm), self.margin.t_alpha)
@@ -179,7 +181,7 @@ class AdaDistill:
 
 
 class Memory(nn.Module):
-    """What AdaDistill remembers: class centres and, for AdaFace, norm statistics. None of it is trained."""
+    """State of AdaDistill: class centres and, for AdaFace, norm statistics. None of it is trained."""
 
     def __init__(self, centres: Centres, norms: NormStatistics | None):
         super().__init__()

@@ -18,7 +18,6 @@ from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Sour
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import (
     AdaFace,
-    AnyMargin,
     ArcFace,
     MarginOrNone,
     NormStatistics,
@@ -52,10 +51,10 @@ class Embed:
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """The network and its class centres, and raw pixels as the reference every network should beat."""
         self._weights = class_weights(self.class_weights, meta.class_names)
-        head = class_head(self.margin, meta.classes, self.net.embedding)
+        head = class_head(self.margin, meta.classes, face_backbones.embedding_of(self.net))
         net = WithHead(face_backbones.build(self.net, meta.shape), head)
         # Pixels are an embedding and no classifier.
-        references = {} if self.classify else {"pixels": Pixels()}
+        references: dict[str, nn.Module] = {} if self.classify else {"pixels": Pixels()}
         remembers = NormStatistics() if isinstance(self.margin, AdaFace) else None
         return Parts(net, frozen=references, remembers=remembers)
 
@@ -132,10 +131,12 @@ def hits(scores: Tensor | Rivals, label: Tensor) -> Tensor:
     return (scores.detach().argmax(1) == label).float().mean()
 
 
-def embedding_quality(embedding: Tensor, margin: AnyMargin, statistics: nn.Module | None, at: At) -> Tensor | None:
+def embedding_quality(embedding: Tensor, margin: MarginOrNone, statistics: nn.Module | None, at: At) -> Tensor | None:
     """AdaFace's quality of each sample; the statistics take in the norms of all ranks in global order."""
     if not isinstance(margin, AdaFace):
         return None
+    if not isinstance(statistics, NormStatistics):
+        raise TypeError(f"AdaFace needs NormStatistics, not {type(statistics).__name__}")
     norm = embedding.detach().float().norm(dim=1)
     statistics.update(at.gather(norm), margin.t_alpha)
     return statistics.quality(norm, margin.h)

@@ -36,11 +36,11 @@ class Segment2d:
 
     net: SceneNetSpec
     norm: Norm = field(default_factory=Norm)
-    """What the network's batch norms become."""
+    """Replacement of the network's batch norms."""
     points: PointSpec | None = None
     """A head that predicts single points where the network is least sure; None: no such head."""
     objective: PixelLoss = field(default_factory=PixelLoss)
-    """What is minimised, at each of the outputs where the network gives several."""
+    """Loss, at each of the outputs where the network gives several."""
     aux_weight: NotNegative = 1.0
     """Of the objective at each auxiliary head beside that of the network's own scores."""
     boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundary_f_score.SHARE
@@ -48,17 +48,20 @@ class Segment2d:
     window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
     """Windows at once, where pictures are seen through windows."""
     align_corners: bool = False
-    """Whether a picture that is seen at another size, and what is found in it, are resized with the centres of their
-    outermost pixels on each other, as in evaluations of the public BiSeNet; else with their borders."""
+    """Resize pictures to another size, and scores back, with the centres of their outermost pixels on each other, as in
+    evaluations of the public BiSeNet; else with their borders."""
+
+    def __post_init__(self) -> None:
+        self._least = 1
 
     @property
     def batch_norm(self) -> Literal["batch", "sync"] | None:
-        """Whose statistics the network's norms take: of a process's micro-batch, of all processes', or of neither."""
+        """Pictures that the network's norms see together: of a process's micro-batch, of all processes'; None: one."""
         return None if self.norm.name == "group" else self.norm.name
 
     @property
     def batch_norm_least(self) -> int:
-        """How many pictures batch norm must see at once; `build` has been called."""
+        """Least number of pictures that batch norm must see at once; 1 before `build`."""
         return 1 if self.batch_norm is None else self._least
 
     def needs(self) -> dict[str, Source]:
@@ -94,7 +97,7 @@ class Segment2d:
         if aux:
             logs["aux"] = torch.stack([self.objective(logits, mask, distance, weights) for logits in aux]).sum()
             value = value + self.aux_weight * logs["aux"]
-        if "points" in out:
+        if self.points is not None and "points" in out:
             logs["points"] = point_loss(out["point_logits"], out["points"], mask, weights)
             value = value + self.points.weight * logs["points"]
         logs["pixel_accuracy"] = _accuracy(main.detach().argmax(1), nearest(mask, main.shape[2:]))
@@ -128,7 +131,7 @@ class Segment2d:
         ).argmax(1)
         rows = scenes.pixel_counts(found, mask, self._classes)
         if self.boundary is not None:
-            within = boundary_f_score.tolerance(*mask.shape[1:], self.boundary)
+            within = boundary_f_score.tolerance(mask.shape[1], mask.shape[2], self.boundary)
             rows |= boundary_f_score.boundary_counts(found, mask, self._classes, within)
         if "overlay" in batch:
             rows |= scenes.seen(found, mask)
@@ -172,6 +175,9 @@ class Segment2d:
 
 class Deployable(nn.Module):
     """Pixels to class scores: normalises, brings sides up to multiples, and scores back to the size of the picture."""
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(
         self, net: nn.Module, mean: Sequence[float], std: Sequence[float], multiple: int, align_corners: bool = False

@@ -56,7 +56,7 @@ class Segment3d:
 
     net: VolumeNet
     objective: SegmentationLoss = field(default_factory=SegmentationLoss)
-    """What is minimised, at each of the outputs where the network gives several."""
+    """Loss, at each of the outputs where the network gives several."""
     window: Window = field(default_factory=Window)
     tolerance: Tolerance | dict[str, Tolerance] = TOLERANCE
     """mm that a surface may be off and still count in the normalised surface distance (`nsd`): one for all organs, or
