@@ -84,9 +84,8 @@ def test_sums_and_means_are_those_of_loops():
             repeated = [v for v, n in zip(column[:, k], often[d], strict=True) for _ in range(int(n)) if v == v]
             expected = sum(repeated) / len(repeated) if repeated else math.nan
             assert got[d, k] == pytest.approx(expected, nan_ok=True)
-    assert (
-        math.isnan(got[0, 0]) and significance.over(np.array([[1.0, math.nan, 3.0], [math.nan] * 3])).tolist()[0] == 2.0
-    )
+    some = significance.nan_mean(np.array([[1.0, math.nan, 3.0], [math.nan] * 3]))
+    assert math.isnan(got[0, 0]) and some[0] == 2.0
 
 
 # ---- Intervals -------------------------------------------------------------------------------------------------------
@@ -447,7 +446,7 @@ def test_volumes_are_scored_as_cases_that_are_there_several_times(tmp_path):
     got = kind.resampled(rows, often[None].astype(float))
     assert {name: got[name][0] for name in asked} == pytest.approx({name: again[name] for name in asked})
     # The interval that the run itself logs is of the same draws.
-    drawn = kind.resampled(rows, all_times(units, segmentation_3d.RESAMPLES))["dice_mean"]
+    drawn = kind.resampled(rows, all_times(units, significance.DRAWS))["dice_mean"]
     assert drawn == pytest.approx(segmentation_3d.bootstrap(found["dice"].numpy(), patients)[0])
 
 

@@ -222,7 +222,7 @@ def test_pictures_are_drawn_again_and_their_pixels_scored_together():
 def test_the_interval_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     rows = gathered(*maps(6, 4), 4)
     whole = score_scenes(rows, protocol(6)).metrics
-    monkeypatch.setattr(segmentation_2d, "_AT_ONCE", 100)
+    monkeypatch.setattr(significance, "_AT_ONCE", 100)
     assert score_scenes(rows, protocol(6)).metrics == pytest.approx(whole)
 
 

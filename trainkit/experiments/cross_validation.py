@@ -24,6 +24,7 @@ from trainkit.errors import UserError
 from trainkit.experiments import group
 from trainkit.experiments.group import Child, Family, Parent, child_of, final_scores
 from trainkit.metrics import segmentation_3d
+from trainkit.metrics.significance import nan_mean
 from trainkit.text_table import aligned, chosen, numbers
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
@@ -142,7 +143,7 @@ def summarise(
 
 def _mean(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> float:
     """Mean over columns of their means over rows, what is no number left out."""
-    return float(segmentation_3d.mean(segmentation_3d.mean(_matrix(part, columns), 0)))
+    return float(nan_mean(nan_mean(_matrix(part, columns), 0)))
 
 
 def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -179,12 +180,13 @@ def by_chance(trials: int, p: float) -> float | None:
 
     Binomial: `trials` independent guesses, each right with probability `p`.
     """
+    from scipy.special import bdtr, bdtrik
+
     if trials < 1 or p >= 1:
         return None
-    hits = np.arange(1, trials + 1)
-    log_ways = np.concatenate([[0.0], np.cumsum(np.log((trials + 1 - hits) / hits))])
-    log_chance = log_ways + np.arange(trials + 1) * np.log(p) + np.arange(trials, -1, -1) * np.log1p(-p)
-    enough = int(np.searchsorted(np.cumsum(np.exp(log_chance)), 0.999))
+    enough = math.ceil(bdtrik(0.999, trials, p))
+    if enough and bdtr(enough - 1, trials, p) >= 0.999:  # where the inverse was rounded up
+        enough -= 1
     return enough / trials if enough < trials else None
 
 
@@ -211,8 +213,8 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
         f1 = np.where(support > 0, 2 * hit / (support + predicted), np.nan)
         metrics = {
             "top1": significance.mean(right, times),
-            "balanced_accuracy": significance.over(hit / support),
-            "f1_macro": significance.over(f1),
+            "balanced_accuracy": significance.nan_mean(hit / support),
+            "f1_macro": significance.nan_mean(f1),
             "nll": significance.mean(-np.log(probability), times),
         }
         edges = np.arange(BINS + 1) / BINS

@@ -71,40 +71,26 @@ def score_inspection(
         "outlier": distance > OUTLIER,
     }
     mapped = stratified(label, MAPPED)
-    wrong = known & (prediction != label)
-    point = {"label": label[mapped], "wrong": wrong[mapped], "names": names, "total": size}
-    axes, share = principal_axes(embedding)
-    pictures: dict[str, dict[str, Any]] = {
-        "confusion": {"counts": confusion(label[known], prediction[known], len(names)), "names": names},
-        "pca": {"points": (embedding[mapped] - embedding.mean(0)) @ axes, "share": share, **point},
-        "tsne": {"points": tsne(unit[mapped]), **point},
-    }
+    shown = {"label": label[mapped], "wrong": (known & (prediction != label))[mapped], "names": names, "total": size}
+    pictures = {"confusion": {"counts": confusion(label[known], prediction[known], len(names)), "names": names}}
+    pictures |= {kind: found | shown for kind, found in _maps(embedding, unit, mapped).items()}
     if len(names) == 2 and len(np.unique(label[known])) == 2:
         gap = difference(logits)
         points = operating_points(gap[label == 1], gap[label == 0])
         pictures["roc"] = {**points.curve(), "auc": points.auc, "positive": names[1]}
-    ids, called = np.asarray(protocol.ids, dtype=object), np.array([*names, None], dtype=object)  # the last one for -1
-    for kind, flag, worst in (
-        ("hard", "hard", margin),
-        ("mislabelled", "mislabelled", own),
-        ("outliers", "outlier", -distance),
-    ):
-        chosen = np.flatnonzero(flags[flag])
-        first = chosen[np.argsort(worst[chosen], kind="stable")][:SHOWN]
-        pictures[kind] = {
-            "images": _images(split, first),
-            "id": ids[first].tolist(),
-            "label": called[label[first]].tolist(),
-            "prediction": called[prediction[first]].tolist(),
-            "probability": decided.confidence[first],
-            "distance": distance[first],
-            "found": len(chosen),
-            "total": size,
-        }
+    called = np.array([*names, None], dtype=object)  # the last one for -1
+    columns = {
+        "id": np.asarray(protocol.ids, dtype=object),
+        "label": called[label],
+        "prediction": called[prediction],
+        "probability": decided.confidence,
+        "distance": distance,
+    }
+    pictures["hard"] = _sheet(split, flags["hard"], margin, columns)
+    pictures["mislabelled"] = _sheet(split, flags["mislabelled"], own, columns)
+    pictures["outliers"] = _sheet(split, flags["outlier"], -distance, columns)
     table = {
-        "id": ids.tolist(),
-        "label": called[label].tolist(),
-        "prediction": called[prediction].tolist(),
+        **{name: columns[name].tolist() for name in ("id", "label", "prediction")},
         "confidence": decided.confidence,
         "probability": own,
         "margin": margin,
@@ -114,6 +100,23 @@ def score_inspection(
         "thumbnail": _at(mapped, [t.tobytes() for t in _thumbnails(split, mapped)], size),
     }
     return Scores({f"{name}_share": float(flag.mean()) for name, flag in flags.items()}, table, pictures=pictures)
+
+
+def _maps(embedding: np.ndarray, unit: np.ndarray, rows: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Return the PCA and the t-SNE map of some rows of (N, D); `unit` has rows of length 1."""
+    axes, share = principal_axes(embedding)
+    pca = (embedding[rows] - embedding.mean(0)) @ axes
+    return {"pca": {"points": pca, "share": share}, "tsne": {"points": tsne(unit[rows])}}
+
+
+def _sheet(split: Split, flag: np.ndarray, worst: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return images and columns of the samples with a flag, (N,), in the ascending order of `worst`."""
+    chosen = np.flatnonzero(flag)
+    first = chosen[np.argsort(worst[chosen], kind="stable")][:SHOWN]
+    said = {
+        name: column[first].tolist() if column.dtype == object else column[first] for name, column in columns.items()
+    }
+    return {"images": _images(split, first), **said, "found": len(chosen), "total": len(flag)}
 
 
 def outlier_distance(embedding: np.ndarray, label: np.ndarray) -> np.ndarray:

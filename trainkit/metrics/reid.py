@@ -20,7 +20,7 @@ from trainkit.interfaces import MODALITIES, RGB, TEXT, ImageSplit, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.classification import by_chance
 from trainkit.metrics.ranking import LENGTH, Cosines, Found, Gallery, Led, Scored, hidden, leaders, look_up, whole, whom
-from trainkit.metrics.significance import Units
+from trainkit.metrics.significance import Units, nan_mean
 from trainkit.metrics.verification import as_array, refuse_nonfinite
 
 RANKS = (1, 5, 10)
@@ -336,9 +336,9 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     for key, values in found.items():
         with np.errstate(invalid="ignore", divide="ignore"):
             each = significance.summed(times * values, cell, len(lists) * trials) / many
-        of_list = significance.over(each.reshape(len(times), len(lists), trials))
+        of_list = nan_mean(each.reshape(len(times), len(lists), trials))
         own = {name: of_list[:, k] for k, name in enumerate(lists.tolist())}
-        grouped = {t: significance.over(np.stack([own[name] for name in own if group[name] == t], 1)) for t in titles}
+        grouped = {t: nan_mean(np.stack([own[name] for name in own if group[name] == t], 1)) for t in titles}
         metrics |= {f"{title}.{key}": drawn for title, drawn in (own | grouped).items()}
-        metrics[key] = significance.over(np.stack(list((grouped or own).values()), 1))
+        metrics[key] = nan_mean(np.stack(list((grouped or own).values()), 1))
     return metrics

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -163,11 +163,23 @@ def mean(values: np.ndarray, often: np.ndarray) -> np.ndarray:
         return (often @ np.where(there, values, 0)) / (often @ there.astype(np.float64))
 
 
-def over(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis of what is a number; nan where nothing is."""
+def nan_mean(values: np.ndarray, axis: int | None = -1) -> Any:
+    """Mean of what is a number over an axis, or over all of them with None; nan where nothing is."""
     there = values == values
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(there, values, 0).sum(-1) / there.sum(-1)
+        return np.where(there, values, 0).sum(axis) / there.sum(axis)
+
+
+def percentile_interval(drawn: np.ndarray, units: int) -> tuple[float, float]:
+    """The ends of the 95 % interval from draws of so many units, two at least; nan left out, nan where none is left.
+
+    Percentiles, expanded for few units (`tails`): plain ones hold the mean of 12 patients 91 times in 100.
+    """
+    drawn = drawn[drawn == drawn]
+    if not len(drawn):
+        return math.nan, math.nan
+    low, high = np.quantile(drawn, tails(units)).tolist()
+    return low, high
 
 
 @dataclass(frozen=True)

@@ -352,7 +352,7 @@ def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray
     correct = (accepted[0] + different - accepted[1])[:, :, :-1]
     best = (correct.sum(1, keepdims=True) - correct).argmax(2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return significance.over(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
+        return significance.nan_mean(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
 
 
 @dataclass(frozen=True)
