@@ -7,15 +7,23 @@ task of one's own say, has the mean of each of its columns, every row drawn by i
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trainkit.metrics import significance
+from trainkit.metrics import (
+    classification,
+    identification,
+    reid,
+    retrieval,
+    segmentation_2d,
+    segmentation_3d,
+    significance,
+    verification,
+)
 from trainkit.metrics.significance import Units
 
 Columns = Mapping[str, np.ndarray]
@@ -35,47 +43,42 @@ _NO_SCORE = re.compile(r"threshold|xnorm|cases|pictures|(?:.*\.)?unmatched|.*_(?
 class Kind:
     """Rows of one kind of protocol."""
 
-    module: str
-    """Of `trainkit.metrics`, with the functions `units` and `resampled`."""
+    units: Callable[[Columns], Units]
+    """Give the units that are resampled together."""
+    resampled: Callable[[Columns, np.ndarray], dict[str, np.ndarray]]
+    """Give the metrics, (draws,) each, where row i is there `times[:, i]` times."""
     has: tuple[str, ...]
     """Columns by which they are known."""
     same: tuple[str, ...]
     """Columns that are equal where the samples are: they say what was scored, not what came out."""
 
-    def units(self, rows: Columns) -> Units:
-        """Return the units that are resampled together."""
-        return importlib.import_module(f"trainkit.metrics.{self.module}").units(rows)
 
-    def resampled(self, rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Metrics, (draws,) each, where row i is there `times[:, i]` times."""
-        return importlib.import_module(f"trainkit.metrics.{self.module}").resampled(rows, times)
+def _units(rows: Columns) -> Units:
+    if "patient" in rows:
+        return Units.by(rows["patient"], "patients")
+    return Units("samples", np.arange(len(next(iter(rows.values())))))
 
 
-class Means(Kind):
-    """Rows of a task of one's own."""
+def _means(rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
+    """The mean of every column of numbers, under its name: of the rows of a task of one's own."""
+    plain = {name: column for name, column in rows.items() if column.ndim == 1 and column.dtype.kind in "fiub"}
+    return {name: significance.mean(column, times) for name, column in plain.items()}
 
-    def units(self, rows: Columns) -> Units:
-        """Return the units that are resampled together."""
-        if "patient" in rows:
-            return Units.by(rows["patient"], "patients")
-        return Units("samples", np.arange(len(next(iter(rows.values())))))
 
-    def resampled(self, rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
-        """The mean of every column of numbers, under its name."""
-        plain = {name: column for name, column in rows.items() if column.ndim == 1 and column.dtype.kind in "fiub"}
-        return {name: significance.mean(column, times) for name, column in plain.items()}
+def _kind(module: Any, has: str, same: str) -> Kind:
+    return Kind(module.units, module.resampled, tuple(has.split()), tuple(same.split()))
 
 
 KINDS = (
-    Kind("verification", ("distance", "same", "fold"), ("first", "second", "same", "fold")),
-    Kind("identification", ("probe", "rank", "match_score"), ("probe", "label")),
-    Kind("classification", ("label", "prediction", "confidence", "probability"), ("label", "group")),
-    Kind("retrieval", ("relevant", "map_at_r", "rank"), ("label", "relevant")),
-    Kind("reid", ("list", "query", "ap", "inp"), ("list", "trial", "query", "person", "relevant")),
-    Kind("segmentation_3d", ("patient", "dice", "volume_truth_mm3_"), ("id", "patient")),
-    Kind("segmentation_2d", ("intersection", "predicted", "actual"), ("id", "actual")),
+    _kind(verification, "distance same fold", "first second same fold"),
+    _kind(identification, "probe rank match_score", "probe label"),
+    _kind(classification, "label prediction confidence probability", "label group"),
+    _kind(retrieval, "relevant map_at_r rank", "label relevant"),
+    _kind(reid, "list query ap inp", "list trial query person relevant"),
+    _kind(segmentation_3d, "patient dice volume_truth_mm3_", "id patient"),
+    _kind(segmentation_2d, "intersection predicted actual", "id actual"),
 )
-_MEANS = Means("", (), ("id", "patient", "label"))
+_MEANS = Kind(_units, _means, (), ("id", "patient", "label"))
 
 
 def kind(rows: Columns) -> Kind:
