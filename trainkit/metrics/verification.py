@@ -170,9 +170,7 @@ def _threshold_at(far: np.ndarray, target: float) -> float:
 
 def contiguous_folds(pairs: int) -> np.ndarray:
     """Number of the fold of each pair, int64 (pairs,): ten runs in order, the first ones longer by one where needed."""
-    sizes = np.full(FOLDS, pairs // FOLDS)
-    sizes[: pairs % FOLDS] += 1
-    return np.repeat(np.arange(FOLDS), sizes)
+    return np.repeat(np.arange(FOLDS), [len(part) for part in np.array_split(np.arange(pairs), FOLDS)])
 
 
 def _accepted(distance: np.ndarray, which: np.ndarray, fold: np.ndarray, grid: np.ndarray) -> np.ndarray:

@@ -24,8 +24,8 @@ from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
 from trainkit.models.patch_geometry import by, check_patch
-from trainkit.models.segmentation_2_5d import Slices, about_slices, check_slices, probe, timm_name
-from trainkit.models.timm_classifier import feature_info, refuse_unknown
+from trainkit.models.segmentation_2_5d import Slices, about_slices, probe, timm_name
+from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 STRIDES = (4, 8, 16, 32)
 """Of the four maps of the encoder, finest first."""
@@ -60,7 +60,7 @@ class EmcadSpec:
     supervision: ClassVar[str] = "subsets"
 
     def __post_init__(self) -> None:
-        check_slices(self.encoder, self.weights)
+        check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
         if not self.kernels or any(k % 2 == 0 for k in self.kernels):
             raise ValueError(f"kernels is {self.kernels}; odd sides are needed")
 

@@ -72,13 +72,15 @@ def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Lev
     return Levels(tuple(kernels), tuple(strides))
 
 
-def check_patch(name: str, patch: Sequence[int], multiple: Sequence[int]) -> None:
+def check_patch(
+    name: str, patch: Sequence[int], multiple: Sequence[int], where: str = "data.patch", unit: str = "voxels"
+) -> None:
     """Refuse a patch whose sides are no multiples of what the network divides them by."""
     if any(side % m for side, m in zip(patch, multiple, strict=True)):
         near = [max(m, round(side / m) * m) for side, m in zip(patch, multiple, strict=True)]
         raise UserError(
-            "data.patch",
-            f"{by(patch)} voxels, which {name} cannot divide by its strides",
+            where,
+            f"{by(patch)} {unit}, which {name} cannot divide by its strides",
             f"sides that are multiples of {by(multiple)}",
             f"the nearest is [{', '.join(map(str, near))}]",
         )

@@ -24,7 +24,7 @@ from trainkit.models import lora
 from trainkit.models import text_encoder as captions
 from trainkit.models.lora import Lora, Rows
 from trainkit.models.text_encoder import TextEncoder, TextSpec
-from trainkit.models.timm_classifier import Argument, check_arguments, timm_network
+from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, timm_network
 
 WHERE = "task.net"
 
@@ -73,8 +73,7 @@ class ReidSpec:
         check_arguments(self.args)
         if "drop_path_rate" in self.args:
             raise ValueError("args holds drop_path_rate; say drop_path")
-        if self.weights == "pretrained" and "." not in self.model:
-            raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in resnet50.a1_in1k")
+        check_tag(self.model, self.weights, "resnet50.a1_in1k", "model")
         if self.tune == "lora" and (self.lora is None or self.weights is None):
             raise ValueError("tune is 'lora', which needs a block `lora`, and weights that it corrects")
         if self.text.tune == "lora" and self.weights is None and self.text.weights is None:

@@ -20,7 +20,7 @@ from trainkit.config.ranges import Channels
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
 from trainkit.models.patch_geometry import by, check_patch, require
-from trainkit.models.timm_classifier import feature_info, refuse_unknown
+from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 TIMM = "tu-"
 """How segmentation_models_pytorch marks encoders of timm."""
@@ -47,7 +47,7 @@ class SlicesSpec:
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
-        check_slices(self.encoder, self.weights)
+        check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
         if self.weights == "pretrained" and not self.encoder.startswith(TIMM):
             raise ValueError(
                 f"encoder is {self.encoder!r}; pretrained weights are those of timm, as in tu-resnet18.a1_in1k"
@@ -62,12 +62,6 @@ class SlicesSpec:
                 raise ValueError(
                     f"filters is {self.filters}; only `tu-` encoders can be cut to {len(self.filters)} levels"
                 )
-
-
-def check_slices(encoder: str, word: str | None) -> None:
-    """Refuse what no network of slices has."""
-    if word == "pretrained" and "." not in encoder:
-        raise ValueError(f"encoder is {encoder!r}; pretrained weights need a tag, as in pvt_v2_b2.in1k")
 
 
 class Slices(nn.Module):

@@ -21,9 +21,9 @@ from trainkit.errors import UserError, few
 from trainkit.interfaces import Meta
 from trainkit.models import bisenet, segmentation_2_5d
 from trainkit.models import pointrend as pointwise
-from trainkit.models.patch_geometry import by, require
+from trainkit.models.patch_geometry import check_patch, require
 from trainkit.models.pointrend import PointHead, PointSpec
-from trainkit.models.timm_classifier import refuse_unknown
+from trainkit.models.timm_classifier import check_tag, refuse_unknown
 
 SMP = "segmentation_models_pytorch"
 _MISFITS = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, StopIteration)
@@ -50,7 +50,7 @@ class BiSeNetV1Spec:
     `models:/ID`; files of the public implementation are understood. None: random."""
 
     def __post_init__(self) -> None:
-        _check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
+        check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
 
 
 @dataclass(kw_only=True)
@@ -102,7 +102,7 @@ class SmpSpec:
     def __post_init__(self) -> None:
         if self.weights == "pretrained" and not self.encoder.startswith(segmentation_2_5d.TIMM):
             raise ValueError(f"encoder is {self.encoder!r}; pretrained weights are those of timm: tu-resnet18.a1_in1k")
-        _check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
+        check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
         reserved = sorted(_GIVEN & set(self.args))
         if reserved:
             raise ValueError(f"args names {', '.join(reserved)}, which follow from the data or are not used")
@@ -123,11 +123,6 @@ class Norm:
     groups: Channels = 32
     """Of group norm: the channels are parted into the largest number of groups that divides them, up to this, with 4
     channels or more in each."""
-
-
-def _check_tag(encoder: str, word: str | None, example: str) -> None:
-    if word == "pretrained" and "." not in encoder:
-        raise ValueError(f"encoder is {encoder!r}; pretrained weights need a tag, as in {example}")
 
 
 class SmpBody(nn.Module):
@@ -249,7 +244,7 @@ def build(
             body, about, notes = bisenet.BiSeNetV2(meta.classes, meta.shape[0], spec.width), f"width {spec.width:g}", []
         case SmpSpec():
             body, about, notes = _smp(spec, meta)
-    _check_crop(spec.name, meta.shape[1:], body.multiple)
+    check_patch(spec.name, meta.shape[1:], (body.multiple,) * 2, "data.crop", "pixels")
     if not isinstance(spec, BiSeNetV2Spec) and spec.weights == "pretrained" and "net" in found:
         segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
     if norm.name != "batch":
@@ -274,17 +269,6 @@ def source_of(spec: AnySceneNet) -> str | None:
     if isinstance(spec, BiSeNetV2Spec) or spec.weights != "pretrained":
         return spec.weights
     return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
-
-
-def _check_crop(name: str, crop: Sequence[int], multiple: int) -> None:
-    if any(side % multiple for side in crop):
-        near = [max(multiple, round(side / multiple) * multiple) for side in crop]
-        raise UserError(
-            "data.crop",
-            f"{by(crop)} pixels, which {name} cannot divide by its strides",
-            f"sides that are multiples of {multiple}",
-            f"the nearest is {near}",
-        )
 
 
 def _load(net: SceneNet, file: Any) -> list[str]:

@@ -17,22 +17,10 @@ from trainkit.errors import UserError
 if TYPE_CHECKING:
     from timm.models import FeatureInfo
 
-_RESERVED = frozenset(
-    [
-        "num_classes",
-        "in_chans",
-        "features_only",
-        "out_indices",
-        "pretrained",
-        "pretrained_cfg",
-        "pretrained_cfg_overlay",
-        "checkpoint_path",
-        "cache_dir",
-        "scriptable",
-        "exportable",
-        "no_jit",
-    ]
-)
+_RESERVED = {
+    "num_classes", "in_chans", "features_only", "out_indices", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay",
+    "checkpoint_path", "cache_dir", "scriptable", "exportable", "no_jit",
+}  # fmt: skip
 """Arguments of timm that no recipe passes on: they change what comes out, download, or unpickle a file."""
 
 Argument = bool | int | float | str | list[int] | list[float]
@@ -62,13 +50,18 @@ class Network:
             raise ValueError(f"args holds {', '.join(sorted(taken))}; say drop_path and dropout")
         if self.tune != "all" and self.weights is None:
             raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
-        if self.weights == "pretrained" and "." not in self.model:
-            raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in convnext_atto.d2_in1k")
+        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
+
+
+def check_tag(model: str, weights: str | None, example: str, key: str = "encoder") -> None:
+    """Refuse `pretrained` weights for the name of a network of timm that does not say which."""
+    if weights == "pretrained" and "." not in model:
+        raise ValueError(f"{key} is {model!r}; pretrained weights need a tag, as in {example}")
 
 
 def check_arguments(args: Mapping[str, Argument]) -> None:
     """Refuse what a recipe may not pass to the constructor of a network, such as a file that would be unpickled."""
-    if taken := _RESERVED & set(args):
+    if taken := _RESERVED & args.keys():
         raise ValueError(f"args holds {', '.join(sorted(taken))}, which the data or the recipe decides elsewhere")
 
 

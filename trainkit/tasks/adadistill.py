@@ -23,7 +23,7 @@ from trainkit.losses.distillation import Centres, agreement, feature_mse, geomet
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
-from trainkit.tasks.embed import Pixels, embed_both_views, hits
+from trainkit.tasks.embed import Pixels, embed_both_views, embedding_quality, hits
 
 
 @dataclass(kw_only=True)
@@ -157,19 +157,11 @@ class AdaDistill:
         self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: At
     ) -> Tensor | None:
         """AdaFace's quality of each sample, raised by the geometry margin where that is asked for."""
-        if memory.norms is None or not isinstance(self.margin, AdaFace):
-            return None
-        norm = student.detach().float().norm(dim=1)
-        memory.norms.update(at.gather(norm), self.margin.t_alpha)
-        plus: Tensor | float = 0.0
-        if self.geometry is not None:
-            grown = min(1.0, at.progress / self.geometry.ramp) if self.geometry.ramp > 0 else 1.0
-            plus = (
-                self.geometry.weight
-                * grown
-                * geometry(memory.centres.hardness(label, teacher), cosine, self.geometry.gain)
-            )
-        return memory.norms.quality(norm, self.margin.h, plus)
+        if (margin := self.geometry) is None:
+            return embedding_quality(student, self.margin, memory.norms, at)
+        grown = min(1.0, at.progress / margin.ramp) if margin.ramp > 0 else 1.0
+        plus = margin.weight * grown * geometry(memory.centres.hardness(label, teacher), cosine, margin.gain)
+        return embedding_quality(student, self.margin, memory.norms, at, plus)
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Embedding of each picture summed with that of its mirror image, and the mean norm of the two."""

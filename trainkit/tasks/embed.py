@@ -131,12 +131,14 @@ def hits(scores: Tensor | Rivals, label: Tensor) -> Tensor:
     return (scores.detach().argmax(1) == label).float().mean()
 
 
-def embedding_quality(embedding: Tensor, margin: MarginOrNone, statistics: nn.Module | None, at: At) -> Tensor | None:
-    """AdaFace's quality of each sample; the statistics take in the norms of all ranks in global order."""
+def embedding_quality(
+    embedding: Tensor, margin: MarginOrNone, statistics: nn.Module | None, at: At, plus: Tensor | float = 0.0
+) -> Tensor | None:
+    """AdaFace's quality of each sample, raised by `plus`; the statistics take in the norms of all ranks in order."""
     if not isinstance(margin, AdaFace):
         return None
     if not isinstance(statistics, NormStatistics):
         raise TypeError(f"AdaFace needs NormStatistics, not {type(statistics).__name__}")
     norm = embedding.detach().float().norm(dim=1)
     statistics.update(at.gather(norm), margin.t_alpha)
-    return statistics.quality(norm, margin.h)
+    return statistics.quality(norm, margin.h, plus)
