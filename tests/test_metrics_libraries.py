@@ -8,7 +8,7 @@ from scipy import ndimage, stats
 from sklearn import metrics as sk
 
 from trainkit.metrics import significance, surface_distance
-from trainkit.metrics.classification import by_chance, confusion, per_class
+from trainkit.metrics.classification import chance_level, confusion, per_class
 from trainkit.metrics.verification import operating_points
 
 
@@ -26,8 +26,8 @@ def test_the_bound_of_guessing_is_the_quantile_of_the_binomial_as_a_sum(seed):
         ways = np.concatenate([[0.0], np.cumsum(np.log((trials + 1 - hits) / hits))])
         chance = ways + np.arange(trials + 1) * np.log(p) + np.arange(trials, -1, -1) * np.log1p(-p)
         enough = int(np.searchsorted(np.cumsum(np.exp(chance)), 0.999))
-        assert by_chance(trials, p) == (enough / trials if enough < trials else None)
-    assert by_chance(0, 0.5) is None and by_chance(9, 1.0) is None
+        assert chance_level(trials, p) == (enough / trials if enough < trials else None)
+    assert chance_level(0, 0.5) is None and chance_level(9, 1.0) is None
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -14,7 +14,7 @@ from pyarrow import csv, parquet
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
 from trainkit.metrics import score, significance
-from trainkit.metrics.segmentation_3d import bootstrap, interval, planes, score_segmentation, words
+from trainkit.metrics.segmentation_3d import bootstrap, interval, metric_words, planes, score_segmentation
 from trainkit.metrics.significance import nan_mean
 from trainkit.metrics.surface_distance import SCORES, case_scores
 from trainkit.tracking.tracker import METRIC_NAME, _write_table
@@ -146,7 +146,7 @@ def test_the_table_of_cases_shows_overlap_and_distance_of_each_organ(tmp_path: P
     read = csv.read_csv(tmp_path / "cases.csv").to_pydict()
     assert read["id"] == [f"case{k}" for k in range(4)] and read["age"][1] in (None, "") and read["age"][2] == 61
     assert {name for name in read if name[:4] in ("dice", "hd95")} == {"dice"} | {
-        f"{score}_{organ}" for score in ("dice", "hd95_mm") for organ in words(NAMES[1:])
+        f"{score}_{organ}" for score in ("dice", "hd95_mm") for organ in metric_words(NAMES[1:])
     }
     assert read["dice_sr"][0] == pytest.approx(float(found["dice"][0, 0])) and read["dice_sr"][2] in (None, "")
 
@@ -194,7 +194,7 @@ def test_every_metric_may_be_logged():
 
 def test_names_of_organs_become_words_that_differ():
     names = ["SR", "Optic nerve", "optic-nerve", "OPTIC NERVE", "Muskel (li.)", "眼", "sr"]
-    found = words(names)
+    found = metric_words(names)
     assert found == ["sr", "optic_nerve", "optic-nerve", "optic_nerve_4", "muskel_li", "label_6", "sr_7"]
     assert all(METRIC_NAME.fullmatch(f"val/dice.{word}") for word in found) and len(set(found)) == len(names)
 

@@ -129,7 +129,7 @@ class Search:
     galleries: tuple[np.ndarray, ...]
     """int64 rows of each trial's gallery; scores are means over the trials."""
     queries: Mapping[str, np.ndarray]
-    """Name of each list to int64 (queries, 5): the row of each modality of `modalities.MODALITIES`, -1 for none."""
+    """Name of each list to int64 (queries, 5): the row of each modality of `interfaces.MODALITIES`, -1 for none."""
     ids: tuple[str, ...]
     """Name of each record in its source."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Search:
     kind: Literal["scores", "ranked", "reranked"] = "scores"
     """Scores; pictures of ranked lists too; or scores after k-reciprocal re-ranking."""
     strict: bool = False
-    """Of re-ranking: see `metrics.rerank`."""
+    """Of re-ranking: see `metrics.k_reciprocal`."""
 
     def __post_init__(self):
         _one_length(self, "person", "place")

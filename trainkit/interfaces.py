@@ -19,7 +19,7 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 | `mirrors` | bool, B 3 or B 2        | spatial axes over whose mirror images a prediction is averaged           |
 | `scales`  | float32, B S            | factors on the size of a picture at which predictions are averaged       |
 | `window`  | int64, B 2              | height and width of the windows a picture is seen through; 0: as a whole |
-| `modality` | int64, B              | what kind of record a sample is: its place in `modalities.MODALITIES`    |
+| `modality` | int64, B              | kind of record of a sample: its place in `MODALITIES`                    |
 | `image.M` | as `image`              | in place of `image`, the pictures of modality M: b <= B of them          |
 | `text`    | int64, b L              | token ids of the samples that are captions, 0 where there is none        |
 | `queries` | int64, Q 5              | rows that ask for a person together, one a modality; -1: not with this   |

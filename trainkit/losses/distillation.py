@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainkit.losses.margin import at_least_float32, cosines, rivals_of
-from trainkit.losses.online_softmax import Rivals, large
+from trainkit.losses.margin import at_least_float32, cosines, margin_terms_of
+from trainkit.losses.online_softmax import MarginTerms, large
 
 SMALLEST = 1e-6
 """Lower end of alpha and of the hardness, as published."""
@@ -59,13 +59,13 @@ class Centres(nn.Module):
 
     def scores(
         self, student_BD: Tensor, label_B: Tensor, scale: float, products: torch.dtype | None = None
-    ) -> Tensor | Rivals:
-        """`cosines`, or where they are many their `Rivals` at this scale: for `margin_loss`.
+    ) -> Tensor | MarginTerms:
+        """`cosines`, or where they are many their `MarginTerms` at this scale: for `margin_loss`.
 
         With `products` bfloat16, what the latter multiply is rounded to it.
         """
         if large(student_BD, self.weight):
-            return rivals_of(student_BD, self.unit(products), label_B, scale, unit=True)
+            return margin_terms_of(student_BD, self.unit(products), label_B, scale, unit=True)
         return self.cosines(student_BD)
 
     @torch.no_grad()

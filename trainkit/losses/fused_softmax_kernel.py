@@ -68,7 +68,7 @@ def _kernel(
 def passed(
     x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, parts: int, tile: tuple[int, int, int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Greatest logit of another class (B,), `Rivals.others`, and `scale` x the mean centre (B, D) that goes with it.
+    """Greatest logit of another class (B,), `MarginTerms.others`, and `scale` x the mean centre (B, D) of it.
 
     A logit is `scale` x the product of `x` and centre, which are of one type and contiguous, with D a power of two of
     16 or more. The results are in float32.

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.config.ranges import FractionAboveZero, Positive, Whole
-from trainkit.losses.online_softmax import Rivals, large, rivals
+from trainkit.losses.online_softmax import MarginTerms, large, margin_terms
 
 NORM_EPS = 1e-3
 """AdaFace: what is added to the spread of the norms, and how far its angles stay from 0 and pi."""
@@ -208,15 +208,15 @@ def class_loss(
 
 
 def margin_loss(
-    score: Tensor | Rivals,
+    score: Tensor | MarginTerms,
     label_B: Tensor,
     margin: AnyMargin | NoMargin,
     quality_B: Tensor | None = None,
     ramp: float = 1.0,
     weight_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """`class_loss` of the `margin_logits` of what a head gives: scores (B, C), or of many classes their `Rivals`."""
-    if not isinstance(score, Rivals):
+    """Return `class_loss` of the output of a head: scores (B, C), or of many classes their `MarginTerms`."""
+    if not isinstance(score, MarginTerms):
         return class_loss(margin_logits(score, label_B, margin, quality_B, ramp), label_B, margin, weight_C)
     if isinstance(margin, NoMargin):
         raise TypeError("without a margin the scores of all classes are needed")
@@ -259,13 +259,13 @@ class MarginHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(classes, embedding))
         nn.init.normal_(self.weight, 0.0, 0.01)
 
-    def forward(self, x_BD: Tensor, label_B: Tensor | None = None) -> Tensor | Rivals:
+    def forward(self, x_BD: Tensor, label_B: Tensor | None = None) -> Tensor | MarginTerms:
         """Embeddings of any norm to cosines with every centre, (B, C), float32 whatever the precision of the run.
 
-        Where labels are given and cosines are many, their `Rivals` at the head's `scale` instead: for `margin_loss`.
+        Where labels are given and cosines are many, their `MarginTerms` at the head's `scale`: for `margin_loss`.
         """
         if label_B is not None and large(x_BD, self.weight):
-            return rivals_of(x_BD, self.weight, label_B, self.scale)
+            return margin_terms_of(x_BD, self.weight, label_B, self.scale)
         return cosines(x_BD, self.weight)
 
 
@@ -276,12 +276,12 @@ def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
         return F.linear(F.normalize(at_least_float32(x_BD)), F.normalize(at_least_float32(centre_CD))).clamp(-1, 1)
 
 
-def rivals_of(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
-    """`rivals` of embeddings of any length, in float32 or wider, also under autocast."""
+def margin_terms_of(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> MarginTerms:
+    """`margin_terms` of embeddings of any length, in float32 or wider, also under autocast."""
     with torch.autocast(x_BD.device.type, enabled=False):
         if not unit:  # those of length 1 are in bfloat16 on purpose
             centre_CD = at_least_float32(centre_CD)
-        return rivals(F.normalize(at_least_float32(x_BD)), centre_CD, label_B, scale, unit)
+        return margin_terms(F.normalize(at_least_float32(x_BD)), centre_CD, label_B, scale, unit)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

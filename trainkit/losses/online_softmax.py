@@ -32,7 +32,7 @@ _SHORTEST = 1e-12
 """Rows that are shorter are divided by this, as `F.normalize` does."""
 
 
-class Rivals(NamedTuple):
+class MarginTerms(NamedTuple):
     """Reduction of the cosines (B, C) with every centre that a margin softmax needs; each (B,)."""
 
     target: Tensor
@@ -48,7 +48,7 @@ def large(x_BD: Tensor, centre_CD: Tensor) -> bool:
     return len(x_BD) * len(centre_CD) >= LARGE
 
 
-def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
+def margin_terms(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> MarginTerms:
     """Compute what a margin softmax needs of embeddings of length 1 and centres of any length; two classes or more.
 
     Gradients go to both: of embeddings they are computed at once, of centres backwards, from logits computed again. In
@@ -58,7 +58,7 @@ def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit:
     """
     # A compiler would unroll the loop over portions. What keeps it out imports it, 2 s and 150 MB, compiled or not.
     run = _uncompiled if torch.compiler.is_compiling() else _Rivals.apply
-    return Rivals(*run(x_BD, centre_CD, label_B, scale, unit))
+    return MarginTerms(*run(x_BD, centre_CD, label_B, scale, unit))
 
 
 @_disable_dynamo  # `torch.compiler.disable`, which imports the compiler with this module
@@ -126,7 +126,7 @@ class _Rivals(torch.autograd.Function):
 def _passed(
     x_BD: Tensor, centre_CD: Tensor, inverse_C1: Tensor | None, label_B: Tensor, scale: float, centres_too: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Greatest logit of another class (B,), `Rivals.others`, and `scale` x the mean centre (B, D) that goes with it.
+    """Greatest logit of another class (B,), `MarginTerms.others`, and `scale` x the mean centre (B, D) of it.
 
     Embeddings have length `scale`.
     """

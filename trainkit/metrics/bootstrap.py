@@ -96,7 +96,7 @@ def _is(name: str, asked: str) -> bool:
     return name == asked or (asked.endswith("_") and name.startswith(asked))
 
 
-def differing(first: Columns, second: Columns) -> str:
+def why_not_comparable(first: Columns, second: Columns) -> str:
     """Say why rows of two runs cannot be compared one by one; empty where they can."""
     if kind(first) != kind(second):
         return "they were scored in different ways"
@@ -141,7 +141,9 @@ def is_score(metric: str) -> bool:
     return _NO_SCORE.fullmatch(metric) is None
 
 
-def named(drawn: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
+def by_class_name(
+    drawn: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], names: Sequence[str]
+) -> dict[str, Any]:
     """Scores of classes by their names, where rows know only how many there are: all scores, (draws,) each.
 
     What ends in a dot (`iou.`) is (draws, C). `whole` is the same of all rows, once; `names` are those that the run has

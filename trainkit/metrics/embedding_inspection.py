@@ -233,7 +233,7 @@ def _images(split: Split, rows: np.ndarray) -> np.ndarray:
     if not len(rows):
         return np.zeros((0, 3, 1, 1), np.uint8)
     # (n, h, w, 3) as people see them, back to the order of batches.
-    return viewable(split.fetch(rows, 0)["image"].cpu().numpy()).transpose(0, 3, 1, 2)
+    return to_uint8(split.fetch(rows, 0)["image"].cpu().numpy()).transpose(0, 3, 1, 2)
 
 
 def _thumbnails(split: Split, rows: np.ndarray) -> np.ndarray:
@@ -256,7 +256,7 @@ def _at(rows: np.ndarray, values: Any, size: int) -> list[Any]:
     return column
 
 
-def viewable(images: np.ndarray) -> np.ndarray:
+def to_uint8(images: np.ndarray) -> np.ndarray:
     """Pictures as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
 
     Floats between 0 and 1 are taken as they are. What goes beyond (normalised pictures) is stretched from its least to

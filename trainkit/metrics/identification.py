@@ -12,7 +12,7 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification
 from trainkit.interfaces import Scores
 from trainkit.metrics import significance
-from trainkit.metrics.classification import by_chance
+from trainkit.metrics.classification import chance_level
 from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import as_array, refuse_nonfinite
 
@@ -63,7 +63,7 @@ def _by_chance(probe_label: np.ndarray, gallery_label: np.ndarray) -> dict[str, 
     """
     known, count = np.unique(gallery_label, return_counts=True)
     p = float(count[np.searchsorted(known, probe_label)].mean() / len(gallery_label))
-    bound = by_chance(len(probe_label), p)
+    bound = chance_level(len(probe_label), p)
     return {} if bound is None else {"rank_1": bound}
 
 

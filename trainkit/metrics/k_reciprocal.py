@@ -25,7 +25,7 @@ VALUES_AT_ONCE = 8_000_000
 
 @dataclass(frozen=True)
 class Reranked:
-    """Queries and gallery after re-ranking, a `metrics.search.Scored`; `make` it."""
+    """Queries and gallery after re-ranking, a `ranking.Similarity`; `make` it."""
 
     vectors: np.ndarray
     """int32 (Q + G, D), equally long: the queries, then the gallery."""

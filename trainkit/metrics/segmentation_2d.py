@@ -21,9 +21,9 @@ from trainkit.evaluation_protocols import Scenes
 from trainkit.interfaces import IGNORED, ImageSplit, Rows, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.boundary_f_score import COUNTS
-from trainkit.metrics.segmentation_3d import words
+from trainkit.metrics.segmentation_3d import metric_words
 from trainkit.metrics.significance import Units, nan_mean, percentile_interval
-from trainkit.metrics.verification import as_array, or_none
+from trainkit.metrics.verification import as_array, nan_to_none
 
 WHOLE = 45
 """Classes up to which each picture keeps its whole confusion matrix: 2,025 numbers."""
@@ -58,7 +58,7 @@ def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
     return rows | {"cells": largest.indices, "cell_counts": largest.values}
 
 
-def seen(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
+def thumbnail_maps(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
     """Small maps to be drawn: `seen_predicted` and `seen_truth`, uint8 (B, S, S), and `seen_shape` (B, 2).
 
     Maps (B, H, W) whose longer side is more than S are thinned out to S, each pixel the nearest of the whole. They
@@ -84,13 +84,14 @@ def score_scenes(
 ) -> Scores:
     """Score pictures whose every pixel was given a class.
 
-    `rows` are those of `pixel_counts`; where boundaries are scored also those of `boundaries.boundary_counts`; with
-    kind `overlays` also those of `seen`. Metrics: miou (mean IoU of the classes that occur, in truth or prediction),
-    pixel_accuracy, mean_accuracy (mean share of the pixels of a class that are found, over the classes of the truth),
-    boundary_f (mean over classes of the means over the pictures in which the class has a boundary, in truth or
-    prediction), miou_low and miou_high, between which lie 95 % of the bootstrap's, fwiou (IoU of each class weighted
-    by its pixels in the truth), pictures (how many have a label), iou.CLASS and boundary_f.CLASS. Tables `per_class`
-    and `confusions` (the most frequent mistakes); rows one a picture; the confusion matrix as a curve and a picture.
+    `rows` are those of `pixel_counts`; where boundaries are scored also those of
+    `boundary_f_score.boundary_counts`; with kind `overlays` also those of `thumbnail_maps`. Metrics: miou (mean IoU
+    of the classes that occur, in truth or prediction), pixel_accuracy, mean_accuracy (mean share of the pixels of a
+    class that are found, over the classes of the truth), boundary_f (mean over classes of the means over the
+    pictures in which the class has a boundary, in truth or prediction), miou_low and miou_high, between which lie
+    95 % of the bootstrap's, fwiou (IoU of each class weighted by its pixels in the truth), pictures (how many have
+    a label), iou.CLASS and boundary_f.CLASS. Tables `per_class` and `confusions` (the most frequent mistakes); rows
+    one a picture; the confusion matrix as a curve and a picture.
 
     Of kind `overlays` the pictures `scenes`, and no metrics but miou, pixel_accuracy, boundary_f and pictures. `split`
     is then asked for its pictures.
@@ -119,7 +120,7 @@ def score_scenes(
         columns = picture | counts | {"boundary": outlines}  # of each class, as those before it
     matrix, left_out = _confusion(rows, hit.sum(0), actual.sum(0), protocol)
     tables = {
-        "per_class": {name: or_none(np.asarray(column)) for name, column in per_class.items()},
+        "per_class": {name: nan_to_none(np.asarray(column)) for name, column in per_class.items()},
         "confusions": _mistakes(matrix, left_out, protocol),
     }
     if protocol.kind == "overlays":
@@ -139,7 +140,7 @@ def _over_pictures(
     hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray, outlines: np.ndarray | None, protocol: Scenes
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics of a set of pictures, and the table of its classes, from counts of pixels (N, C)."""
-    called, many = words(protocol.names), len(protocol)
+    called, many = metric_words(protocol.names), len(protocol)
     hits, found, pixels = (counts.sum(0) for counts in (hit, predicted, actual))
     iou, recall, share = _iou(hits, found, pixels), _share(hits, pixels), pixels / pixels.sum()
     metrics = {
@@ -195,7 +196,7 @@ def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tu
 
     Efron's bootstrap (Annals of Statistics 7, 1979): the pixels of the pictures of a draw (N, C) are scored together.
     """
-    blocks = significance.times(Units("pictures", np.arange(len(hit))))
+    blocks = significance.draw_counts(Units("pictures", np.arange(len(hit))))
     each = np.concatenate([_iou(times @ hit, times @ predicted, times @ actual) for times in blocks])
     return nan_mean(each), each
 
@@ -266,7 +267,7 @@ def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> dict[str, 
 
 
 def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scenes, split: ImageSplit) -> dict[str, Any]:
-    """Each picture with its maps, as `report.scenes.scenes` draws them."""
+    """Each picture with its maps, as `plots.scenes` draws them."""
     from PIL import Image
 
     shapes = [tuple(shape) for shape in _rounded(rows["seen_shape"]).tolist()]

@@ -21,7 +21,7 @@ from trainkit.interfaces import Scores
 from trainkit.metrics import significance
 from trainkit.metrics.significance import Units, nan_mean, percentile_interval
 from trainkit.metrics.surface_distance import SCORES
-from trainkit.metrics.verification import as_array, or_none
+from trainkit.metrics.verification import as_array, nan_to_none
 
 SHOWN = 3
 """Cases shown of the worst, and as many of the best."""
@@ -43,14 +43,14 @@ METRICS = {
 def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where: str = "volumes") -> Scores:
     """Score whole cases, or patches.
 
-    Of whole cases `rows` are what `surfaces.case_scores` gives, each (N, C-1); with kind `overlays` also `planes`
-    (N, 3, 3, S, S), see `planes`. Metrics: dice_mean, iou_mean, nsd_mean, hd95_mean_mm, asd_mean_mm and
+    Of whole cases `rows` are what `surface_distance.case_scores` gives, each (N, C-1); with kind `overlays` also
+    `planes` (N, 3, 3, S, S), see `planes`. Metrics: dice_mean, iou_mean, nsd_mean, hd95_mean_mm, asd_mean_mm and
     volume_error_mean_mm3 (absolute), each the mean over organs of the means over cases; dice_mean_low and
     dice_mean_high, between which lie 95 % of the bootstrap's; dice.ORGAN, iou.ORGAN, nsd.ORGAN, hd95_mm.ORGAN,
-    asd_mm.ORGAN and volume_error_mm3.ORGAN; missed (organs that are there and of which no voxel is predicted, over all
-    cases), invented (the other way round) and cases. An organ that no case has, in truth or prediction, has no metrics
-    and is in no mean. Tables `per_class` and `per_case`; rows one a case; of
-    `overlays` the pictures of the worst and best cases, and no metrics but dice_mean, missed, invented and cases.
+    asd_mm.ORGAN and volume_error_mm3.ORGAN; missed (organs that are there and of which no voxel is predicted, over
+    all cases), invented (the other way round) and cases. An organ that no case has, in truth or prediction, has no
+    metrics and is in no mean. Tables `per_class` and `per_case`; rows one a case; of `overlays` the pictures of the
+    worst and best cases, and no metrics but dice_mean, missed, invented and cases.
 
     Of patches `rows` are `intersection`, `predicted` and `actual`, numbers of voxels (N, C-1).
     Metrics: dice_mean, iou_mean and dice.ORGAN of all patches taken together.
@@ -65,13 +65,13 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     metrics, per_class = _over_cases(columns, protocol)
     dice = nan_mean(columns["dice"])
     cases, scored = _each_case(columns, dice, protocol)
-    tables = {"per_class": {name: or_none(np.asarray(column)) for name, column in per_class.items()}}
+    tables = {"per_class": {name: nan_to_none(np.asarray(column)) for name, column in per_class.items()}}
     if protocol.kind == "overlays":
         pictures = {"overlays": _overlays(as_array(rows["planes"]), columns["dice"], dice, protocol)}
         # For looking at: what its few cases score organ by organ would only repeat what other evaluations say better.
         metrics = {name: metrics[name] for name in ("dice_mean", "missed", "invented", "cases")}
         return Scores(metrics, cases | scored, tables=tables, pictures=pictures)
-    shown = {name: or_none(column) for name, column in scored.items() if name.startswith(("dice", "hd95"))}
+    shown = {name: nan_to_none(column) for name, column in scored.items() if name.startswith(("dice", "hd95"))}
     # The page shows the first few columns.
     return Scores(metrics, cases | scored, tables=tables | {"per_case": {"id": cases["id"]} | shown | cases})
 
@@ -94,7 +94,7 @@ def _over_cases(columns: Mapping[str, np.ndarray], protocol: Segmentation) -> tu
     metrics |= {"missed": float(missed.sum()), "invented": float(invented.sum())}
     metrics |= whole | {"cases": float(len(protocol))}
     for name, (_, each) in METRICS.items():
-        metrics |= {f"{each}.{word}": float(of_organ[name][k]) for k, word in enumerate(words(organs))}
+        metrics |= {f"{each}.{word}": float(of_organ[name][k]) for k, word in enumerate(metric_words(organs))}
     hd95 = columns["hd95"]
     table = {
         "class": list(organs),
@@ -125,7 +125,9 @@ def _each_case(
     scored: dict[str, Any] = {"dice": dice}
     for name in SCORES:
         unit = "_mm3" if name.startswith("volume") else "_mm" if name in ("hd95", "asd") else ""
-        scored |= {f"{name}{unit}_{word}": columns[name][:, k] for k, word in enumerate(words(protocol.names[1:]))}
+        scored |= {
+            f"{name}{unit}_{word}": columns[name][:, k] for k, word in enumerate(metric_words(protocol.names[1:]))
+        }
     for name, column in protocol.clinical.items():
         cases[f"clinical_{name}" if name in {**cases, **scored} else name] = _one_kind(column)
     return cases, scored
@@ -134,7 +136,7 @@ def _each_case(
 def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: str) -> Scores:
     hit, predicted, actual = (_column(rows, name, protocol) for name in ("intersection", "predicted", "actual"))
     _refuse_empty(actual, where)
-    called = words(protocol.names[1:])
+    called = metric_words(protocol.names[1:])
     with np.errstate(invalid="ignore"):
         dice = 2 * hit.sum(0) / (predicted.sum(0) + actual.sum(0))
         iou = hit.sum(0) / (predicted.sum(0) + actual.sum(0) - hit.sum(0))
@@ -144,7 +146,7 @@ def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: st
     table = {"class": list(protocol.names[1:]), "dice": dice, "iou": iou, "voxels": actual.sum(0)}
     columns = {"id": list(protocol.ids), "patient": list(protocol.patients), "dice": nan_mean(each)}
     columns |= {f"dice_{word}": each[:, k] for k, word in enumerate(called)}
-    tables = {"per_class": {name: or_none(np.asarray(c)) for name, c in table.items()}}
+    tables = {"per_class": {name: nan_to_none(np.asarray(c)) for name, c in table.items()}}
     return Scores(metrics, columns, tables=tables)
 
 
@@ -154,7 +156,7 @@ def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np
     `values` (N, K) are scores of N cases, nan where there is none; `groups` N names of patients. Efron's bootstrap
     (Annals of Statistics 7, 1979): a patient is drawn with all their cases, for these are alike.
     """
-    blocks = significance.times(Units.by(groups, "patients"))
+    blocks = significance.draw_counts(Units.by(groups, "patients"))
     organ = np.concatenate([significance.mean(values, times) for times in blocks])
     return nan_mean(organ), organ
 
@@ -182,7 +184,7 @@ def interval(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
     return percentile_interval(bootstrap(values, groups)[0], patients) if patients > 1 else (math.nan, math.nan)
 
 
-def words(names: Sequence[str]) -> list[str]:
+def metric_words(names: Sequence[str]) -> list[str]:
     """The names of organs as metrics may bear them: lower case, `_` for what is not allowed, no two alike."""
     out: list[str] = []
     for number, name in enumerate(names, start=1):

@@ -64,7 +64,7 @@ class Units:
         return f"{self.count:,} {self.word}"
 
 
-def times(units: Units, draws: int = DRAWS) -> Iterator[np.ndarray]:
+def draw_counts(units: Units, draws: int = DRAWS) -> Iterator[np.ndarray]:
     """How often each row is in each draw, float64 (some, rows), a block at a time, `draws` in all.
 
     As many units as there are, with replacement. The draws depend on the number of units alone, so that whatever is
@@ -101,7 +101,7 @@ def resampled(
     "The pigeonhole bootstrap", Annals of Applied Statistics 1, 2007) in 95 to 99; with n + m - 1 times, 0 at least, in
     87 where units make the score and in 97 where pairs do.
     """
-    found = _scored(times(units, draws), scores)
+    found = _scored(draw_counts(units, draws), scores)
     if units.also is None:
         return found
     pairs = _scored(_times_of_pairs(units, units.also, max(2, draws // _FOR_A_VARIANCE)), scores)
@@ -115,10 +115,10 @@ def resampled(
 
 
 def _times_of_pairs(units: Units, also: np.ndarray, draws: int) -> Iterator[np.ndarray]:
-    """As `times`, where pairs of two units are drawn, each with all its rows; rows of one unit are there once."""
+    """As `draw_counts`, where pairs of two units are drawn, each with all its rows; rows of one unit are there once."""
     low, high = np.minimum(units.of, also), np.maximum(units.of, also)
     two = low < high
-    for often in times(Units.by((low * units.count + high)[two], "pairs"), draws):
+    for often in draw_counts(Units.by((low * units.count + high)[two], "pairs"), draws):
         out = np.ones((len(often), len(two)))
         out[:, two] = often
         yield out
@@ -138,7 +138,7 @@ def _moments(drawn: np.ndarray) -> tuple[float, float]:
     return (float(known.mean()), float(known.var())) if len(known) else (0.0, 0.0)
 
 
-def summed(values: np.ndarray, of: np.ndarray, groups: int) -> np.ndarray:
+def group_sums(values: np.ndarray, of: np.ndarray, groups: int) -> np.ndarray:
     """Sums of `values` (draws, rows) over the rows of each group, (draws, groups); `of` (rows,) is the group of each.
 
     Rows of group -1 are in no sum.
@@ -173,12 +173,12 @@ def nan_mean(values: np.ndarray, axis: int | None = -1) -> Any:
 def percentile_interval(drawn: np.ndarray, units: int) -> tuple[float, float]:
     """The ends of the 95 % interval from draws of so many units, two at least; nan left out, nan where none is left.
 
-    Percentiles, expanded for few units (`tails`): plain ones hold the mean of 12 patients 91 times in 100.
+    Percentiles, expanded for few units (`tail_probabilities`): plain ones hold the mean of 12 patients 91 times in 100.
     """
     drawn = drawn[drawn == drawn]
     if not len(drawn):
         return math.nan, math.nan
-    low, high = np.quantile(drawn, tails(units)).tolist()
+    low, high = np.quantile(drawn, tail_probabilities(units)).tolist()
     return low, high
 
 
@@ -198,22 +198,22 @@ class Interval:
         return (self.low > 0) - (self.high < 0) if self.decides else 0
 
 
-def reach(freedom: float, level: float = LEVEL) -> float:
+def t_quantile(freedom: float, level: float = LEVEL) -> float:
     """How many standard errors either way hold a share `level` of Student's t with so many degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 0.5 + level / 2))
 
 
-def tails(units: int, level: float = LEVEL) -> tuple[float, float]:
+def tail_probabilities(units: int, level: float = LEVEL) -> tuple[float, float]:
     """Shares of the draws below the ends of an interval, expanded as for a mean of so many units, two at least."""
     from scipy.special import ndtr
 
-    tail = float(ndtr(-math.sqrt(units / (units - 1)) * reach(units - 1, level)))
+    tail = float(ndtr(-math.sqrt(units / (units - 1)) * t_quantile(units - 1, level)))
     return tail, 1 - tail
 
 
-def bootstrapped(difference: float, drawn: np.ndarray, units: int, level: float = LEVEL) -> Interval | None:
+def bootstrap_interval(difference: float, drawn: np.ndarray, units: int, level: float = LEVEL) -> Interval | None:
     """The interval of a difference from its values in the draws, (draws,); None where too many have none.
 
     Percentiles, expanded as for a mean of so many units (Hesterberg, "What teachers should know about the bootstrap",
@@ -225,7 +225,7 @@ def bootstrapped(difference: float, drawn: np.ndarray, units: int, level: float 
     drawn, total = drawn[np.isfinite(drawn)], len(drawn)
     if units < 2 or not math.isfinite(difference) or len(drawn) < max(1, (1 - _LOST) * total):
         return None
-    low, high = (np.quantile(drawn, tails(units, level)) - drawn.mean() + difference).tolist()
+    low, high = (np.quantile(drawn, tail_probabilities(units, level)) - drawn.mean() + difference).tolist()
     return Interval(difference, low, high, 2.0 ** (1 - units) <= 1 - level)
 
 
@@ -260,7 +260,7 @@ def welch(first: Sequence[float], second: Sequence[float], level: float = LEVEL)
     if not total:
         return Interval(difference, difference, difference, False)
     freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True))
-    half = reach(freedom, level) * math.sqrt(total)
+    half = t_quantile(freedom, level) * math.sqrt(total)
     return Interval(difference, difference - half, difference + half)
 
 

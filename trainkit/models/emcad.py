@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
-from trainkit.models.patch_geometry import by, check_patch
+from trainkit.models.patch_geometry import check_patch, format_sides
 from trainkit.models.segmentation_2_5d import Slices, about_slices, probe, timm_name
 from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
@@ -244,5 +244,5 @@ def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:
     made = Slices(net, spec.neighbours)
     probe(made, meta, spec.encoder)
     decoder = sum(p.numel() for p in net.decoder.parameters())
-    about = f"{spec.encoder} with kernels {by(spec.kernels)}, {about_slices(spec.neighbours, STRIDES[-1])}"
+    about = f"{spec.encoder} with kernels {format_sides(spec.kernels)}, {about_slices(spec.neighbours, STRIDES[-1])}"
     return made, f"{about}, {decoder:,} of them in the decoder"

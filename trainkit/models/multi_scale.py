@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainkit.losses.segmentation_2d import resized
-from trainkit.models.sliding_window import combinations, sliding
+from trainkit.models.sliding_window import axis_subsets, sliding_probabilities
 
 OVERLAP = 1 / 3
 """Share of a window that it has in common with the next."""
 
 
-def rounded(length: float, multiple: int) -> int:
+def round_up(length: float, multiple: int) -> int:
     """The next multiple of `multiple` from the whole number nearest to `length`; at least one."""
     return max(1, -(-round(length) // multiple)) * multiple
 
@@ -65,7 +65,7 @@ def probabilities(
     return reduce(Tensor.add_, found).div_(len(scales))
 
 
-def brought_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
+def resize_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
     """Class scores (B, C, *size), float32 or wider, of pictures that a network saw at the size `seen`."""
     return resized(resized(scores, seen) if align_corners else scores, size, align_corners)
 
@@ -79,13 +79,13 @@ def _whole(
     align_corners: bool,
 ) -> Tensor:
     size = image.shape[2:]
-    seen = _resized(image, [rounded(length * scale, multiple) for length in size], align_corners)
+    seen = _resized(image, [round_up(length * scale, multiple) for length in size], align_corners)
     flips = _flips(mirrors)
 
     def part(flip: list[int]) -> Tensor:
         scores = forward(seen.flip(flip) if flip else seen)
         # Turned back while it is small.
-        return brought_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
+        return resize_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
 
     return reduce(Tensor.add_, map(part, flips)).div_(len(flips))
 
@@ -102,9 +102,9 @@ def _through_windows(
 ) -> Tensor:
     size = image.shape[2:]
     seen = _resized(image, [max(1, round(length * scale)) for length in size], align_corners)
-    window = [rounded(side, multiple) for side in window]
+    window = [round_up(side, multiple) for side in window]
     found = [
-        sliding(
+        sliding_probabilities(
             lambda part: resized(forward(part), part.shape[2:]),
             picture[None],
             window,
@@ -120,7 +120,7 @@ def _through_windows(
 
 
 def _flips(mirrors: Sequence[bool]) -> list[list[int]]:
-    return list(combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
+    return list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
 
 
 def _resized(image: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:

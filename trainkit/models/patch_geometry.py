@@ -33,7 +33,8 @@ class Levels:
         return triple(prod(sides) for sides in zip(*self.strides, strict=True))
 
     def __str__(self) -> str:
-        return f"kernels {' '.join(map(by, self.kernels))}, strides {' '.join(map(by, self.strides[1:]))}"
+        kernels, strides = (" ".join(map(format_sides, sides)) for sides in (self.kernels, self.strides[1:]))
+        return f"kernels {kernels}, strides {strides}"
 
 
 def triple(sides: Iterable[int]) -> Triple:
@@ -42,7 +43,7 @@ def triple(sides: Iterable[int]) -> Triple:
     return deep, high, wide
 
 
-def by(sides: Sequence[float]) -> str:
+def format_sides(sides: Sequence[float]) -> str:
     """`1x3x3`."""
     return "x".join(f"{side:g}" for side in sides)
 
@@ -80,8 +81,8 @@ def check_patch(
         near = [max(m, round(side / m) * m) for side, m in zip(patch, multiple, strict=True)]
         raise UserError(
             where,
-            f"{by(patch)} {unit}, which {name} cannot divide by its strides",
-            f"sides that are multiples of {by(multiple)}",
+            f"{format_sides(patch)} {unit}, which {name} cannot divide by its strides",
+            f"sides that are multiples of {format_sides(multiple)}",
             f"the nearest is [{', '.join(map(str, near))}]",
         )
 

@@ -120,7 +120,7 @@ def uncertainty(logits: Tensor) -> Tensor:
     return (second - best)[:, 0]
 
 
-def draw_near(distance: Tensor, count: int, sigma: float) -> Tensor:
+def points_near_boundaries(distance: Tensor, count: int, sigma: float) -> Tensor:
     """Points (B, count, 2) drawn independently, in proportion to exp(-d^2 / (2 sigma^2)) of their pixel's distance d.
 
     `distance` is (B, h, w) in pixels. Where within its pixel a point lies is uniform. Each pixel keeps a weight of at
@@ -141,7 +141,7 @@ def draw_near(distance: Tensor, count: int, sigma: float) -> Tensor:
 
 
 @torch.no_grad()
-def draw(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Tensor:
+def choose_points(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Tensor:
     """Points (B, spec.points, 2) to learn from, by coarse logits (B, C, h, w) and perhaps distances (B, H, W).
 
     First those near boundaries, then the least sure, then those anywhere; from torch's own generator.
@@ -151,7 +151,7 @@ def draw(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Ten
     if near:
         if distance is None:
             raise ValueError("points near boundaries need distances")
-        chosen.append(draw_near(distance, near, spec.sigma))
+        chosen.append(points_near_boundaries(distance, near, spec.sigma))
     if unsure:
         candidates = torch.rand(count, max(unsure, int(spec.points * spec.oversample)), 2, device=device)
         best = uncertainty(sample(logits, candidates)).topk(unsure, 1).indices

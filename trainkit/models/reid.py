@@ -22,7 +22,7 @@ from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, Meta
 from trainkit.models import lora
 from trainkit.models import text_encoder as captions
-from trainkit.models.lora import Lora, Rows
+from trainkit.models.lora import BatchModalities, Lora
 from trainkit.models.text_encoder import TextEncoder, TextSpec
 from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, timm_network
 
@@ -89,7 +89,7 @@ def needs(spec: ReidSpec) -> dict[str, str]:
 class Handed(nn.Module):
     """In place of a first layer: gives what the first layers of all modalities made of the pictures."""
 
-    def __init__(self, rows: Rows):
+    def __init__(self, rows: BatchModalities):
         super().__init__()
         self.rows = rows
 
@@ -111,7 +111,7 @@ class _NoRows(torch.autograd.Function):
         return None, *(torch.zeros_like(p) for p in ctx.saved_tensors)
 
 
-def no_rows(params: Iterable[Tensor], like: Tensor) -> Tensor:
+def empty_rows(params: Iterable[Tensor], like: Tensor) -> Tensor:
     """Rows like those of `like`, none of them, by which parameters get a gradient of zero.
 
     Without any gradient, averaging over processes would wait for ever. The layers themselves are not asked: a batch
@@ -155,7 +155,7 @@ class TransformerFusion(nn.Module):
         """Features (N, 5, D), of which some are `present` (N, 5), to (N, D); zeros where none is."""
         mean = self.mean(features, present)
         if not len(features):
-            return no_rows(self.parameters(), mean)
+            return empty_rows(self.parameters(), mean)
         several = present.sum(1, keepdim=True) > 1
         x = self.before(torch.where(present[:, :, None], features, 0)) + self.kinds
         # Softmax over nothing is no number: a row without records looks at all of them, and is left out below.
@@ -173,7 +173,7 @@ class TransformerFusion(nn.Module):
 class ReidNet(nn.Module):
     """Records of people to features, in one space for all modalities.
 
-    Rows of a batch are pictures in the order of `modalities.MODALITIES`, then captions. How many there are of each is
+    Rows of a batch are pictures in the order of `MODALITIES`, then captions. How many there are of each is
     known from shapes alone, so nothing waits for the device; a modality may have no row.
     """
 
@@ -184,7 +184,7 @@ class ReidNet(nn.Module):
         super().__init__()
         known = meta.modalities or (MODALITIES[RGB],)
         self.pictures = tuple(name for name in known if name != "text")
-        self.tune, self.rows = spec.tune, Rows()
+        self.tune, self.rows = spec.tune, BatchModalities()
         self.about: list[str] = []
         """Sentences about what was built."""
         self.backbone = backbone
@@ -253,7 +253,7 @@ class ReidNet(nn.Module):
             return torch.cat(list(parts.values())) if len(parts) > 1 else parts[self.pictures[0]]
         made = {name: self.stems[name](x) for name, x in parts.items() if len(x)}
         like = next(iter(made.values()))
-        idle = {name: no_rows(self.stems[name].parameters(), like) for name in parts if name not in made}
+        idle = {name: empty_rows(self.stems[name].parameters(), like) for name in parts if name not in made}
         self.rows.first = torch.cat([(made | idle)[name] for name in parts])
         # The backbone looks at the size of what comes, and at nothing else.
         return like.new_zeros(()).expand(sum(sizes), *parts[self.pictures[0]].shape[1:])
@@ -279,14 +279,14 @@ class ReidNet(nn.Module):
     def _features(self, pictures: Tensor | None, text: Tensor | None) -> Tensor:
         none = self.classifier.weight.new_zeros(0, self.dim)
         if pictures is None:
-            found = [no_rows([*self._shared(), *self.project.parameters()], none)]
+            found = [empty_rows([*self._shared(), *self.project.parameters()], none)]
         else:
             maps = self.backbone.forward_features(pictures)
             found = [self.project(self.backbone.forward_head(maps, pre_logits=True)).float()]
         if self.text is not None and self.project_text is not None:
             some = text is not None and len(text)
             params = [*self.text.parameters(), *self.project_text.parameters()]
-            found.append(self.project_text(self.text(text)).float() if some else no_rows(params, none))
+            found.append(self.project_text(self.text(text)).float() if some else empty_rows(params, none))
         return torch.cat(found)
 
     def _shared(self) -> list[nn.Parameter]:
@@ -359,7 +359,7 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
                 )
             net.text.requires_grad_(False)
         # Captions are one modality: the same corrections for every row.
-        _low_rank(net, net.text, spec.text.lora, 1, Rows(), f"{WHERE}.text.lora")
+        _low_rank(net, net.text, spec.text.lora, 1, BatchModalities(), f"{WHERE}.text.lora")
     if whole:
         _fill_whole(net, tensors, str(found["net"]))
     count = sum(p.numel() for p in net.parameters())
@@ -421,7 +421,7 @@ def _first_names(backbone: Any, model: str, shape: Sequence[int]) -> list[str]:
     return [first, *(name for name in norms if name in seen and seen[name][0] is seen[first][1])][:2]
 
 
-def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, rows: Rows, where: str) -> None:
+def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> None:
     names = lora.add(encoder, spec, modalities, rows, where)
     count = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" in name)
     net.about.append(

@@ -19,7 +19,7 @@ from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
-from trainkit.models.patch_geometry import by, check_patch, require
+from trainkit.models.patch_geometry import check_patch, format_sides, require
 from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 TIMM = "tu-"
@@ -107,7 +107,7 @@ def build(spec: SlicesSpec, meta: Meta) -> tuple[nn.Module, str]:
             spec.decoder, spec.encoder, encoder_weights=None, in_channels=channels, classes=meta.classes, **given
         )
     except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
-        raise unfit(f"{spec.decoder} over {spec.encoder}", error) from error
+        raise misfit(f"{spec.decoder} over {spec.encoder}", error) from error
     made = Slices(net, spec.neighbours)
     probe(made, meta, spec.encoder)
     return made, f"{spec.decoder} over {spec.encoder}, {about_slices(spec.neighbours, 2**depth)}"
@@ -116,7 +116,7 @@ def build(spec: SlicesSpec, meta: Meta) -> tuple[nn.Module, str]:
 def about_slices(neighbours: int, multiple: int) -> str:
     """Say what every network of slices sees and needs."""
     seen = "each slice alone" if not neighbours else f"each slice with {neighbours} on either side"
-    return f"{seen}, sides of a patch multiples of {by((1, multiple, multiple))}"
+    return f"{seen}, sides of a patch multiples of {format_sides((1, multiple, multiple))}"
 
 
 @torch.no_grad()
@@ -127,7 +127,7 @@ def probe(net: nn.Module, meta: Meta, encoder: str) -> None:
     try:
         out = net(torch.zeros(slice_of, device=next(net.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        raise unfit(f"{encoder} on slices of {by(meta.shape[2:])} voxels", error) from error
+        raise misfit(f"{encoder} on slices of {format_sides(meta.shape[2:])} voxels", error) from error
     if tuple(out.shape) != (1, meta.classes, *slice_of[2:]):
         raise UserError("task.net", f"{encoder} gives scores of {tuple(out.shape)}", "one for every voxel and class")
     net.train()
@@ -165,7 +165,7 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
             **given(),
         )
     except (RuntimeError, ValueError, AssertionError, KeyError) as error:
-        raise unfit(f"weights {file} in {encoder}", error) from error
+        raise misfit(f"weights {file} in {encoder}", error) from error
     safe_load.load_into(inner, filled.state_dict(), str(file))
 
 
@@ -179,7 +179,7 @@ def check_encoder(name: str, known: dict) -> None:
         raise UserError("task.net.encoder", f"segmentation_models_pytorch has no encoder {name!r}", remedy=remedy)
 
 
-def unfit(what: str, error: Exception) -> UserError:
+def misfit(what: str, error: Exception) -> UserError:
     """Return the error for a library's refusal to make or run `what`."""
     reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
     return UserError("task.net", f"{what}: {reason}", "an encoder and a decoder that fit", "choose another of them")

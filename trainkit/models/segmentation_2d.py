@@ -224,7 +224,7 @@ class SceneNet(nn.Module):
             return {"logits": [pointwise.refine(self.point_head, coarse, out["fine"], size, self.points)]}
         if self.points.near and distance is None:
             raise UserError("task.points.near", f"{self.points.near}, without distances", "data.distance in the recipe")
-        chosen = pointwise.draw(coarse.detach(), self.points, distance)
+        chosen = pointwise.choose_points(coarse.detach(), self.points, distance)
         found = self.point_head(pointwise.sample(out["fine"], chosen), pointwise.sample(coarse, chosen))
         return {"logits": logits, "points": chosen, "point_logits": found}
 
@@ -298,7 +298,7 @@ def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> tuple[Body, str, list[str]]:
             meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder, fusion=spec.fusion
         )
     except _MISFITS as error:
-        raise segmentation_2_5d.unfit(f"{spec.encoder} as a context path", error) from error
+        raise segmentation_2_5d.misfit(f"{spec.encoder} as a context path", error) from error
     return body, f"{spec.encoder} as context path, width {spec.width:g}", []
 
 
@@ -324,6 +324,6 @@ def _smp(spec: SmpSpec, meta: Meta) -> tuple[Body, str, list[str]]:
         )
         body = SmpBody(model, meta.shape)
     except _MISFITS as error:
-        raise segmentation_2_5d.unfit(what, error) from error
+        raise segmentation_2_5d.misfit(what, error) from error
     unread = f"{body.idle:,} parameters of {spec.encoder} that {spec.decoder} does not read are frozen"
     return body, what, [unread] if body.idle else []

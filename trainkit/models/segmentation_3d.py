@@ -24,8 +24,8 @@ from trainkit.models.patch_geometry import (
     SMALLEST_SIDE,
     Levels,
     Triple,
-    by,
     check_patch,
+    format_sides,
     levels_for,
     require,
     triple,
@@ -140,7 +140,7 @@ def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], 
     if len(levels.kernels) < least:
         raise UserError(
             "data.patch",
-            f"{by(patch)} voxels, which leave room for {len(levels.kernels)} of the levels of {spec.name}",
+            f"{format_sides(patch)} voxels, which leave room for {len(levels.kernels)} of the levels of {spec.name}",
             f"{least} or more",
             f"a side is halved only while {SMALLEST_SIDE} voxels are left: take a larger patch",
         )
@@ -187,7 +187,7 @@ def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
 def _about(levels: Levels, wanted: int) -> str:
     count = len(levels.kernels)
     fewer = f"{count} of {wanted} levels, for the patch has room for no more, " if count < wanted else ""
-    return f"{fewer}{levels}, sides of a patch multiples of {by(levels.multiple)}"
+    return f"{fewer}{levels}, sides of a patch multiples of {format_sides(levels.multiple)}"
 
 
 class Whole(nn.Module):

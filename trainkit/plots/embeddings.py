@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.metrics.embedding_inspection import viewable
+from trainkit.metrics.embedding_inspection import to_uint8
 from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, blank, empty, legend
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def scatter(
 
 
 def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
-    """Pictures side by side, each above its caption: `images` (n, 3 or 1, h, w), uint8 or float, see `viewable`."""
+    """Pictures side by side, each above its caption: `images` (n, 3 or 1, h, w), uint8 or float, see `to_uint8`."""
     if len(images) != len(captions):
         raise ValueError(f"{len(images)} pictures, {len(captions)} captions")
     # Placed by hand: a layout engine gives long captions room that it takes from the pictures.
@@ -86,7 +86,7 @@ def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
     if not len(images):
         figure.text(0.5, 0.35, "none", ha="center", va="center", fontsize=11, color=QUIET)
         return figure
-    for place, (image, caption) in enumerate(zip(viewable(images), captions, strict=True)):
+    for place, (image, caption) in enumerate(zip(to_uint8(images), captions, strict=True)):
         left, top = place % across * cell + 0.04, head + 0.1 + place // across * (tile + words)
         size = (cell - 0.08) / WIDTH, tile / height
         axes = figure.add_axes((left / WIDTH, 1 - (top + tile) / height, *size))

@@ -41,7 +41,7 @@ _LINE = 3
 
 
 def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str) -> Figure:
-    """One row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation.planes` gives them, `captions` (n,) above.
+    """One row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation_3d.planes` gives them, `captions` (n,) above.
 
     `names` are those of the classes 1, 2, ...; those that occur are in the legend.
     """

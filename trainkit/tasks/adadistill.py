@@ -23,7 +23,7 @@ from trainkit.losses.distillation import Centres, agreement, feature_mse, geomet
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
-from trainkit.tasks.embed import Pixels, embed_both_views, embedding_quality, hits
+from trainkit.tasks.embed import Pixels, batch_accuracy, embed_both_views, embedding_quality
 
 
 @dataclass(kw_only=True)
@@ -151,7 +151,7 @@ class AdaDistill:
         scores = memory.centres.scores(student, label, self.margin.scale, products)
         quality = self._quality(student, teacher, cosine, memory, label, at)
         total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
-        return Loss(total, divisor, logs | {"accuracy": hits(scores, label)})
+        return Loss(total, divisor, logs | {"accuracy": batch_accuracy(scores, label)})
 
     def _quality(
         self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: At

@@ -1,4 +1,4 @@
-"""Embeddings learnt from class labels: face teachers, eye states, characters.
+"""Embeddings trained from class labels: face teachers, eye states, characters.
 
 A margin softmax, ArcFace (Deng et al., CVPR 2019, arXiv 1801.07698), CosFace (Wang et al., CVPR 2018), AdaFace (Kim et
 al., CVPR 2022), or a plain classifier over the embedding.
@@ -26,7 +26,7 @@ from trainkit.losses.margin import (
     margin_loss,
     margin_ramp,
 )
-from trainkit.losses.online_softmax import Rivals
+from trainkit.losses.online_softmax import MarginTerms
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
 
@@ -66,7 +66,7 @@ class Embed:
         weights = None if self._weights is None else self._weights.to(label.device)
         ramp = margin_ramp(self.margin, at.epoch)
         total, divisor = margin_loss(scores, label, self.margin, quality, ramp, weights)
-        return Loss(total, divisor, {"accuracy": hits(scores, label)})
+        return Loss(total, divisor, {"accuracy": batch_accuracy(scores, label)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Embedding of each picture and its norm, by the recipe with that of its mirror image, and the class scores."""
@@ -93,10 +93,10 @@ class WithHead(nn.Module):
 
     def forward(
         self, image: Tensor, with_scores: bool = False, label: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor | Rivals]:
+    ) -> Tensor | tuple[Tensor, Tensor | MarginTerms]:
         """Embeddings (B, D), and on request what the head makes of them: cosines with every centre (B, C).
 
-        Given the labels, it makes of many classes only what the loss needs: their `Rivals`.
+        Given the labels, it makes of many classes only what the loss needs: their `MarginTerms`.
         """
         embedding = self.net(image)
         return (embedding, self.head(embedding, label)) if with_scores else embedding
@@ -124,9 +124,9 @@ def embed_view(net: nn.Module, image: Tensor) -> Rows:
     return {"embedding": embedding, "norm": embedding.norm(dim=1)}
 
 
-def hits(scores: Tensor | Rivals, label: Tensor) -> Tensor:
+def batch_accuracy(scores: Tensor | MarginTerms, label: Tensor) -> Tensor:
     """Share of samples whose class has the highest score."""
-    if isinstance(scores, Rivals):
+    if isinstance(scores, MarginTerms):
         return (scores.target.detach() >= scores.nearest).float().mean()
     return (scores.detach().argmax(1) == label).float().mean()
 

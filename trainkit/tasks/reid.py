@@ -25,7 +25,7 @@ from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.metrics.reid import score_search
 from trainkit.models import reid
-from trainkit.tasks.embed import hits
+from trainkit.tasks.embed import batch_accuracy
 
 
 @dataclass(kw_only=True)
@@ -124,7 +124,7 @@ class Reid:
         terms, logs = {}, {}
         if self.identity is not None:
             terms["identity"] = self._identity(self.identity.smoothing, out, label, person, at)
-            logs["accuracy"] = hits(out["logits"], label)
+            logs["accuracy"] = batch_accuracy(out["logits"], label)
         whole = self._gathered(out, label, modality, person, queries, at)
         if self.triplet is not None:
             terms["triplet"] = retrieval.triplet(whole["feature"], whole["label"], self.triplet.margin)

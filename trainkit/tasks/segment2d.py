@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainkit.config.ranges import NotNegative
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
-from trainkit.losses.segmentation_2d import PixelLoss, looked_up, over
+from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
 from trainkit.metrics import boundary_f_score
 from trainkit.metrics import score as metrics
@@ -134,7 +134,7 @@ class Segment2d:
             within = boundary_f_score.tolerance(mask.shape[1], mask.shape[2], self.boundary)
             rows |= boundary_f_score.boundary_counts(found, mask, self._classes, within)
         if "overlay" in batch:
-            rows |= scenes.seen(found, mask)
+            rows |= scenes.thumbnail_maps(found, mask)
         return rows
 
     def probabilities(
@@ -145,7 +145,7 @@ class Segment2d:
         mirrors: Sequence[bool] = (False, False),
         window: Sequence[int] = (0, 0),
     ) -> Tensor:
-        """Class probabilities, float32 (B, classes, H, W), of normalised pictures (B, 3, H, W); see `trainkit.views`.
+        """Class probabilities, float32 (B, classes, H, W), of normalised pictures (B, 3, H, W); see `multi_scale`.
 
         `net` is in evaluation mode; `build` has been called.
         """
@@ -195,7 +195,7 @@ class Deployable(nn.Module):
         size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
         if size != [height, width]:
             image = F.interpolate(image, size, mode="bilinear", align_corners=self.align_corners)
-        return multi_scale.brought_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
+        return multi_scale.resize_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
 
 
 def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -212,8 +212,8 @@ def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | N
     loss_BN = F.cross_entropy(logits.float(), label_BN.long(), ignore_index=IGNORED, reduction="none")
     count_BN = (label_BN != IGNORED).to(loss_BN.dtype)
     if weights is not None:
-        count_BN = count_BN * looked_up(weights.to(loss_BN.dtype), label_BN)
-    return over(loss_BN * count_BN, count_BN)
+        count_BN = count_BN * label_weights(weights.to(loss_BN.dtype), label_BN)
+    return ratio_of_sums(loss_BN * count_BN, count_BN)
 
 
 def _accuracy(found: Tensor, mask: Tensor) -> Tensor:
