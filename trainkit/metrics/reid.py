@@ -107,7 +107,7 @@ def score_search(
         for which, kept in ((worst, failed), (np.array(same.get(name, []), np.int64), chosen)):
             kept += top_ranked(scored[0], name, which, rows, found[name][0], galleries[0], protocol, SHOWN)
     scores = _summed(found, lists, galleries, protocol, where)
-    failed.sort(key=lambda led: led.ap)
+    failed.sort(key=lambda one: one.ap)
     scores.tables["failures"] = _failures(failed, protocol)
     if protocol.kind == "ranked" and split is not None:
         if not isinstance(split, RecordSplit):
@@ -174,14 +174,11 @@ def _even(lists: dict[str, np.ndarray], gallery: Gallery, protocol: Search) -> d
 def _failures(failed: Sequence[RankedQuery], protocol: Search) -> dict[str, list]:
     """The worst queries by AP: what was asked, where the first right record was, and what was first."""
     return {
-        "list": [led.list for led in failed],
-        "query": [" + ".join(protocol.ids[row] for row in led.rows if row >= 0) for led in failed],
-        "person": [led.person for led in failed],
-        "relevant": [led.relevant for led in failed],
-        "ap": [led.ap for led in failed],
-        "rank": [led.rank for led in failed],
-        "first": [protocol.ids[led.first[0]] for led in failed],
-        "first_person": [int(protocol.person[led.first[0]]) for led in failed],
+        "list": [one.list for one in failed],
+        "query": [" + ".join(protocol.ids[row] for row in one.rows if row >= 0) for one in failed],
+        **{name: [getattr(one, name) for one in failed] for name in ("person", "relevant", "ap", "rank")},
+        "first": [protocol.ids[one.first[0]] for one in failed],
+        "first_person": [int(protocol.person[one.first[0]]) for one in failed],
     }
 
 
@@ -190,25 +187,23 @@ def _pictures(
 ) -> dict[str, Any]:
     """Return what `plots.ranked_lists` draws: the worst queries, of different persons, then the chosen ones."""
     worst: list[RankedQuery] = []
-    for led in failed:
-        if len(worst) < WORST and led.person not in [other.person for other in worst]:
-            worst.append(led)
+    for one in failed:
+        if len(worst) < WORST and one.person not in [other.person for other in worst]:
+            worst.append(one)
     shown = [*worst, *chosen]
-    asked = np.array([led.rows for led in shown]).reshape(-1, len(MODALITIES))
+    asked = np.array([one.rows for one in shown]).reshape(-1, len(MODALITIES))
     first = np.full((len(shown), SHOWN), -1)
-    for k, led in enumerate(shown):
-        first[k, : len(led.first)] = led.first
+    for k, one in enumerate(shown):
+        first[k, : len(one.first)] = one.first
     return {
         "queries": _thumbnails(split, asked),
         "present": asked >= 0,
         "found": _thumbnails(split, first),
-        "text": [split.caption(int(led.rows[TEXT])) if led.rows[TEXT] >= 0 else "" for led in shown],
-        "right": [led.right for led in shown],
-        "list": [led.list for led in shown],
-        "person": [led.person for led in shown],
-        "relevant": [led.relevant for led in shown],
-        "ap": [led.ap for led in shown],
-        "rank": [led.rank for led in shown],
+        "text": [split.caption(int(one.rows[TEXT])) if one.rows[TEXT] >= 0 else "" for one in shown],
+        **{
+            name: [getattr(one, name) for one in shown]
+            for name in ("right", "list", "person", "relevant", "ap", "rank")
+        },
         "worst": len(worst),
         "total": total,
     }

@@ -194,12 +194,7 @@ def metric_words(names: Sequence[str]) -> list[str]:
 
 
 def planes(
-    image: np.ndarray,
-    truth: np.ndarray,
-    prediction: np.ndarray,
-    spacing: ArrayLike,
-    size: int = 224,
-    axes: str = "zyx",
+    image: np.ndarray, truth: np.ndarray, prediction: np.ndarray, spacing: ArrayLike, size: int = 224, axes: str = "zyx"
 ) -> np.ndarray:
     """Three planes through the organs, float32 (3, 3, size, size): axial, coronal, sagittal x image, truth, prediction.
 

@@ -90,16 +90,10 @@ def resampled(
 
     Of rows with two units the variance of a score over the draws is that of drawing units less that of drawing pairs of
     two units: what is of a pair alone varies with both its units, and is counted twice (Aronow, Samii and Assenova,
-    "Cluster-robust variance estimation for dyadic data", Political Analysis 23, 2015; Cameron, Gelbach and Miller,
-    "Robust inference with multiway clustering", Journal of Business and Economic Statistics 29, 2011). At least half of
-    the variance is left: less would say that pairs of one unit are less alike than others. It is larger by n / (n - 2)
-    of n units, for both units of a row are in the mean that it deviates from.
-
-    No draw of rows has that variance by itself: where pairs are more than units, whatever makes the pairs of a unit
-    vary together as they should counts what is of a pair alone twice or more. Of simulated means over pairs of 100
-    people intervals hold the truth in 93 to 96 of 100 sets; with rows there as often as both units are drawn (Owen,
-    "The pigeonhole bootstrap", Annals of Applied Statistics 1, 2007) in 95 to 99; with n + m - 1 times, 0 at least, in
-    87 where units make the score and in 97 where pairs do.
+    Political Analysis 23, 2015; Cameron, Gelbach and Miller, Journal of Business and Economic Statistics 29, 2011). At
+    least half of it is left, and it is larger by n / (n - 2) of n units, for both units of a row are in the mean that
+    it deviates from. Of simulated means over pairs of 100 people intervals hold the truth in 93 to 96 of 100 sets; with
+    rows there as often as both units are drawn (Owen, Annals of Applied Statistics 1, 2007) in 95 to 99.
     """
     found = _scored(draw_counts(units, draws), scores)
     if units.also is None:

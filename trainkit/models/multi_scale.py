@@ -55,14 +55,25 @@ def probabilities(
     """
     if bool(window[0]) != bool(window[1]):
         raise ValueError(f"window is {tuple(window)}; both sides are needed, or neither")
-    if window[0]:
-        found = (
-            _through_windows(forward, image, scale, mirrors, window, multiple, batch_size, align_corners)
-            for scale in scales
-        )
-    else:
-        found = (_whole(forward, image, scale, mirrors, multiple, align_corners) for scale in scales)
-    return reduce(Tensor.add_, found).div_(len(scales))
+    size, flips = image.shape[2:], list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
+
+    def whole(scale: float) -> Tensor:
+        seen = _resized(image, [round_up(side * scale, multiple) for side in size], align_corners)
+
+        def turned(flip: list[int]) -> Tensor:
+            scores = forward(seen.flip(flip) if flip else seen)
+            # Turned back while it is small.
+            return resize_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
+
+        return reduce(Tensor.add_, map(turned, flips)).div_(len(flips))
+
+    def windowed(scale: float) -> Tensor:
+        seen = _resized(image, [max(1, round(side * scale)) for side in size], align_corners)
+        sides = [round_up(side, multiple) for side in window]
+        found = [_through_windows(forward, picture[None], sides, mirrors, batch_size) for picture in seen]
+        return torch.stack([resized(part[None], size, align_corners)[0] for part in found])
+
+    return reduce(Tensor.add_, map(windowed if window[0] else whole, scales)).div_(len(scales))
 
 
 def resize_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
@@ -70,57 +81,13 @@ def resize_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_
     return resized(resized(scores, seen) if align_corners else scores, size, align_corners)
 
 
-def _whole(
-    forward: Callable[[Tensor], Tensor],
-    image: Tensor,
-    scale: float,
-    mirrors: Sequence[bool],
-    multiple: int,
-    align_corners: bool,
-) -> Tensor:
-    size = image.shape[2:]
-    seen = _resized(image, [round_up(length * scale, multiple) for length in size], align_corners)
-    flips = _flips(mirrors)
-
-    def part(flip: list[int]) -> Tensor:
-        scores = forward(seen.flip(flip) if flip else seen)
-        # Turned back while it is small.
-        return resize_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
-
-    return reduce(Tensor.add_, map(part, flips)).div_(len(flips))
-
-
 def _through_windows(
-    forward: Callable[[Tensor], Tensor],
-    image: Tensor,
-    scale: float,
-    mirrors: Sequence[bool],
-    window: Sequence[int],
-    multiple: int,
-    batch_size: int,
-    align_corners: bool,
+    forward: Callable[[Tensor], Tensor], image: Tensor, window: list[int], mirrors: Sequence[bool], batch_size: int
 ) -> Tensor:
-    size = image.shape[2:]
-    seen = _resized(image, [max(1, round(length * scale)) for length in size], align_corners)
-    window = [round_up(side, multiple) for side in window]
-    found = [
-        sliding_probabilities(
-            lambda part: resized(forward(part), part.shape[2:]),
-            picture[None],
-            window,
-            overlap=OVERLAP,
-            weight="constant",
-            batch_size=batch_size,
-            mirrors=mirrors,
-            fill=0.0,
-        )
-        for picture in seen
-    ]
-    return torch.stack([resized(part[None], size, align_corners)[0] for part in found])
-
-
-def _flips(mirrors: Sequence[bool]) -> list[list[int]]:
-    return list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
+    settings = {"overlap": OVERLAP, "batch_size": batch_size, "mirrors": mirrors, "fill": 0.0}
+    return sliding_probabilities(
+        lambda part: resized(forward(part), part.shape[2:]), image, window, weight="constant", **settings
+    )
 
 
 def _resized(image: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:

@@ -80,18 +80,9 @@ class SmpSpec:
     """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal[
-        "unet",
-        "unetplusplus",
-        "fpn",
-        "linknet",
-        "manet",
-        "pspnet",
-        "pan",
-        "deeplabv3",
-        "deeplabv3plus",
-        "segformer",
+        "unet", "unetplusplus", "fpn", "linknet", "manet", "pspnet", "pan", "deeplabv3", "deeplabv3plus", "segformer",
         "upernet",
-    ]
+    ]  # fmt: skip
     """How its maps become one again."""
     args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
     """Further arguments of that decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""

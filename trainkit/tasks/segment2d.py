@@ -123,11 +123,7 @@ class Segment2d:
         """
         mask = batch["mask"]
         found = self.probabilities(
-            net,
-            batch["image"],
-            batch["scales"][0].tolist(),
-            batch["mirrors"][0].tolist(),
-            batch["window"][0].tolist(),
+            net, batch["image"], batch["scales"][0].tolist(), batch["mirrors"][0].tolist(), batch["window"][0].tolist()
         ).argmax(1)
         rows = scenes.pixel_counts(found, mask, self._classes)
         if self.boundary is not None:
