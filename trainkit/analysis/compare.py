@@ -374,7 +374,7 @@ def _bootstrap(
         sides.append([rows for rows in kept.values() if rows is not None])
     one = sides[0][0]
     for rows in (*sides[0], *sides[1]):
-        if differing := bootstrap.differing(one, rows):
+        if differing := bootstrap.why_not_comparable(one, rows):
             return _Bootstrap({}, "", differing, comparable=False)
     kind, size = bootstrap.kind(one), len(next(iter(one.values()), ()))
     if not size:
@@ -402,7 +402,7 @@ def _bootstrap(
     intervals = {}
     for metric, drawn in significance.resampled(units, differences).items():
         gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
-        intervals[metric] = significance.bootstrapped(gap, drawn, units.independent, level)
+        intervals[metric] = significance.bootstrap_interval(gap, drawn, units.independent, level)
     reader.drawn[same] = _Bootstrap(intervals, str(units), "")
     return reader.drawn[same]
 
@@ -416,7 +416,7 @@ class _ResampledRun:
 
     def scores(self, times: np.ndarray) -> dict[str, np.ndarray]:
         """Metrics by the names that the run has logged, (draws,) each, where row i is there `times[:, i]` times."""
-        return bootstrap.named(self._kind.resampled(self._rows, times), self._whole, self._names)
+        return bootstrap.by_class_name(self._kind.resampled(self._rows, times), self._whole, self._names)
 
 
 class _Reader:

@@ -137,7 +137,7 @@ def summarise(
 
 def _mean(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> float:
     """Mean over columns of their means over rows, what is no number left out."""
-    return float(segmentation_3d.mean(segmentation_3d.mean(_matrix(part, columns), 0)))
+    return float(nan_mean(nan_mean(_matrix(part, columns), 0)))
 
 
 def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[str]]:

@@ -62,7 +62,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     found = group.known(values)
     if len(found) < 2:
         return math.nan, math.nan
-    half = significance.reach(len(found) - 1, level) * group.std(found) / math.sqrt(len(found))
+    half = significance.t_quantile(len(found) - 1, level) * group.std(found) / math.sqrt(len(found))
     return group.mean(found) - half, group.mean(found) + half
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.metrics.embedding_inspection import viewable
+from trainkit.metrics.embedding_inspection import to_uint8
 from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, Sheet, blank, legend
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def scatter(
 
 
 def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
-    """Draw pictures side by side, each above its caption: `images` (n, 3 or 1, h, w) as `viewable` takes them."""
+    """Draw pictures side by side, each above its caption: `images` (n, 3 or 1, h, w) as `to_uint8` takes them."""
     if len(images) != len(captions):
         raise ValueError(f"{len(images)} pictures, {len(captions)} captions")
     tall, wide = np.shape(images)[2:] if len(images) else (1, 4)
@@ -84,7 +84,7 @@ def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
         page.text(WIDTH / 2, 0.65 * page.height, "none", 11, QUIET, ha="center", va="center")
         return page.figure
     longest = {4: 34, 6: 20, 8: 15}[across]
-    for place, (image, caption) in enumerate(zip(viewable(images), captions, strict=True)):
+    for place, (image, caption) in enumerate(zip(to_uint8(images), captions, strict=True)):
         left, top = place % across * cell + 0.04, head + 0.1 + place // across * (tile + words)
         page.image(image, left, top, cell - 0.08, tile, sharp=max(tall, wide) <= 96)
         shown = [line if len(line) <= longest else f"…{line[1 - longest :]}" for line in caption.splitlines()]
