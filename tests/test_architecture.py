@@ -108,7 +108,6 @@ def test_packages_define_nothing_in_their_init():
 
 CYCLES = {
     "analysis": {"compare", "compare_report"},
-    "data.scenes": {"dataset", "verify"},
     "experiments": {"optuna_search", "sweep"},
     "export": {"export", "images", "scenes", "volumes"},
     "inference": {"images", "people", "predict", "scenes", "table_writer", "volumes"},

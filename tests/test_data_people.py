@@ -280,7 +280,7 @@ def test_people_are_held_out_by_share_or_by_name(home):
     assert named.evaluations["held_out"].persons() == {"p01", "p04"}
     with pytest.raises(UserError, match="people that are not there: p9; expected some of: p00"):
         block(home, hold_out=["p9"]).open(0)
-    with pytest.raises(UserError, match="leaves nobody to train on"):
+    with pytest.raises(UserError, match="leaves nothing to train on"):
         block(home, hold_out=[f"p{n:02d}" for n in range(6)]).open(0)
 
 
@@ -532,7 +532,7 @@ def test_the_digest_follows_pictures_words_and_people(home, tmp_path):
         ({"std": [0.0, 1.0, 1.0]}, "std"),
         ({"token_dropout": 1.0}, "token_dropout"),
         ({"modalities": ["nir", "text"]}, "rgb is needed"),
-        ({"evaluate": {"v": "held_out"}}, "hold_out does not say who"),
+        ({"evaluate": {"v": "held_out"}}, "hold_out does not say which people"),
         ({"evaluate": {"held_out": "b"}, "hold_out": "50%"}, "choose another name"),
         ({"evaluate": {"train": "b"}}, "`train` is not"),
     ],

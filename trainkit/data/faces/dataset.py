@@ -17,6 +17,7 @@ from trainkit.data import evaluation_sets, hub, leakage, sources
 from trainkit.data.evaluation_sets import Evaluation
 from trainkit.data.leakage import Held
 from trainkit.data.record import Source
+from trainkit.data.split import TrainSplit, missing
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
@@ -57,9 +58,7 @@ class Faces:
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
-        named = {"data.train": self.train} | {f"data.evaluate.{name}": path for name, path in self.evaluate.items()}
-        absent = {key: sources.missing(path) for key, path in named.items() if path != SAMPLE}
-        return [f"{key}: {sentence}" for key, sentence in absent.items() if sentence]
+        return missing(self.train, self.evaluate, lambda path: None if path == SAMPLE else sources.missing(path))
 
     def _packed_train(self) -> Packed:
         if hub.is_hub(self.train):
@@ -89,7 +88,7 @@ class Faces:
 
 
 @dataclass(frozen=True)
-class FaceSplit:
+class FaceSplit(TrainSplit):
     """A packed set as the loop sees it. Keys: image (uint8), label, index, view."""
 
     name: str
@@ -97,16 +96,7 @@ class FaceSplit:
     seed: int
     mirror: bool = False
     """Mirror half of the pictures, by a hash of seed, epoch and row."""
-
-    @property
-    def at_once(self) -> None:
-        """Pictures are read in batches of any size."""
-        return None
-
-    @property
-    def any_thread(self) -> bool:
-        """Whether `fetch` may run beside the training: no generator of the process is drawn from."""
-        return True
+    any_thread = True
 
     @property
     def size(self) -> int:
@@ -137,15 +127,6 @@ class FaceSplit:
         counts = np.bincount(label, minlength=len(names))
         people = _people(names)
         return leakage.held_in(self.packed, subjects=people, kind="people", label=label, classes=names, counts=counts)
-
-    def order(self, epoch: int, batch_size: int) -> np.ndarray | rng.Shuffled:
-        """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
-
-        Raises UserError when there are fewer pictures than one batch takes.
-        """
-        if not 1 <= batch_size <= self.size:
-            raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
-        return rng.order(self.seed, epoch, self.size, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """The pictures at `indices`, and which of them are to be mirrored: all in the view asked for, or as the epoch

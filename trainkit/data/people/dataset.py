@@ -15,19 +15,18 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Deviation, Fraction, FractionBelowOne, Side, Whole
-from trainkit.data import leakage as duplicates
-from trainkit.data import sources
 from trainkit.data.images import augment
 from trainkit.data.images.augment import Light, Plain
-from trainkit.data.images.dataset import HoldOut
-from trainkit.data.leakage import Held
+from trainkit.data.leakage import Held, held_in
 from trainkit.data.people import index as people_index
 from trainkit.data.people import pk_report, tokenizer
+from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets, title
-from trainkit.data.people.pk_sampler import Cells, Draw, Sampler
+from trainkit.data.people.pk_sampler import Cells, Draw, Order, Sampler
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
+from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_leaks, evaluated, key, missing
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -98,11 +97,11 @@ class People:
     def __post_init__(self) -> None:
         if self.modalities is not None and "rgb" not in self.modalities:
             raise ValueError(f"modalities are {self.modalities}; rgb is needed, in which people are looked for")
-        if HELD_OUT in self.evaluate.values() and self.hold_out is None:
-            raise ValueError(f"evaluate names {HELD_OUT}, and hold_out does not say who that is")
-        if self.hold_out is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
-            raise ValueError(f"evaluate.{HELD_OUT} is another set than the people of hold_out; choose another name")
-        sources.check_names(self.evaluate)
+        self._holdout.check(self.evaluate)
+
+    @property
+    def _holdout(self) -> Holdout:
+        return Holdout(self.hold_out, "person", "people")
 
     @property
     def side(self) -> tuple[int, int]:
@@ -129,15 +128,13 @@ class People:
         names = tuple(whole.persons[number] for number in numbers.tolist())
         # All is found, and the sampler tried, before the first picture is packed: a mistake should not show after that.
         draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
-        places = dict(self.evaluate)
-        if held is not None and HELD_OUT not in places.values():
-            places[HELD_OUT] = HELD_OUT
+        places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
         told: list[str] = []
         for name, place in places.items():
             index = whole if place == HELD_OUT else people_index.indexed(place, "val")
             rows = held if place == HELD_OUT else np.arange(len(index))
-            asked[name] = index, searches(index, rows, known, f"data.evaluate.{name}", self.rerank_strict)
+            asked[name] = index, searches(index, rows, known, key(name), self.rerank_strict)
             if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
                 words = ", ".join(MODALITIES[m] for m in strange)
                 told.append(f"{name}: its records of {words} are left out, for none are trained on")
@@ -167,10 +164,8 @@ class People:
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
-        places = {"data.train": self.train} | {f"data.evaluate.{name}": text for name, text in self.evaluate.items()}
-        found = {key: people_index.missing(text) for key, text in places.items() if text != HELD_OUT}
-        found["data.text.file"] = self.text.missing()
-        return [f"{key}: {sentence}" for key, sentence in found.items() if sentence]
+        also = {"data.text.file": self.text.missing()}
+        return missing(self.train, self.evaluate, people_sources.missing, also)
 
     def _known(self, index: PeopleIndex) -> tuple[int, ...]:
         """Codes of the modalities that are used."""
@@ -181,18 +176,16 @@ class People:
             raise UserError(f"data.train ({index.where})", found, f"some of {', '.join(MODALITIES[m] for m in asked)}")
         return asked
 
-    def _divided(self, index: PeopleIndex, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _divided(self, index: PeopleIndex, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Of `rows` those to train on, and those of people who are held out."""
         if self.hold_out is None:
-            return rows, None
+            return rows, rows[:0]
         there = np.unique(index.person[rows][index.person[rows] >= 0])
         names = [index.persons[number] for number in there.tolist()]
-        chosen = there[sources.held_out(names, self.hold_out, seed, ("person", "people"))]
-        out = np.isin(index.person[rows], chosen)
-        if out.all() or not out.any():
-            rest = "which leaves nobody to train on" if out.any() else "nobody"
-            raise UserError("data.hold_out", f"{len(chosen)} of {len(names)} people, {rest}", "people on either side")
-        return rows[~out], rows[out]
+        # Distractors, -1, are at no place among the names, and so held out by none.
+        group = np.where(index.person[rows] < 0, -1, np.searchsorted(there, index.person[rows]))
+        kept, held = self._holdout.divide(group, names, seed)
+        return rows[kept], rows[held]
 
     def _split(
         self,
@@ -232,15 +225,13 @@ class People:
         )
 
     def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
-        trained = train.held()
-        shared = [(f"data.evaluate.{n}", duplicates.leaks(trained, split.held())) for n, split in scored.items()]
-        found = [(where, leak.said) for where, leaks in shared for leak in leaks]
+        held = {name: one.held() for name, one in scored.items()}
         remedy = "divide the sets by person (data.hold_out can), or go on with `leakage: allow`"
-        sources.report_leaks(found, self.leakage, "each person and each picture in one split", remedy)
+        check_leaks(train.held(), held, self.leakage, "each person and each picture in one split", remedy)
 
 
 @dataclass(frozen=True, eq=False)
-class PeopleSplit:
+class PeopleSplit(TrainSplit):
     """Records of an index as the loop sees them.
 
     Keys: `image.M`, uint8, for each modality that is a picture; `text`; label, modality, index, view; in training
@@ -264,7 +255,7 @@ class PeopleSplit:
     ids: np.ndarray | None
     """Token ids of the captions, which are the last of the records, (captions, length); None without text."""
     ends: tuple[int | None, int] | None
-    """Ids that begin and end a caption."""
+    """Ids that begin and end a caption; None without text."""
     seed: int
     side: tuple[int, int]
     """Height and width."""
@@ -279,18 +270,10 @@ class PeopleSplit:
     """What draws the batches of a training split."""
     dropout: ModalityDropout | None = None
 
+    any_thread = True
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"draw": None}  # workers that read batches draw none
-
-    @property
-    def any_thread(self) -> bool:
-        """Whether `fetch` may run beside the training: no generator of the process is drawn from."""
-        return True
-
-    @property
-    def at_once(self) -> None:
-        """Records are read in batches of any size."""
-        return None
 
     @property
     def size(self) -> int:
@@ -327,7 +310,7 @@ class PeopleSplit:
         there, number = np.unique(whose[whose >= 0], return_inverse=True)
         label = np.full(len(whose), -1, np.int64)
         label[whose >= 0] = number
-        return duplicates.held_in(
+        return held_in(
             self.packed,
             self.pictures(),
             subjects=frozenset(self.persons()),
@@ -351,7 +334,7 @@ class PeopleSplit:
     def _texts(self) -> list[str]:
         return self.index.texts()
 
-    def order(self, epoch: int, batch_size: int) -> Any:
+    def order(self, epoch: int, batch_size: int) -> Order:
         """Rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
 
         Raises UserError when a batch is not made of whole blocks, or asks for more people than there are.
@@ -394,7 +377,7 @@ class PeopleSplit:
                 self.augment.equalise(images, self.seed, epoch, keys[: cuts[TEXT]])
                 numbers = self.augment.numbers(self.seed, epoch, keys[: cuts[TEXT]], self.side, view)
                 batch["augment"] = torch.from_numpy(numbers)
-            if ids is not None and self.token_dropout:
+            if ids is not None and self.ends is not None and self.token_dropout:
                 draws = rng.uniform(self.seed, "tokens", epoch, keys[cuts[TEXT] :, None], np.arange(ids.shape[1]))
                 ids = tokenizer.leave_out(ids, draws, self.token_dropout, *self.ends)
             batch["queries"] = torch.from_numpy(self._asked(label, modality, epoch, salt))
@@ -409,7 +392,7 @@ class PeopleSplit:
         """`light` for all pictures of the batch at once, then (pixels / 255 - mean) / std."""
         keys = [f"image.{MODALITIES[code]}" for code in self.known if code != TEXT]
         images = torch.cat([batch[key] for key in keys]) if len(keys) > 1 else batch[keys[0]]
-        if "augment" in batch:
+        if "augment" in batch and isinstance(self.augment, Light):
             images = self.augment.apply(images, batch["augment"], self.mean) if len(images) else images.float()
         images = augment.normalise(images, self.mean, self.std).split([len(batch[key]) for key in keys])
         done = {key: value for key, value in batch.items() if key != "augment"}

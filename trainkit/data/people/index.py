@@ -102,11 +102,6 @@ def _key(first: str, stamps: Mapping[str, str]) -> str:
     return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
-def missing(text: str) -> str | None:
-    """A sentence about a set that a recipe names and that is not there yet."""
-    return sources.missing(text)
-
-
 def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
     """One SHA-256 for an index, from the hashes of its files."""
     lines = [FORMAT, str(VERSION), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]

@@ -10,14 +10,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from trainkit import rng
 from trainkit.data import leakage
 from trainkit.data.images import augment
 from trainkit.data.leakage import Held
 from trainkit.data.scenes.augment import Cuts, SceneAugment, cut_map, cut_picture
 from trainkit.data.scenes.label_maps import Colour
+from trainkit.data.split import EvalSplit, TrainSplit, spread
 from trainkit.data.storage import boundary_distance
-from trainkit.data.storage.boundary_distance import Distance, Distances
+from trainkit.data.storage.boundary_distance import Distances
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.mask_store import PackedMasks
 from trainkit.errors import UserError
@@ -90,19 +90,17 @@ class SceneSet:
 
     def some(self, most: int) -> SceneSet:
         """At most so many of the pictures, spread evenly over the set: the same ones in every run."""
-        if self.size <= most:
-            return self
-        chosen = [(2 * k + 1) * self.size // (2 * most) for k in range(most)]
-        return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen))
+        chosen = spread(self.size, most)
+        return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
-class SceneCrops:
+class SceneCrops(TrainSplit):
     """Crops to train on, one of each picture in an epoch. What is cut is a function of seed, epoch and row.
 
     Keys: image, uint8 (B, 3, *crop), float32 after `on_device`; mask, uint8 (B, *crop); index, view; before `on_device`
-    the numbers of the distortion, `augment`. Where `distance` is set also distance, float32 (B, *crop), in pixels of
-    the crop; its cap is one of the picture's pixels, and scaled like the rest.
+    the numbers of the distortion, `augment`. Where the set has distance maps also distance, float32 (B, *crop), in
+    pixels of the crop; its cap is one of the picture's pixels, and scaled like the rest.
     """
 
     name: str
@@ -114,17 +112,6 @@ class SceneCrops:
     """float64 (size,), factor on the size of each picture beside the one that is drawn."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    distance: Distance | None = None
-
-    @property
-    def at_once(self) -> None:
-        """Crops are read in batches of any size."""
-        return None
-
-    @property
-    def protocol(self) -> None:
-        """None: crops are trained on."""
-        return None
 
     @property
     def size(self) -> int:
@@ -148,17 +135,6 @@ class SceneCrops:
         still = block.scales == (1.0, 1.0) and (self.base == 1).all() and not block.flip and block.distort is None
         return 1 if still and (self.scenes.shapes == self.crop).all() else 0
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
-
-        Raises UserError when a batch takes more than there are.
-        """
-        if not 1 <= batch_size <= self.size:
-            raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
-        updates = self.size // batch_size
-        rows = rng.permutation(self.seed, epoch, self.size)[: updates * batch_size]
-        return rows.astype(np.int64).reshape(updates, batch_size)
-
     def held(self) -> Held:
         """What its pictures can be compared with other sets by."""
         return self.scenes.held()
@@ -177,12 +153,13 @@ class SceneCrops:
         cuts, count = self.cuts(indices, epoch), len(indices)
         image = torch.empty((count, 3, *self.crop), dtype=torch.uint8)
         mask = np.empty((count, *self.crop), np.uint8)
-        distance = None if self.distance is None else np.empty((count, *self.crop), np.float32)
+        maps = self.scenes.distances
+        distance = None if maps is None else np.empty((count, *self.crop), np.float32)
         for i, place in enumerate(indices.tolist()):
             cut_picture(self.scenes.pixels(place), cuts, i, image[i], self._fill)
             cut_map(self.scenes.mask(place), cuts, i, mask[i], IGNORED)
-            if distance is not None:
-                self._cut_distance(place, cuts, i, distance[i])
+            if maps is not None and distance is not None:
+                _cut_distance(maps, int(self.scenes.rows[place]), cuts, i, distance[i])
         batch = {
             "image": image,
             "mask": torch.from_numpy(mask),
@@ -198,25 +175,25 @@ class SceneCrops:
     def on_device(self, batch: Batch) -> Batch:
         """Photometric distortion, then (pixels / 255 - mean) / std."""
         image = batch["image"]
-        if "augment" in batch:
-            image = self.augment.colours.apply(image, batch["augment"], self.mean)
+        if "augment" in batch and (colours := self.augment.colours) is not None:
+            image = colours.apply(image, batch["augment"], self.mean)
         done = {key: value for key, value in batch.items() if key != "augment"}
         return done | {"image": augment.normalise(image, self.mean, self.std)}
-
-    def _cut_distance(self, place: int, cuts: Cuts, i: int, out: np.ndarray) -> None:
-        # Cut as bytes, which are a quarter of the memory, and only then made pixels of the crop.
-        levels = np.empty(self.crop, np.uint8)
-        cap = round(self.distance.cap / boundary_distance.STEP)
-        cut_map(self.scenes.distances.levels(int(self.scenes.rows[place])), cuts, i, levels, cap)
-        np.multiply(levels, np.float32(boundary_distance.STEP * cuts.factor[i]), out=out)
 
     @functools.cached_property
     def _fill(self) -> torch.Tensor:
         return torch.tensor([round(255 * one) for one in self.mean], dtype=torch.uint8)
 
 
+def _cut_distance(maps: Distances, row: int, cuts: Cuts, i: int, out: np.ndarray) -> None:
+    # Cut as bytes, which are a quarter of the memory, and only then made pixels of the crop.
+    levels = np.empty(out.shape, np.uint8)
+    cut_map(maps.levels(row), cuts, i, levels, round(maps.settings.cap / boundary_distance.STEP))
+    np.multiply(levels, np.float32(boundary_distance.STEP * cuts.factor[i]), out=out)
+
+
 @dataclass(frozen=True, eq=False)
-class WholeScenes:
+class WholeScenes(EvalSplit):
     """Whole pictures to be scored, at the size in which they are packed.
 
     Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, H, W); scales, float32 (B, S); mirrors,
@@ -242,11 +219,6 @@ class WholeScenes:
     def at_once(self) -> int | None:
         """One, where pictures differ in size; None: any number."""
         return None if (self.scenes.shapes == self.scenes.shapes[0]).all() else 1
-
-    @property
-    def views(self) -> int:
-        """One: nothing is augmented."""
-        return 1
 
     @property
     def size(self) -> int:
@@ -279,10 +251,6 @@ class WholeScenes:
     def picture(self, row: int) -> np.ndarray:
         """Pixels of a picture, uint8 (height, width, 3). Raises UserError where it was damaged."""
         return np.ascontiguousarray(self.scenes.pixels(row).transpose(1, 2, 0))
-
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """What is scored is not trained on: raises ValueError."""
-        raise ValueError(f"{self.name} is a split to be scored")
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """The pictures at `indices`, which are of one size, and how each is to be seen.

@@ -18,15 +18,15 @@ import numpy as np
 
 from trainkit.data import hub, sources
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import files, label_maps, size_checks
+from trainkit.data.scenes import audit, files, label_maps, size_checks
 from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.sources import SceneSource
+from trainkit.data.split import key as key_of
 from trainkit.data.storage import image_store, map_store, mask_store
-from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.import_images import Progress, threads
-from trainkit.data.storage.mask_store import PackedMasks
 from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:
@@ -41,13 +41,11 @@ _RECIPES = frozenset({".yaml", ".yml"})
 _LISTS = frozenset({".txt", ".csv"})
 _PARTS = ("train", "val", "test")
 _LISTED = 5
-MUCH = 0.5
-"""Share of pixels without a class from which a set is odd."""
 
 
 @dataclass(frozen=True)
-class Set:
-    """A set that is to be looked at."""
+class NamedSet:
+    """A set whose files are to be read, and how its masks are."""
 
     name: str
     """The key of a recipe that names it; else its place."""
@@ -59,30 +57,6 @@ class Set:
     def words(self) -> str:
         """Key and place."""
         return self.name if self.name == self.source.where else f"{self.name} ({self.source.where})"
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What was seen of a set when all its files were read. Pictures that cannot be used have no row."""
-
-    words: str
-    """Which set it is, for messages."""
-    names: tuple[str, ...]
-    """Of the classes, in the order of their numbers."""
-    ids: tuple[str, ...]
-    """Name of each picture in its source."""
-    shapes: np.ndarray
-    """int64 (n, 2), height and width of each."""
-    counts: np.ndarray
-    """int64 (n, classes + 1), pixels of each class, and last of those without one."""
-    pictures: np.ndarray
-    """uint64 (n,), fingerprint of the pixels of each; of one that was not decoded that of its file."""
-    masks: np.ndarray
-    """uint64 (n,), fingerprint of the classes of each."""
-    damage: tuple[str, ...]
-    """Sentences about what cannot be used, one for each kind of mistake."""
-    turned: tuple[str, ...] = ()
-    """Names of pictures that an EXIF orientation turns or mirrors without a change of their size."""
 
 
 def holds_scenes(path: Path | str) -> bool:
@@ -122,24 +96,24 @@ def verify(
     except UserError as error:
         return [str(error)]
     others = [one for place in against for one in _alone(place, names)]
-    looked = _looked([*sets, *others], on_progress)
-    own = dict(zip((one.name for one in sets), looked, strict=False))
+    audits = _audits([*sets, *others], on_progress)
+    own = dict(zip((one.name for one in sets), audits, strict=False))
     for one, seen in zip(sets, own.values(), strict=True):
         said += [f"{seen.words}: {text}" for text in seen.damage]
         if len(seen.ids) and not seen.counts[:, :-1].any():
             said.append(f"{seen.words}: no pixel with a class; expected some labelled pixels")
         odd = [f"{len(one.source.left_out)} left out: {few(one.source.left_out)}"] if one.source.left_out else []
-        said += [f"{WARNING}{seen.words}: {text}" for text in (*odd, *oddities(seen))]
+        said += [f"{WARNING}{seen.words}: {text}" for text in (*odd, *audit.oddities(seen))]
     if data is None:
-        before = [(seen, other) for place, seen in enumerate(looked[: len(sets)]) for other in looked[:place]]
+        before = [(seen, other) for place, seen in enumerate(audits[: len(sets)]) for other in audits[:place]]
     else:
         said += settings(data, own)
         before = []
         begin = "" if data.leakage == "refuse" else WARNING
         scored = [seen for key, seen in own.items() if TRAIN in own and key != TRAIN]
-        said += [f"{begin}{seen.words}: {text}" for seen in scored if (text := shared(seen, own[TRAIN]))]
-    pairs = (*before, *((seen, other) for seen in own.values() for other in looked[len(sets) :]))
-    return said + [f"{WARNING}{seen.words}: {text}" for seen, other in pairs if (text := shared(seen, other))]
+        said += [f"{begin}{seen.words}: {text}" for seen in scored if (text := audit.shared(seen, own[TRAIN]))]
+    pairs = (*before, *((seen, other) for seen in own.values() for other in audits[len(sets) :]))
+    return said + [f"{WARNING}{seen.words}: {text}" for seen, other in pairs if (text := audit.shared(seen, other))]
 
 
 def described(
@@ -158,7 +132,7 @@ def described(
     if lost and not sets:
         raise UserError(str(path), lost[0])
     lines = []
-    for one, seen in zip(sets, _looked(sets, on_progress, decode=False), strict=True):
+    for one, seen in zip(sets, _audits(sets, on_progress, decode=False), strict=True):
         total = seen.counts.sum(0)
         labelled = max(int(total[:-1].sum()), 1)
         lines += ["", seen.words] if lines else [seen.words]
@@ -191,7 +165,7 @@ def _sizes(shapes: np.ndarray) -> str:
     return least if (shapes == shapes[0]).all() else f"smallest {least}, median {middle}, largest {most}"
 
 
-def look(one: Set, *, decode: bool = True, on_seen: Callable[[], None] | None = None) -> Looked:
+def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], None] | None = None) -> Audit:
     """Read all pictures and masks of a set; without `decode`, of pictures only the headers."""
     bad: dict[str, _Bad] = {}
     good: list[_Seen] = []
@@ -203,7 +177,7 @@ def look(one: Set, *, decode: bool = True, on_seen: Callable[[], None] | None = 
         if on_seen is not None:
             on_seen()
     classes, total = len(one.labels.names), len(one.source.scenes)
-    return Looked(
+    return Audit(
         one.words,
         one.labels.names,
         tuple(seen.id for seen in good),
@@ -214,13 +188,6 @@ def look(one: Set, *, decode: bool = True, on_seen: Callable[[], None] | None = 
         tuple(mistakes.told(what, total) for what, mistakes in bad.items()),
         tuple(seen.id for seen in good if seen.turned),
     )
-
-
-def of_packed(words: str, masks: PackedMasks, packed_pictures: Packed) -> Looked:
-    """What is seen of a set in its packed form, without reading a picture: for `oddities` and `shared`."""
-    contents, prints = np.asarray(packed_pictures.contents()), np.asarray(masks.fingerprints)
-    shapes, counts = np.asarray(masks.shapes, np.int64), np.asarray(masks.counts)
-    return Looked(words, masks.names, tuple(masks.ids()), shapes, counts, contents, prints, ())
 
 
 @dataclass(frozen=True)
@@ -320,80 +287,17 @@ def _strange(mask: np.ndarray, labels: Labels) -> dict[str, int]:
     return dict(list(strange.items())[:32])
 
 
-def oddities(seen: Looked) -> list[str]:
-    """Sentences about what is odd but usable in a set."""
-    notes, ids, labelled = [], seen.ids, seen.counts[:, :-1]
-    if not len(ids):
-        return notes
-    if absent := [name for name, pixels in zip(seen.names, labelled.sum(0), strict=True) if not pixels]:
-        notes.append(f"{len(absent)} of {len(seen.names)} classes have no pixel: {few(absent, 20)}")
-    there = (labelled > 0).sum(1)
-    if len(bare := np.flatnonzero(there == 0)):
-        notes.append(f"{len(bare)} of {len(ids)} pictures have no pixel with a class: {few(ids[i] for i in bare)}")
-    if len(single := np.flatnonzero(there == 1)):
-        listed = few(f"{ids[i]} ({seen.names[int(labelled[i].argmax())]})" for i in single)
-        notes.append(f"{len(single)} of {len(ids)} pictures are of one class all over: {listed}")
-    if seen.turned:
-        notes.append(
-            f"{len(seen.turned)} of {len(ids)} pictures are turned or mirrored by their EXIF orientation, and their "
-            f"sizes do not tell whether their masks are as well: {few(seen.turned)}"
-        )
-    share = seen.counts[:, -1].sum() / seen.counts.sum()
-    if MUCH <= share < 1:
-        notes.append(f"{share:.1%} of the pixels have no class")
-    if twice := _twice(seen.pictures):
-        others = sum(seen.masks[a] != seen.masks[b] for a, b in twice)
-        said = f", {others} of them with another mask" if others else ""
-        listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} pictures are there before{said}: {listed}")
-    # A mask of several classes that fits two pictures to the pixel was rather copied than drawn.
-    several = np.where(there > 1, seen.masks, np.arange(len(ids), dtype=np.uint64))
-    if twice := [(a, b) for a, b in _twice(several) if there[b] > 1 and seen.pictures[a] != seen.pictures[b]]:
-        listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} masks are those of other pictures: {listed}")
-    return notes
-
-
-def _twice(prints: np.ndarray) -> list[tuple[int, int]]:
-    """Places of those that were there before: of the first of each, and its own."""
-    first: dict[int, int] = {}
-    pairs = ((first.setdefault(content, place), place) for place, content in enumerate(prints.tolist()))
-    return [(before, place) for before, place in pairs if before != place]
-
-
-def shared(seen: Looked, other: Looked) -> str | None:
-    """A sentence about pictures of a set that are in another one too; None where none are."""
-    first = dict(zip(reversed(other.pictures.tolist()), reversed(other.ids), strict=True))
-    same = [
-        (id, first[content]) for id, content in zip(seen.ids, seen.pictures.tolist(), strict=True) if content in first
-    ]
-    if not same:
-        return None
-    listed = few(f"{one} = {two}" for one, two in same)
-    return f"{len(same)} of its {len(seen.ids)} pictures are in {other.words}: {listed}"
-
-
-def settings(data: Scenes, looked: Mapping[str, Looked]) -> list[str]:
-    """Sentences about a crop and scales of a recipe that do not fit the pictures of its sets, which its keys name."""
+def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
+    """Return sentences about a crop and scales of a recipe that do not fit the pictures of its sets, by their keys."""
     said = []
-    for key, seen in looked.items():
+    for key, seen in audits.items():
         if not len(seen.ids):
             continue
         shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
-        base, train = data.base(shapes), key == TRAIN
-        checks: list[Callable[[], None]] = []
-        if train:
-            largest = data.augment.scales[1]
-            checks.append(partial(size_checks.check_crop, "data.crop", shapes, data.crop, base, largest))
-        least = data.augment.scales[0] if train else 1.0
-        checks.append(partial(size_checks.check_scale, key, seen.ids, shapes, base, least))
-        for check in checks:
-            try:
-                check()
-            except UserError as error:
-                said.append(str(error))
-        if not train:
-            said += [f"{WARNING}{t}" for t in size_checks.odd_scales(key, seen.ids, shapes, base, data.eval_scales)]
+        said += map(str, data.size_errors(key, seen.ids, shapes))
+        if key != TRAIN:
+            odd = size_checks.odd_scales(key, seen.ids, shapes, data.base(shapes), data.eval_scales)
+            said += [f"{WARNING}{text}" for text in odd]
     return said
 
 
@@ -408,7 +312,7 @@ def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
     return data
 
 
-def _looked(sets: Sequence[Set], on_progress: Progress | None, decode: bool = True) -> list[Looked]:
+def _audits(sets: Sequence[NamedSet], on_progress: Progress | None, decode: bool = True) -> list[Audit]:
     done, total = 0, sum(len(one.source.scenes) for one in sets)
 
     def on_seen() -> None:
@@ -417,46 +321,42 @@ def _looked(sets: Sequence[Set], on_progress: Progress | None, decode: bool = Tr
         if on_progress:
             on_progress(done, total)
 
-    return [look(one, decode=decode, on_seen=on_seen) for one in sets]
+    return [audit_files(one, decode=decode, on_seen=on_seen) for one in sets]
 
 
-def _named(data: Scenes) -> tuple[list[Set], list[str]]:
-    """The sets of a recipe, and sentences about those that cannot be opened or have other classes."""
-    sets: list[Set] = []
+def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
+    """Open the sets of a recipe; and sentences about those that cannot be opened or have other classes."""
+    sets: list[NamedSet] = []
     lost, first = [], None
-    places = {TRAIN: data.train} | {f"data.evaluate.{name}": place for name, place in data.evaluate.items()}
-    for key, place in places.items():
+    for name, place in {"train": data.train, **data.evaluate}.items():
+        key = key_of(name)
         try:
-            source = scene_sources.open_scenes(place, "train" if key == TRAIN else "val", data.root)
+            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", data.root)
         except UserError as error:
             lost.append(f"{key}: {error}")
             continue
         labels = data.labels(source.labels) or first
-        if labels is None:
-            found = "nothing says what the values in its masks stand for"
-            lost.append(f"{key} ({source.where}): {found}; name them in data.names, or data.palette")
-            continue
-        first = first or labels
-        if labels.names != first.names:
-            found = f"{len(labels.names)} classes: {few(labels.names, 20)}"
-            lost.append(f"{key} ({source.where}): {found}; expected {len(first.names)}: {few(first.names, 20)}")
-        sets.append(Set(key, source, labels))
+        if error := data.class_error(key, source, labels, first):
+            lost.append(str(error))
+        if labels is not None:
+            first = first or labels
+            sets.append(NamedSet(key, source, labels))
     return sets, lost
 
 
-def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[Set], list[str]]:
+def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet], list[str]]:
     """The set at a path, or its splits, and sentences about those that cannot be opened. Raises UserError for none."""
     opened, lost = _opened(str(path))
-    sets: list[Set] = []
+    sets: list[NamedSet] = []
     for source in opened:
         labels, odd = _labels(source, names)
         lost += odd
         if labels is not None:
-            sets.append(Set(source.where, source, labels))
+            sets.append(NamedSet(source.where, source, labels))
     return sets, lost
 
 
-def _alone(path: Path | str, names: Sequence[str] | None) -> list[Set]:
+def _alone(path: Path | str, names: Sequence[str] | None) -> list[NamedSet]:
     sets, lost = _found(path, names)
     if not sets:
         raise UserError(str(path), lost[0] if lost else "no pictures with masks")
