@@ -30,7 +30,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class Held:
     """What the samples are."""
     prints: np.ndarray
     """uint64 (n,), fingerprint of the content of each."""
-    names: Callable[[Sequence[int]], list[str]]
+    names: Callable[[Sequence[int] | np.ndarray], list[str]]
     """Names of some of the samples, by their places 0 .. n-1."""
     subjects: frozenset[str] = frozenset()
     """Whom or what the samples are of and no two splits may share: people, patients, videos; empty where unknown."""
@@ -102,11 +102,11 @@ class Held:
         return len(self.prints)
 
 
-def held_in(packed: Packed, rows: np.ndarray | None = None, **more: object) -> Held:
+def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held:
     """What is held by rows of a packed set of pictures, by all of them if none are named; `more` are fields."""
     rows = np.arange(len(packed)) if rows is None else np.asarray(rows, np.int64)
 
-    def names(places: Sequence[int]) -> list[str]:
+    def names(places: Sequence[int] | np.ndarray) -> list[str]:
         ids = packed.ids()
         return [ids[row] for row in rows[np.asarray(places, np.int64)].tolist()]
 

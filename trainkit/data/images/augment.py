@@ -139,7 +139,7 @@ class Light:
         """
         draw = _draws(seed, epoch, rows)
         height, width = side
-        out = dict.fromkeys(NUMBERS, np.zeros(len(rows)))
+        out: dict[str, np.ndarray] = dict.fromkeys(NUMBERS, np.zeros(len(rows)))
         out["flip"] = (draw["flip"] < self.flip) if view is None else np.full(len(rows), view)
         for name in ("down", "right"):
             out[name] = np.floor(draw[name] * (2 * self.shift + 1)) - self.shift
@@ -255,11 +255,9 @@ class Timm:
 
         Raises ValueError where timm has no such policy.
         """
-        from timm.data import create_transform
-
         try:
-            transform = create_transform(
-                (3, *side),
+            transform = _timm_transform(
+                side,
                 is_training=True,
                 scale=self.scale,
                 ratio=self.ratio,
@@ -283,12 +281,8 @@ class Timm:
 
     def scoring(self, side: tuple[int, int]) -> Callable[[np.ndarray], Tensor]:
         """From pixels of any size to the picture that is scored, uint8 (3, *side): resized, and cut from the middle."""
-        from timm.data import create_transform
-
         interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
-        return _of_pixels(
-            create_transform((3, *side), interpolation=interpolation, crop_pct=self.crop_pct, normalize=False)
-        )
+        return _of_pixels(_timm_transform(side, interpolation=interpolation, crop_pct=self.crop_pct, normalize=False))
 
 
 AnyAugment = Plain | Light | Timm
@@ -344,7 +338,14 @@ def _kept(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
-def _of_pixels(transform: Callable) -> Callable[[np.ndarray], Tensor]:
+def _timm_transform(side: tuple[int, int], **settings: Any) -> Any:
+    """Make timm's transform of PIL images; its annotations leave out what its settings may be."""
+    from timm.data.transforms_factory import create_transform
+
+    return create_transform((3, *side), **settings)
+
+
+def _of_pixels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
     from PIL import Image
 
     return lambda pixels: transform(Image.fromarray(pixels))
@@ -373,7 +374,7 @@ def _draws(seed: int, epoch: int, rows: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(DRAWS, table.T, strict=True))
 
 
-def _between(draws: np.ndarray, ends: Sequence[float]) -> np.ndarray:
+def _between(draws: np.ndarray, ends: Sequence[float] | np.ndarray) -> np.ndarray:
     return ends[0] + (ends[1] - ends[0]) * draws
 
 

@@ -131,13 +131,15 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
     known = _json(file, dict)
     if "RGB_GALLERY" not in known:
         raise UserError(str(file), f"lists {few(known)}"[:300], "RGB_GALLERY and lists of queries")
-    names, captions = _Names(), {}
+    names = _Names()
+    captions: dict[tuple[int, str], int] = {}
     for where, number, parts in _entries(file, "RGB_GALLERY", known.pop("RGB_GALLERY"), 1):
         person = names.of(where, number, parts[0], RGB)
         rows.picture(where, parts[0], person, RGB, role=GALLERY)
     for key, entries in known.items():
-        codes = [modalities.code(word) for word in key.split("+")]
-        if None in codes or RGB in codes or len(set(codes)) < len(codes):
+        words = key.split("+")
+        codes = [code for word in words if (code := modalities.code(word)) is not None and code != RGB]
+        if len(set(codes)) < len(words):
             expected = "different ones of NIR, CP, SK, TEXT joined by +"
             raise UserError(f"{file}, list {key!r}"[:300], "a list of unknown modalities", expected)
         name = "_".join(MODALITIES[code] for code in codes)

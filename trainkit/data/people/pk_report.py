@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainkit.data.people.pk_sampler import PK, AnySampler, Draw, ModalPK, Pairs, eligible
+from trainkit.data.people.pk_sampler import PK, AnySampler, Draw, Pairs, eligible
 from trainkit.interfaces import MODALITIES, RGB
 
 NAMED = 5
@@ -87,7 +87,7 @@ class Report:
         share = 100 * self.pairable / self.persons
         told = f"{self.sampler.name} can draw {self.pairable:,} of {self.persons:,} people ({share:.1f}%)"
         if self.unpaired:
-            one = isinstance(self.sampler, ModalPK) and not self.sampler.ensure_rgb
+            one = not isinstance(self.sampler, PK) and not self.sampler.ensure_rgb
             why = "records of one modality" if one else "no RGB record, or no other"
             told += f"; {self.unpaired:,} have {why}"
         return told + (f"; {self.dropped:,} are dropped for too few records" if self.dropped else "")
@@ -132,8 +132,8 @@ def repeated(spec: AnySampler, counts: np.ndarray) -> np.ndarray:
     `counts`: `Cells.counts()`.
     """
     total, rgb, each = counts.sum(1), counts[:, RGB], spec.each
-    if isinstance(spec, PK) or spec.short == "fill" or (isinstance(spec, ModalPK) and not spec.ensure_rgb):
+    if isinstance(spec, PK) or spec.short == "fill" or not spec.ensure_rgb:
         return np.maximum(each - total, 0)
-    if isinstance(spec, ModalPK) and spec.half:
+    if spec.half:
         return np.maximum(each // 2 - rgb, 0) + np.maximum(each // 2 - (total - rgb), 0)
     return np.maximum(each - 1 - (total - rgb), 0)

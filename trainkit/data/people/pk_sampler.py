@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -36,24 +36,20 @@ CHUNK = 256
 FIRST = 8
 """Blocks that are drawn at once where nobody has asked for the ones before."""
 
+_Runs = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Start, size, quota and number of records in runs of cells."""
+
 _NONE = (0, 0, np.zeros((0, 0), np.int64))
 
 
 @dataclass(kw_only=True)
-class PK:
-    """P people with K records each, of any modality."""
+class _Blocks:
+    """Keys of every sampler."""
 
     people: Annotated[int, Field(ge=2, le=100000)]
     """P: different people in a block, which is one micro-batch."""
     each: Annotated[int, Field(ge=2, le=10000)]
     """K: records of each of them."""
-    short: Literal["repeat", "drop"] = "repeat"
-    """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
-    epoch: Literal["people", "records"] = "people"
-    """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
-    batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
-    name: Literal["pk"] = "pk"
 
     @property
     def block(self) -> int:
@@ -62,13 +58,22 @@ class PK:
 
 
 @dataclass(kw_only=True)
-class ModalPK:
+class PK(_Blocks):
+    """P people with K records each, of any modality."""
+
+    short: Literal["repeat", "drop"] = "repeat"
+    """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
+    epoch: Literal["people", "records"] = "people"
+    """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
+    batches_per_epoch: Count | None = None
+    """Blocks of an epoch; None: as `epoch` says."""
+    name: Literal["pk"] = "pk"
+
+
+@dataclass(kw_only=True)
+class ModalPK(_Blocks):
     """P people with K records each, of several modalities: of people with an RGB record and one of another modality."""
 
-    people: Annotated[int, Field(ge=2, le=100000)]
-    """P: different people in a block, which is one micro-batch."""
-    each: Annotated[int, Field(ge=2, le=10000)]
-    """K: records of each of them."""
     ensure_rgb: bool = True
     """One of the K is RGB and the rest of other modalities; without it, RGB is one modality among the others."""
     prefer_complete: bool = True
@@ -93,14 +98,9 @@ class ModalPK:
             what = "half takes K/2 of RGB strictly" if self.half else "ensure_rgb is off"
             raise ValueError(f"short: fill takes more of RGB, and {what}; take repeat or drop")
 
-    @property
-    def block(self) -> int:
-        """Records of a block: P x K."""
-        return self.people * self.each
-
 
 @dataclass(kw_only=True)
-class Pairs:
+class Pairs(_Blocks):
     """P RGB records with K-1 of the same person from other modalities each; people may meet themselves in a block.
 
     With K = 2, pairs of two modalities. Anchors come in passes: each RGB record once.
@@ -118,11 +118,9 @@ class Pairs:
     batches_per_epoch: Count | None = None
     """Blocks of an epoch; None: as `epoch` says."""
     name: Literal["pairs"] = "pairs"
-
-    @property
-    def block(self) -> int:
-        """Records of a block: P x K."""
-        return self.people * self.each
+    # Of `modal_pk` these would be settings; an anchor is one RGB record.
+    ensure_rgb: ClassVar[bool] = True
+    half: ClassVar[bool] = False
 
 
 AnySampler = PK | ModalPK | Pairs
@@ -195,9 +193,9 @@ def eligible(spec: AnySampler, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     others = total - counts[:, RGB]
     if isinstance(spec, PK):
         able, enough = total > 0, total >= spec.each
-    elif isinstance(spec, ModalPK) and not spec.ensure_rgb:
+    elif not spec.ensure_rgb:
         able, enough = (counts > 0).sum(1) > 1, total >= spec.each
-    elif isinstance(spec, ModalPK) and spec.half:
+    elif spec.half:
         able = (counts[:, RGB] > 0) & (others > 0)
         enough = np.minimum(counts[:, RGB], others) >= spec.each // 2
     else:
@@ -278,12 +276,12 @@ class Draw:
         """Rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
         self._fits(together)
         per_pass = self.units // (self.spec.people * together) * together
-        number = number + np.arange(count)[:, None]
-        turn = number // per_pass
-        place = (number - turn * per_pass) * self.spec.people + np.arange(self.spec.people)
+        block = number + np.arange(count)[:, None]
+        turn = block // per_pass
+        place = (block - turn * per_pass) * self.spec.people + np.arange(self.spec.people)
         unit = rng.permuted(self.seed, "people", turn, self.units, place).reshape(-1)
         turn = np.broadcast_to(turn, place.shape).reshape(-1)
-        chosen = self._pairs(unit, turn) if self._ends is not None else self._groups(unit, turn)
+        chosen = self._groups(unit, turn) if self._ends is None else self._pairs(unit, turn, self._ends)
         return self.cells.rows[chosen].astype(np.int64).reshape(count, self.block)
 
     def order(self, epoch: int, batch_size: int) -> Order:
@@ -337,14 +335,17 @@ class Draw:
                 np.copyto(whole[:, 1:], value, where=more)
         return self._take(start, size, quota, number, turn)
 
-    def _pairs(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
-        """(anchors, K): each of these RGB records and its partners in this turn."""
+    def _pairs(self, unit: np.ndarray, turn: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return (anchors, K): each of these RGB records and its partners in this turn.
+
+        `ends` are the running sums of RGB records by person.
+        """
         need = self.spec.each - 1
-        place = np.searchsorted(self._ends, unit, side="right")
+        place = np.searchsorted(ends, unit, side="right")
         person = place if self._people is None else self._people[place].astype(np.int64)
         bounds = self._bounds(person)
         rgb = bounds[:, 1:2] - bounds[:, :1]
-        anchor = unit[:, None] - (self._ends[place].astype(np.int64)[:, None] - rgb)
+        anchor = unit[:, None] - (ends[place].astype(np.int64)[:, None] - rgb)
         turn = turn[:, None] * rgb + anchor
         which, extra = self._shared(bounds, need)
         chosen = self._take(*self._others(bounds, turn, need, 1, which), turn)
@@ -386,7 +387,7 @@ class Draw:
         extra = np.where(which == 0, 0, np.where(which > total, which - total, -1))
         return np.where(extra < 0, which - 1, 0), extra
 
-    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray):
+    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray) -> _Runs:
         """Start, size, quota and number of `need` records of the modalities from column `first` on, (people, need).
 
         Where all are to come in rounds, each taking one of each modality that has more, modalities are in another order
@@ -411,7 +412,7 @@ class Draw:
         ends = np.minimum(number[:, -1], need)
         slot = slots[(np.cumsum(ends) - ends)[:, None] + which]
         if there.shape[1] == columns:
-            return starts.reshape(-1)[slot], sizes.reshape(-1)[slot], np.int64(1), np.int64(0)
+            return starts.reshape(-1)[slot], sizes.reshape(-1)[slot], np.ones(1, np.int64), np.zeros(1, np.int64)
         group, inside = np.divmod(slot, need * columns)
         rounds, column = np.divmod(inside, columns)
         at = group * columns + column
@@ -440,7 +441,7 @@ class Order:
         return self._draw.update(self._first + update, self._together)[part].copy()
 
 
-def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> tuple[np.ndarray, ...]:
+def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> _Runs:
     """Start, size, quota and number of `need` records of a run of cells, without regard to modalities."""
     size = end - start
     which = which if int(size.min()) >= need else which % size
@@ -461,10 +462,10 @@ def _divided(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _needed(spec: AnySampler) -> str:
     if isinstance(spec, PK):
         return f"people with {spec.each} records" if spec.short == "drop" else "people with records"
-    if isinstance(spec, ModalPK) and not spec.ensure_rgb:
+    if not spec.ensure_rgb:
         some = "people with records of two modalities"
         return f"{some} and {spec.each} in all" if spec.short == "drop" else some
-    if isinstance(spec, ModalPK) and spec.half and spec.short == "drop":
+    if spec.half and spec.short == "drop":
         return f"people with {spec.each // 2} RGB records and as many of other modalities"
     number = f"{spec.each - 1} or more" if spec.short == "drop" else "one or more"
     return f"people with an RGB record and {number} of other modalities"

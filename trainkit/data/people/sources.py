@@ -145,7 +145,8 @@ def _read_table(rows: Rows, file: Path, split: str | None) -> None:
         rows.caption(where, f"{of}#text", text, person, camera, role, row)
 
 
-_Line = tuple[str, str, str, str, str, str, str, str]
+_Line = Sequence[str]
+"""Cells in the order of `COLUMNS`."""
 
 
 def _csv(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
@@ -160,7 +161,7 @@ def _csv(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
             if len(line) != len(header):
                 raise UserError(where, f"{len(line)} cells", f"{len(header)}, as the first line has")
             line = [value.strip() for value in line] + [""]
-            yield where, tuple([line[c] for c in cell])
+            yield where, [line[c] for c in cell]
 
     return header, rows()
 
@@ -211,7 +212,7 @@ def _parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
                 line = [""] * len(COLUMNS)
                 for place, value in zip(at, values, strict=True):
                     line[place] = "" if value is None else str(value).strip()
-                yield f"{file}, row {row}", tuple(line)
+                yield f"{file}, row {row}", line
 
     return header, rows()
 

@@ -49,17 +49,28 @@ _LAST = "</w>"
 class Tokens(Protocol):
     """What turns captions into ids."""
 
-    vocabulary: int
-    """Number of ids, `PADDING` among them."""
-    length: int
-    """Ids of a row."""
-    begin: int | None
-    """Id that begins a caption, where there is one."""
-    end: int
-    """Id that ends a caption, and stands nowhere else: the highest."""
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids, `PADDING` among them."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Ids of a row."""
+        ...
+
+    @property
+    def begin(self) -> int | None:
+        """Id that begins a caption, where there is one."""
+
+    @property
+    def end(self) -> int:
+        """Id that ends a caption, and stands nowhere else: the highest."""
+        ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a caption, its end included, `length` at most: what is too long is cut, and still ends."""
+        """Return the ids of a caption, its end included, `length` at most: what is too long is cut, and still ends."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,9 @@ class Rows(Sequence[Scene]):
         self._table, self._size, self._split = table, size, split
         self._image, self._mask = image, mask
         self._reading: Iterator[Scene] | None = None
-        self._at: tuple[int, Scene] | None = None
+        self._last: Scene | None = None
+        self._place = -1
+        """Of the scene that was read last."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -116,16 +118,15 @@ class Rows(Sequence[Scene]):
             return [self[n] for n in range(*place.indices(self._size))]
         place = range(self._size)[place]
         with self._lock:
-            if self._at is None or place < self._at[0] or self._reading is None:
-                self._reading = iter(self)
-                self._at = (-1, None)  # type: ignore[assignment]
+            if self._reading is None or self._last is None or place < self._place:
+                self._reading, self._last, self._place = iter(self), None, -1
             try:
-                while self._at[0] < place:
-                    self._at = (self._at[0] + 1, next(self._reading))
+                while self._last is None or self._place < place:
+                    self._last, self._place = next(self._reading), self._place + 1
             except UserError:  # which ends it: whoever asks again is to be told again
                 self._reading = None
                 raise
-            return self._at[1]
+            return self._last
 
     def ids(self) -> list[str]:
         """Their names, without reading pictures."""

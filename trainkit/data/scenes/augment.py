@@ -96,14 +96,14 @@ class SceneAugment:
 def place(factor: np.ndarray, where: np.ndarray, flip: np.ndarray, shapes: np.ndarray, crop: Sequence[int]) -> Cuts:
     """The cuts of pictures of `shapes` (n, 2) that are scaled by `factor` (n,): at `where` (n, 2), from 0, as far up
     and left as can be, to below 1."""
-    crop, shapes = np.asarray(crop, np.int64), np.asarray(shapes, np.int64)
-    wanted = crop / factor[:, None]
+    side, shapes = np.asarray(crop, np.int64), np.asarray(shapes, np.int64)
+    wanted = side / factor[:, None]
     inside = wanted <= shapes
     region = np.where(inside, np.maximum(np.rint(np.minimum(wanted, shapes)), 1), shapes).astype(np.int64)
-    scaled = np.clip(np.rint(shapes * factor[:, None]), 1, crop)
-    size = np.where(inside, crop, scaled).astype(np.int64)
+    scaled = np.clip(np.rint(shapes * factor[:, None]), 1, side)
+    size = np.where(inside, side, scaled).astype(np.int64)
     start = (where * (shapes - region + 1)).astype(np.int64)
-    corner = (where * (crop - size + 1)).astype(np.int64)
+    corner = (where * (side - size + 1)).astype(np.int64)
     return Cuts(start, region, size, corner, np.asarray(flip, bool))
 
 

@@ -53,7 +53,8 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
         found = "a JPEG or WebP file, whose values are not those that were saved"
         raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
     with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
-        raw = picture.tile[0].args if picture.tile else ""
+        tiles = getattr(picture, "tile", ())  # which only pictures from files have
+        raw = tiles[0].args if tiles else ""
         raw = raw[0] if isinstance(raw, tuple) else raw
         picture.load()
         if picture.mode == "P" and coloured:

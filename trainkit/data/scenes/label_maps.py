@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -244,7 +245,8 @@ def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
 
 
 def _colours(colours: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
-    return tuple(tuple(int(part) for part in colour) for colour in colours)  # type: ignore[misc]
+    # Those of other than three parts are refused by `Labels`.
+    return tuple(cast(Colour, tuple(int(part) for part in colour)) for colour in colours)
 
 
 def bit_colours(count: int) -> tuple[Colour, ...]:
@@ -285,9 +287,10 @@ def camvid11() -> Labels:
 @functools.cache
 def camvid_colours() -> Labels:
     """The same classes in CamVid's own files (`_L.png`), where 31 kinds of things have colours and black is none."""
-    entries = [(bytes.fromhex(code), n) for n, codes in enumerate(_CAMVID_COLOURS.values()) for code in codes.split()]
-    palette = [(tuple(code), number) for code, number in entries]
-    return Labels(tuple(_CAMVID), tuple(_CAMVID.values()), palette=(*palette, ((0, 0, 0), IGNORED)))
+    coded = [(bytes.fromhex(code), n) for n, codes in enumerate(_CAMVID_COLOURS.values()) for code in codes.split()]
+    colours, numbers = _colours([code for code, _ in coded]), [number for _, number in coded]
+    palette = zip((*colours, (0, 0, 0)), (*numbers, IGNORED), strict=True)
+    return Labels(tuple(_CAMVID), tuple(_CAMVID.values()), palette=tuple(palette))
 
 
 @functools.cache

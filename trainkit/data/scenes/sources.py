@@ -181,9 +181,9 @@ def _list(file: Path, root: Path) -> SceneSource:
         if len(cells) != 2:
             wrong.setdefault("lines not of the form image,label", []).append(f"line {number} ({','.join(cells)[:100]})")
             continue
-        names = [_inside(cell, root) for cell in cells]
-        if None in names:
-            outside = cells[names.index(None)]
+        names = [name for cell in cells if (name := _inside(cell, root)) is not None]
+        if len(names) < len(cells):
+            outside = next(cell for cell in cells if _inside(cell, root) is None)
             wrong.setdefault("lines with no path below the root", []).append(f"line {number} ({outside[:100]!r})")
             continue
         if linked := [name for name in names if there.leads_out(root, name)]:
@@ -451,8 +451,8 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
             twice.append(f"{found[stem]} and {name}")
         found.setdefault(stem, name)
     if twice:
-        found = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"
-        raise UserError(where, found, "one of each name, the suffix apart")
+        said = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"
+        raise UserError(where, said, "one of each name, the suffix apart")
     return found
 
 
