@@ -1,4 +1,4 @@
-"""What two sets share: subjects by name, samples by their content, and pictures that only look the same.
+"""Leakage between sets: subjects by name, samples by their content, and pictures that only look the same.
 
 A picture that was resized, compressed anew or brightened has other bytes and is still the same picture. To find it,
 every picture is brought to 16 x 16 grey cells, the mean of the pixels in each. Two pictures look the same if both of
@@ -69,7 +69,7 @@ _SIDE = 512
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Held:
-    """What a split holds, as far as sets can be compared by it. A split that has `held()` returning one is looked at.
+    """Contents of a split, as far as sets can be compared by them. A split whose `held()` returns one is compared.
 
     All arrays have an entry for each of its n samples.
     """
@@ -103,7 +103,7 @@ class Held:
 
 
 def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held:
-    """What is held by rows of a packed set of pictures, by all of them if none are named; `more` are fields."""
+    """Return the contents of rows of a packed set of pictures, of all if none are named; `more` are fields."""
     rows = np.arange(len(packed)) if rows is None else np.asarray(rows, np.int64)
 
     def names(places: Sequence[int] | np.ndarray) -> list[str]:
@@ -117,7 +117,7 @@ def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held
 
 
 def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Places of fingerprints that are in another set too, and where they come first in that: int64 (pairs, 2)."""
+    """Find fingerprints that are in another set too: their places, and the first there, int64 (pairs, 2)."""
     same = np.flatnonzero(np.isin(here, there))
     if not len(same):
         return np.empty((0, 2), np.int64)
@@ -126,7 +126,7 @@ def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
 
 
 def across(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Places of samples of one content and two classes, neighbours in the order of contents: int64 (pairs, 2)."""
+    """Find samples of one content and two classes, neighbours in the order of contents: places, int64 (pairs, 2)."""
     order = np.argsort(prints, kind="stable")
     same = (prints[order][1:] == prints[order][:-1]) & (label[order][1:] != label[order][:-1])
     place = np.flatnonzero(same)
@@ -135,7 +135,7 @@ def across(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a set to be scored has in common with the training set, or another one."""
+    """Overlap of a set to be scored with the training set, or another one."""
 
     what: Literal["subjects", "copies"]
     count: int
@@ -145,7 +145,7 @@ class Shared:
 
 
 def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
-    """Subjects and contents of a set to be scored that are in the training set; empty where none are.
+    """Return subjects and contents of a set to be scored that are in the training set; empty where none are.
 
     `whose`: how the other set is called, where that is another one.
     """
@@ -161,7 +161,7 @@ def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
 
 
 def told(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
-    """Pairs of samples in words: `a = b`."""
+    """Return the names of pairs of samples: `a = b`."""
     return [f"{a} = {b}" for a, b in zip(here.names(pairs[:, 0]), there.names(pairs[:, 1]), strict=True)]
 
 
@@ -180,7 +180,7 @@ class Looks:
     """Sentences about rows that could not be read."""
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of `rows` were looked at, as places in these, and their cells."""
+        """Return which of `rows` were looked at, as places in these, and their cells."""
         if not len(self.rows):
             return np.empty(0, np.int64), self.cells
         place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
@@ -189,7 +189,7 @@ class Looks:
 
 
 def cells(images: np.ndarray) -> np.ndarray:
-    """Pictures, uint8 (n, 3, height, width), as 16 x 16 grey cells, uint8 (n, 16, 16).
+    """Reduce pictures, uint8 (n, 3, height, width), to 16 x 16 grey cells, uint8 (n, 16, 16).
 
     The same on every machine. Of a smaller picture pixels are in several cells.
     """
@@ -204,7 +204,7 @@ def cells(images: np.ndarray) -> np.ndarray:
 
 
 def edges(cells: np.ndarray) -> np.ndarray:
-    """Differences between neighbours of 8 x 8 cells, of length 1: float32 (n, 112); their products are correlations."""
+    """Return differences of neighbours in 8 x 8 cells, of length 1, float32 (n, 112): products are correlations."""
     half = CELLS // 2
     blocks = cells.reshape(len(cells), half, 2, half, 2).sum((2, 4), dtype=np.int16)
     sides = [np.diff(blocks, axis=axis).reshape(len(cells), half * (half - 1)) for axis in (1, 2)]
@@ -213,7 +213,7 @@ def edges(cells: np.ndarray) -> np.ndarray:
 
 
 def chosen(packed: Packed, whole: bool = False) -> np.ndarray:
-    """Rows of a packed set that are looked at, int64 ascending: all, or a part that is the same in every run."""
+    """Return rows of a packed set that are looked at, int64 ascending: all, or a part that is the same in every run."""
     rows = len(packed)
     stored = packed.manifest["files"]["images.npy" if packed.store == "decoded" else "images.bin"]["bytes"]
     most = min(PICTURES, BYTES[packed.store] * rows // max(stored, 1))
@@ -224,7 +224,7 @@ def chosen(packed: Packed, whole: bool = False) -> np.ndarray:
 
 
 def look(packed: Packed, cache: Path | None = None, whole: bool = False) -> Looks:
-    """The small grey pictures of a packed set, or of a bounded part of it; kept in the folder `cache`.
+    """Return the small grey pictures of a packed set, or of a bounded part of it; kept in the folder `cache`.
 
     A row that is damaged is left out and named.
     """
@@ -260,7 +260,7 @@ def _cells_of(packed: Packed, rows: np.ndarray) -> np.ndarray:
 
 
 def _bands(size: int) -> np.ndarray:
-    """Which of `size` rows of pixels are in which row of cells, float32 (16, size): each has one at least."""
+    """Return which of `size` rows of pixels are in which row of cells, float32 (16, size): each has one at least."""
     begins = np.arange(CELLS + 1) * size // CELLS
     at, begin, end = np.arange(size), begins[:-1, None], np.maximum(begins[1:], begins[:-1] + 1)[:, None]
     return ((at >= begin) & (at < end)).astype(np.float32)
@@ -277,7 +277,7 @@ def _kept(file: Path, rows: np.ndarray) -> Looks | None:
 
 
 def _keep(file: Path, looks: Looks) -> None:
-    """What cannot be kept is computed again: no mistake."""
+    """Write to the cache; failing to is no error, since it is computed again."""
     aside = file.with_name(f".{uuid.uuid4().hex[:8]}.npz")
     with contextlib.suppress(OSError):
         make_private(file.parent)
@@ -316,7 +316,7 @@ def twins(
     mirrored: bool = False,
     whole: bool = False,
 ) -> Twins:
-    """Pictures, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
+    """Find pictures, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
 
     With a `label` for each of both only pairs of different ones count: pictures of one look under two classes. `whole`:
     all pairs are compared, however many there are.
@@ -341,7 +341,7 @@ def twins(
 
 
 def _worth(cells: np.ndarray) -> np.ndarray:
-    """Places of pictures that are not too plain."""
+    """Return places of pictures that are not too plain."""
     flat = cells.reshape(len(cells), CELLS**2)
     # Squares are summed as whole numbers: 256 times 255 squared is more than float32 counts to.
     variance = np.einsum("nc,nc->n", flat, flat, dtype=np.int64) / CELLS**2 - flat.mean(1, dtype=np.float64) ** 2
@@ -351,7 +351,7 @@ def _worth(cells: np.ndarray) -> np.ndarray:
 def _nearest(
     here: np.ndarray, there: np.ndarray, label: tuple[np.ndarray, np.ndarray] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each of some rows the largest product with one of others, of another label, and the place of that one."""
+    """Return the largest product of each row with one of `there`, of another label, and the place of that one."""
     most, place = np.full(len(here), -1, np.float32), np.zeros(len(here), np.int64)
     for first in range(0, len(here), _BLOCK[0]):
         rows = slice(first, first + _BLOCK[0])
@@ -368,7 +368,7 @@ def _nearest(
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of pictures given as cells, pair by pair."""
+    """Correlate pictures given as cells, pair by pair."""
     flat = [cells.reshape(len(cells), CELLS**2).astype(np.float32) for cells in (one, other)]
     a, b = (some - some.mean(1, keepdims=True) for some in flat)
     return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))

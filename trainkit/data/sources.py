@@ -37,7 +37,7 @@ ID_LIMIT = 1000
 
 
 def open_source(path: Path | str, *, nested: bool = True, network: bool = False) -> Source:
-    """The source at `path`, whatever its form: a folder, a table, `hf://owner/name`, each with `#split` if it has some.
+    """Open the source at `path`: a folder, a table, `hf://owner/name`, each with `#split` where it has some.
 
     With `nested` a class of a folder is the whole path below it (`alphabet/character`), else the name of its folders.
     Without `network` a set of the hub must be here. Raises UserError when there is nothing, or no such split.
@@ -73,7 +73,7 @@ def open_source(path: Path | str, *, nested: bool = True, network: bool = False)
 
 
 def named(text: str, *, nested: bool = True) -> Source:
-    """The source that a recipe names: below the data root, or of the hub. Never downloads: a training uses no network.
+    """Open the source that a recipe names, below the data root or of the hub. Never downloads.
 
     Raises UserError as `open_source` does.
     """
@@ -81,7 +81,7 @@ def named(text: str, *, nested: bool = True) -> Source:
 
 
 def missing(text: str) -> str | None:
-    """A sentence about a source that a recipe names and that is not there yet."""
+    """Return a sentence about a source that a recipe names and that is not there yet."""
     if hub.is_hub(text):
         return None if hub.is_here(text) else f"{text} is not here yet; `trainkit fetch RECIPE` downloads it"
     path, _ = split_of(locate(text))
@@ -89,7 +89,7 @@ def missing(text: str) -> str | None:
 
 
 def split_of(path: Path | str) -> tuple[Path, str | None]:
-    """`set.parquet#val` as path and name of the split; a path that is there with its `#` is a path."""
+    """Divide `set.parquet#val` into path and name of the split; a path that is there with its `#` is a path."""
     path = Path(path)
     name, mark, split = path.name.rpartition("#")
     if not mark or not name or path.exists():
@@ -100,7 +100,7 @@ def split_of(path: Path | str) -> tuple[Path, str | None]:
 
 
 def folder(root: Path, *, nested: bool = True) -> Source:
-    """A folder of classes, `root/<class>/<picture>`, in the order of the names. Raises UserError when empty.
+    """Return a folder of classes, `root/<class>/<picture>`, in the order of the names. Raises UserError when empty.
 
     With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
     """
@@ -131,7 +131,7 @@ def folder(root: Path, *, nested: bool = True) -> Source:
 
 
 def repacked(data: Packed) -> Source:
-    """A packed set as a source, to be packed again at another size."""
+    """Return a packed set as a source, to be packed again at another size."""
 
     def records() -> Iterator[Record]:
         ids, groups = data.ids(), data.group_names
@@ -143,13 +143,13 @@ def repacked(data: Packed) -> Source:
 
 
 def grouping(pattern: str) -> Callable[[Record], str]:
-    """Finds the group of a record, as `finding` does in its id."""
+    """Return a function that finds the group of a record, as `finding` does in its id."""
     find = finding(pattern, "group")
     return lambda record: find(record.id, record.where)
 
 
 def finding(pattern: str, what: str) -> Callable[[str, str], str]:
-    """Finds `what` an id names (a group, a patient): what the one parenthesised part of the regular expression matches.
+    """Return a function that finds `what` an id names (group, patient), by the one part in parentheses of a pattern.
 
     Raises UserError when it is no such expression; the function it returns, which takes an id and where that is from,
     raises one where it names nothing.

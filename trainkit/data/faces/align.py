@@ -20,7 +20,7 @@ LANDMARKS = "landmarks5.json"
 
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The rotation, scale and shift that bring points (n, 2) nearest to others, as a (2, 3) matrix (Umeyama 1991)."""
+    """Compute rotation, scale and shift that bring points (n, 2) nearest to others, a (2, 3) matrix (Umeyama 1991)."""
     source, target = np.asarray(source, float), np.asarray(target, float)
     middle_s, middle_t = source.mean(0), target.mean(0)
     centred_s, centred_t = source - middle_s, target - middle_t
@@ -57,7 +57,7 @@ def align_face(pixels: np.ndarray, landmarks: np.ndarray, size: int, where: str)
 
 
 def read_landmarks(file: Path) -> dict[str, np.ndarray]:
-    """Relative path to five points (5, 2). Raises UserError naming the first entry that is something else."""
+    """Read five points (5, 2) by relative path. Raises UserError naming the first entry that is something else."""
     try:
         entries = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

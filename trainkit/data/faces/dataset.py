@@ -57,7 +57,7 @@ class Faces:
         return Opened(Meta(faces.classes, shape, faces.digest, faces.class_names), train, scored)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
+        """Return sentences about files that are not there yet."""
         return missing(self.train, self.evaluate, lambda path: None if path == SAMPLE else sources.missing(path))
 
     def _packed_train(self) -> Packed:
@@ -119,7 +119,7 @@ class FaceSplit(TrainSplit):
         return self.packed.protocol()
 
     def held(self) -> Held:
-        """What it can be compared with other splits by: people by their names, of a set to be scored by its folders."""
+        """Return what splits are compared by: people by their names, of a set to be scored by its folders."""
         if not self.packed.classes:
             folders = {id.rpartition("/")[0].rpartition("/")[2] for id in self.packed.ids()}
             return leakage.held_in(self.packed, subjects=_people(folders), kind="people")
@@ -129,8 +129,8 @@ class FaceSplit(TrainSplit):
         return leakage.held_in(self.packed, subjects=people, kind="people", label=label, classes=names, counts=counts)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices`, and which of them are to be mirrored: all in the view asked for, or as the epoch
-        draws it. They are mirrored where the batch lives, by `on_device`.
+        """Read the pictures at `indices`, and which are to be mirrored: all in the view asked for, or as drawn for the
+        epoch. They are mirrored where the batch lives, by `on_device`.
 
         Raises UserError at a damaged row.
         """
@@ -146,7 +146,7 @@ class FaceSplit(TrainSplit):
         }
 
     def on_device(self, batch: Batch) -> Batch:
-        """Mirrors pictures of view 1; pixels 0 .. 255 to -1 .. 1, as networks take them: (x / 255 - 0.5) / 0.5."""
+        """Mirror pictures of view 1, and bring pixels 0 .. 255 to -1 .. 1: (x / 255 - 0.5) / 0.5."""
         image = batch["image"]
         if self.mirror:
             image = _mirrored(image, batch["view"])
@@ -154,7 +154,7 @@ class FaceSplit(TrainSplit):
 
 
 def _mirrored(images: Tensor, views: Tensor) -> Tensor:
-    """The pictures, those of view 1 mirrored: uint8 (rows, 3, height, width).
+    """Return the pictures, those of view 1 mirrored: uint8 (rows, 3, height, width).
 
     Both are made and one is chosen: to pick out those of view 1, the host would have to wait for the device.
     """
@@ -165,7 +165,7 @@ def _mirrored(images: Tensor, views: Tensor) -> Tensor:
 
 
 def _people(names: Iterable[str]) -> frozenset[str]:
-    """Those of the names that name people: a number is another person in every set."""
+    """Return those of the names that name people: a number is another person in every set."""
     return frozenset(name for name in names if any(character.isalpha() for character in name))
 
 

@@ -121,7 +121,7 @@ class Images:
         return Opened(meta, replace(train, augment=self._checked_augment(), weights=self._weights(train)), evaluations)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
+        """Return sentences about files that are not there yet."""
         return missing(self.train, self.evaluate)
 
     def _packed(self, text: str, part: str) -> Packed:
@@ -137,7 +137,7 @@ class Images:
         return cache.pack_once(sources.named(text), size, fit, group)
 
     def _divided(self, whole: Packed, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows to train on, and rows that are held out."""
+        """Return rows to train on, and rows that are held out."""
         if self.hold_out is None:
             return np.arange(len(whole)), np.arange(0)
         if self.group == EACH:
@@ -195,7 +195,7 @@ class Images:
         check_leaks(train.held(), held, self.leakage, "each group and each picture in one split", remedy, classes)
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
-        """The splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is scored, by the words that evaluations name them by."""
         few = split.some(self.cap)
         plain = replace(split, name=name, kind="retrieval" if retrieval_only else "classes")
         searched = {f"{name}.retrieval": replace(split, name=f"{name}.retrieval", kind="retrieval")}
@@ -259,7 +259,7 @@ class ImageSplit(TrainSplit):
 
     @property
     def any_thread(self) -> bool:
-        """Whether `fetch` may run beside the training: timm's augmentation sets the generators of the process."""
+        """True unless timm augments, which sets the generators of the process."""
         return not isinstance(self.augment, Timm)
 
     @property
@@ -298,14 +298,14 @@ class ImageSplit(TrainSplit):
         return Classes(self.label, self.names, group=group)
 
     def groups(self) -> set[str]:
-        """Names of the groups of which it has pictures; empty where none are known."""
+        """Return names of the groups of which it has pictures; empty where none are known."""
         if self.packed.groups is None:
             return set()
         names = self.packed.group_names
         return {names[group] for group in np.unique(self.packed.groups[self.rows]).tolist()}
 
     def held(self) -> Held:
-        """What it can be compared with other splits by."""
+        """Return what it is compared with other splits by."""
         known = self.label[self.label >= 0]
         return held_in(
             self.packed,
@@ -318,7 +318,7 @@ class ImageSplit(TrainSplit):
         )
 
     def some(self, most: int) -> ImageSplit:
-        """At most so many of the pictures, in the proportions of their classes: a hash of seed and row chooses."""
+        """Choose at most so many of the pictures, in the proportions of their classes, by a hash of seed and row."""
         if self.size <= most:
             return self
         chance = rng.uniform(self.seed, "cap", 0, np.arange(self.size))
@@ -346,7 +346,7 @@ class ImageSplit(TrainSplit):
         return rows.astype(np.int64).reshape(updates, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices`, in training with their augmentation or the numbers for it.
+        """Read the pictures at `indices`, in training with their augmentation or the numbers for it.
 
         Raises UserError at a damaged row.
         """
@@ -371,7 +371,7 @@ class ImageSplit(TrainSplit):
         return batch | {"view": torch.from_numpy(views)}
 
     def on_device(self, batch: Batch) -> Batch:
-        """`light` for the whole batch, then (pixels / 255 - mean) / std, where that is not done yet."""
+        """Apply `light` to the whole batch, then (pixels / 255 - mean) / std, where that is not done yet."""
         image = batch["image"]
         if "augment" in batch and isinstance(self.augment, Light):
             image = self.augment.apply(image, batch["augment"], self.mean)
@@ -395,7 +395,7 @@ def _sample(text: str, part: str) -> tuple[Path, str | None]:
 
 
 def _present(data: Packed, rows: np.ndarray) -> tuple[str, ...]:
-    """Names of the classes that rows of a set have pictures of, in their order."""
+    """Return names of the classes that rows of a set have pictures of, in their order."""
     names = data.class_names
     counts = np.bincount(data.labels[rows], minlength=len(names)) if len(names) else ()
     return tuple(name for name, count in zip(names, counts, strict=True) if count)

@@ -16,7 +16,7 @@ from trainkit.data.images import augment
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a picture goes through on its way into a network, and the same in numbers for who does it elsewhere."""
+    """Preprocessing of a picture for a network, and the same in numbers for other programs."""
 
     side: tuple[int, int]
     """Height and width that the network sees."""
@@ -38,7 +38,7 @@ class Preparation:
 
 
 def of(data: Any) -> Preparation | None:
-    """The preparation of the data `faces`, `images` and `people`; None for data of another kind."""
+    """Return the preparation of the data `faces`, `images` and `people`; None for data of another kind."""
     match getattr(data, "name", None):
         case "faces":
             side, half = (data.image_size, data.image_size), (0.5, 0.5, 0.5)

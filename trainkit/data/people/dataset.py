@@ -163,12 +163,12 @@ class People:
         return Opened(meta, train, scored, (*said, *told), self.block)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
+        """Return sentences about files that are not there yet."""
         also = {"data.text.file": self.text.missing()}
         return missing(self.train, self.evaluate, people_sources.missing, also)
 
     def _known(self, index: PeopleIndex) -> tuple[int, ...]:
-        """Codes of the modalities that are used."""
+        """Return codes of the modalities that are used."""
         there = tuple(np.unique(index.modality).tolist())
         asked = there if self.modalities is None else tuple(sorted({MODALITIES.index(m) for m in self.modalities}))
         for code in {RGB, *asked} - set(there):
@@ -177,7 +177,7 @@ class People:
         return asked
 
     def _divided(self, index: PeopleIndex, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of `rows` those to train on, and those of people who are held out."""
+        """Divide `rows` into those to train on, and those of people who are held out."""
         if self.hold_out is None:
             return rows, rows[:0]
         there = np.unique(index.person[rows][index.person[rows] >= 0])
@@ -296,16 +296,16 @@ class PeopleSplit(TrainSplit):
         return hashed.hexdigest()
 
     def persons(self) -> set[str]:
-        """Names of the people of whom it has records."""
+        """Return names of the people of whom it has records."""
         numbers = np.unique(self.index.person[self.rows]).tolist()
         return {self.index.persons[number] for number in numbers if number >= 0}
 
     def pictures(self) -> np.ndarray:
-        """Rows of `packed` that it has, int32."""
+        """Return rows of `packed` that it has, int32."""
         return self.index.picture[self.rows[self.modality != TEXT]]
 
     def held(self) -> Held:
-        """What it can be compared with other splits by: its people, and its pictures."""
+        """Return what it is compared with other splits by: its people, and its pictures."""
         whose = self.index.person[self.rows[self.modality != TEXT]]
         there, number = np.unique(whose[whose >= 0], return_inverse=True)
         label = np.full(len(whose), -1, np.int64)
@@ -322,12 +322,12 @@ class PeopleSplit(TrainSplit):
         )
 
     def picture(self, row: int) -> np.ndarray | None:
-        """Pixels of a record, uint8 (height, width, 3); None for a caption."""
+        """Return pixels of a record, uint8 (height, width, 3); None for a caption."""
         place = int(self.index.picture[self.rows[row]])
         return None if place < 0 else self.packed.picture(place)
 
     def caption(self, row: int) -> str:
-        """Words of a record; empty for a picture."""
+        """Return words of a record; empty for a picture."""
         return self._texts[int(self.rows[row])]
 
     @functools.cached_property
@@ -335,7 +335,7 @@ class PeopleSplit(TrainSplit):
         return self.index.texts()
 
     def order(self, epoch: int, batch_size: int) -> Order:
-        """Rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
+        """Return rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
 
         Raises UserError when a batch is not made of whole blocks, or asks for more people than there are.
         """
@@ -344,7 +344,7 @@ class PeopleSplit(TrainSplit):
         return self.draw.order(epoch, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The records at `indices`: in training in the order of their modalities, with queries among them and the
+        """Read the records at `indices`: in training in the order of their modalities, with queries among them and the
         numbers of their augmentation; in evaluation as they come, which is in that order.
 
         What is drawn for a record depends on its batch, so that one drawn twice, in an epoch or in a batch, is not seen
@@ -389,7 +389,7 @@ class PeopleSplit(TrainSplit):
         return batch
 
     def on_device(self, batch: Batch) -> Batch:
-        """`light` for all pictures of the batch at once, then (pixels / 255 - mean) / std."""
+        """Apply `light` to all pictures of the batch at once, then (pixels / 255 - mean) / std."""
         keys = [f"image.{MODALITIES[code]}" for code in self.known if code != TEXT]
         images = torch.cat([batch[key] for key in keys]) if len(keys) > 1 else batch[keys[0]]
         if "augment" in batch and isinstance(self.augment, Light):
@@ -407,7 +407,7 @@ class PeopleSplit(TrainSplit):
         return subsets(tuple(MODALITIES[code] for code in self.known))
 
     def _asked(self, label: np.ndarray, modality: np.ndarray, epoch: int, salt: int) -> np.ndarray:
-        """The queries of a training batch, int64 (queries, 5): rows of the batch, -1 for a modality not asked with.
+        """Make the queries of a training batch, int64 (queries, 5): rows of the batch, -1 for none.
 
         A combination is asked once for each of the records that a person has of the modality with the most of them, of
         several modalities no more often than half of the person's records. So a batch of n records has n + n/2 x S
@@ -439,7 +439,7 @@ def combined(
     any_of: bool = False,
     cap: bool = False,
 ) -> list[np.ndarray]:
-    """Queries for people by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
+    """Combine records into queries by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
 
     `person` is 0 or more for each record. Of whoever has records of all modalities of a set (with `any_of`, of one at
     least) there are as many queries as records of the modality with the most of them; query t takes of each modality
@@ -475,7 +475,7 @@ def combined(
 def searches(
     index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str, strict: bool
 ) -> dict[str, tuple[np.ndarray, Search]]:
-    """What is scored of `rows` of a set, by the end of a split's name: rows of the index, and who asks for whom.
+    """Return the searches in `rows` of a set, by the end of a split's name: rows of the index, queries and galleries.
 
     Queries are those that the set itself lists, else every combination of modalities, RGB apart, that are `known`;
     where there are none but RGB, RGB pictures. The gallery is RGB. Raises UserError where one of the two is empty.
@@ -515,7 +515,7 @@ def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> di
 
 
 def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) -> tuple[np.ndarray, ...]:
-    """SYSU-MM01's galleries: of each person and camera `most` pictures, drawn by a hash of their names."""
+    """Draw SYSU-MM01's galleries: of each person and camera `most` pictures, by a hash of their names."""
     if indoors:
         cameras = [number for number, name in enumerate(index.cameras) if name[-1:] in _INDOORS]
         gallery = gallery[np.isin(index.camera[gallery], cameras)]
@@ -533,7 +533,7 @@ def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) ->
 def _search(
     index: PeopleIndex, queries: Mapping[str, np.ndarray], galleries: tuple[np.ndarray, ...], where: str
 ) -> tuple[np.ndarray, Search]:
-    """Rows of the index that take part, ascending, and the search among them."""
+    """Return rows of the index that take part, ascending, and the search among them."""
     if not all(len(rows) for rows in galleries):
         raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb pictures of every setting")
     asked = [some.reshape(-1) for some in queries.values()]

@@ -1,4 +1,4 @@
-"""What a set of people holds, as arrays: scanned once, kept in the cache, reopened in milliseconds.
+"""Index of a set of people, as arrays: scanned once, kept in the cache, reopened in milliseconds.
 
 A folder with
 
@@ -58,7 +58,7 @@ _FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts
 
 
 def indexed(text: str, part: str = "train") -> PeopleIndex:
-    """The index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
+    """Return the index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
 
     Processes that start together scan once. Raises UserError at the first mistake in the set, naming file and row.
     """
@@ -97,13 +97,13 @@ def indexed(text: str, part: str = "train") -> PeopleIndex:
 
 
 def _key(first: str, stamps: Mapping[str, str]) -> str:
-    """Names the index of a set by its annotations and by when each of its folders last changed."""
+    """Name the index of a set by its annotations and by when each of its folders last changed."""
     text = "".join(f"\n{folder} {when}" for folder, when in stamps.items())
     return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """One SHA-256 for an index, from the hashes of its files."""
+    """Compute one SHA-256 for an index, from the hashes of its files."""
     lines = [FORMAT, str(VERSION), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -149,22 +149,22 @@ class PeopleIndex(hashed_folder.Hashed):
 
     @property
     def hides(self) -> Literal["person", "place"]:
-        """What a query does not meet in its own `place`: records of its person, or (SYSU-MM01) of anybody."""
+        """Records that a query does not meet in its own `place`: those of its person, or (SYSU-MM01) of anybody."""
         return self.manifest["hides"]
 
     @property
     def by_person(self) -> bool:
-        """Whether its protocol counts persons in place of gallery records for CMC."""
+        """True where its protocol counts persons in place of gallery records for CMC."""
         return self.manifest["by_person"]
 
     @property
     def trials(self) -> Literal["none", "sysu"]:
-        """Whether its protocol draws galleries, as SYSU-MM01's does."""
+        """`sysu` where its protocol draws galleries, as SYSU-MM01's does."""
         return self.manifest["trials"]
 
     @property
     def seconds(self) -> float:
-        """What the scan took."""
+        """Seconds that the scan took."""
         return self.manifest["seconds"]
 
     @property
@@ -188,22 +188,22 @@ class PeopleIndex(hashed_folder.Hashed):
         return np.where(self.modality == TEXT, -1, np.arange(len(self))).astype(np.int32)
 
     def ids(self) -> list[str]:
-        """The name of every record: the path of a picture below `root`, a name for each caption."""
+        """Return the name of every record: the path of a picture below `root`, a name for each caption."""
         return self._lines("ids.txt")
 
     def texts(self) -> list[str]:
-        """The words of every record; empty for pictures."""
+        """Return the words of every record; empty for pictures."""
         return [""] * int(np.count_nonzero(self.modality != TEXT)) + self._lines("texts.txt")
 
     def lists(self) -> dict[str, np.ndarray]:
-        """Queries that the set itself gives, int32 (queries, 5) by name in its order; empty where it gives none."""
+        """Return the queries that the set gives, int32 (queries, 5) by name in its order; empty where it gives none."""
         found, begin = {}, 0
         for name, count in self.manifest["lists"]:
             found[name], begin = np.asarray(self._queries[begin : begin + count]), begin + count
         return found
 
     def pictures(self) -> Source:
-        """The pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
+        """Return the pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
         ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.manifest["root"]
 
         def records() -> Iterator[Record]:
@@ -331,7 +331,7 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
 
 
 def _numbered(names: list[str | None]) -> tuple[list[str], np.ndarray]:
-    """The names in their order, and of each entry its number, int32; -1 for none."""
+    """Return the names in their order, and of each entry its number, int32; -1 for none."""
     distinct = sorted({name for name in names if name is not None})
     number: dict[str | None, int] = {name: n for n, name in enumerate(distinct)}
     number[None] = -1

@@ -34,7 +34,7 @@ _Read = Callable[[Rows], None]
 
 
 def recognise(path: Path, split: str | None) -> Layout | None:
-    """The published set at a folder; None where it has none of their layouts. Raises UserError for another split."""
+    """Find the published set at a folder; None where it has none of their layouts. Raises UserError for another split."""
     wanted = split or "train"
     for known, kind, parts in (
         (_is_orbench, "ORBench", _orbench),
@@ -85,7 +85,7 @@ def _orbench_train(root: Path, file: Path) -> tuple[Path, tuple[Path, ...], _Rea
 
 
 def _read_orbench_train(rows: Rows, file: Path) -> None:
-    """A caption or several beside each RGB picture; of the same persons everything in the folders nir, cp and sk."""
+    """Read captions beside each RGB picture; of the same persons everything in the folders nir, cp and sk."""
     folders: dict[object, str] = {}
     numbers: dict[str, object] = {}
     for n, entry in enumerate(_json(file, list)):
@@ -127,7 +127,7 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
 
 
 def _read_orbench_test(rows: Rows, file: Path) -> None:
-    """The gallery, and lists of queries of one to four records. Names like `NIR+TEXT` say what a query consists of."""
+    """Read the gallery, and lists of queries of one to four records, named by their modalities: `NIR+TEXT`."""
     known = _json(file, dict)
     if "RGB_GALLERY" not in known:
         raise UserError(str(file), f"lists {few(known)}"[:300], "RGB_GALLERY and lists of queries")
@@ -169,14 +169,14 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
 
 
 class _Names:
-    """What persons are called, by their numbers in a test file: as the folders of their pictures."""
+    """Names of persons by their numbers in a test file: the folders of their pictures."""
 
     def __init__(self):
         self._names: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
 
     def of(self, where: str, number: int, path: str, modality: int) -> str:
-        """The name in the path of a picture. Raises UserError where that is another person's."""
+        """Return the name in the path of a picture. Raises UserError where that is another person's."""
         person = _person_of(where, path, modality)
         if self._names.setdefault(number, person) != person:
             raise UserError(where, f"person {number} in the folder {person}", f"{self._names[number]}, as before")
@@ -185,12 +185,12 @@ class _Names:
         return person
 
     def name(self, number: int) -> str:
-        """The name of a number; one of its own where no picture has been seen, which no folder bears."""
+        """Return the name of a number; one of its own where no picture has been seen, which no folder bears."""
         return self._names.get(number, f"number {number}")
 
 
 def _entries(file: Path, key: str, entries: Any, parts: int) -> Iterator[tuple[str, int, list[str]]]:
-    """The entries of a list of a test file: place in words, number of the person, paths and captions."""
+    """Return the entries of a list of a test file: place in words, number of the person, paths and captions."""
     if not isinstance(entries, list):
         raise UserError(f"{file}, list {key!r}", type(entries).__name__, "a list")
     for n, entry in enumerate(entries):
@@ -206,7 +206,7 @@ def _entries(file: Path, key: str, entries: Any, parts: int) -> Iterator[tuple[s
 
 
 def _person_of(where: str, path: str, modality: int) -> str:
-    """The person in `nir/0001/x.jpg`. Raises UserError where the first folder is not of this modality."""
+    """Return the person in `nir/0001/x.jpg`. Raises UserError where the first folder is not of this modality."""
     folders = path.split("/")
     if len(folders) != 3 or modalities.code(folders[0]) != modality or not folders[1]:
         folder = "vis" if modality == RGB else MODALITIES[modality]
@@ -255,7 +255,7 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
 
 
 def _numbers(file: Path) -> list[str]:
-    """Persons of a file of numbers divided by commas, as four digits: their folders are called so."""
+    """Return persons of a file of numbers divided by commas, as four digits: their folders are called so."""
     words = [word.strip() for word in _text(file).replace("\n", ",").split(",") if word.strip()]
     bad = [word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)]
     if bad or not words:
@@ -284,7 +284,7 @@ def _market(path: Path) -> _Splits:
 
 
 def _read_market(rows: Rows, folder: str, role: int) -> None:
-    """Names say person and camera: `0002_c1s1_000451_03.jpg`. -1 is junk and left out; 0000 is nobody in particular."""
+    """Read person and camera in names, `0002_c1s1_000451_03.jpg`; -1 is left out, 0000 is nobody in particular."""
     names = _pictures(rows, folder)
     if not names:
         raise UserError(str(rows.root / folder), "no pictures", "the layout of Market-1501")
@@ -380,13 +380,13 @@ def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: s
 
 
 def _pictures(rows: Rows, folder: str) -> list[str]:
-    """Names of the pictures of a folder, in their order; hidden files and those of other kinds are left out."""
+    """Return names of the pictures of a folder, in their order; hidden files and those of other kinds are left out."""
     names = sorted(rows.names(folder))
     return [n for n in names if os.path.splitext(n)[1].lower() in image_decode.SUFFIXES and not n.startswith(".")]
 
 
 def _folder_of(where: str, path: str) -> str:
-    """The folder that a picture is in, which bears the name of the person."""
+    """Return the folder that a picture is in, which bears the name of the person."""
     folders = path.split("/")
     if len(folders) < 3:
         raise UserError(where, f"the path {path[:200]!r}", "<modality>/<person>/<picture>")
@@ -394,7 +394,7 @@ def _folder_of(where: str, path: str) -> str:
 
 
 def _listed(file: Path) -> Iterator[tuple[str, str]]:
-    """The paths in lines `path number`, with their place in words."""
+    """Return the paths in lines `path number`, with their place in words."""
     for n, line in enumerate(_text(file).split("\n"), start=1):
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""What a sampler can make of a set, said before training: who can be drawn, what is short, and how long an epoch is."""
+"""Report of a sampler before training: people that can be drawn, records that are short, length of an epoch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Report:
     """What is kept of them."""
 
     def sentences(self) -> tuple[str, ...]:
-        """To be said with the plan."""
+        """Return sentences for the plan."""
         told = f"{self.records:,} records of {self.persons:,} people"
         if self.scan_seconds is not None:
             told += f", scanned in {self.scan_seconds:.2g} s"
@@ -96,7 +96,7 @@ class Report:
 def report(
     draw: Draw, names: Sequence[str], scan_seconds: float | None = None, scan_bytes: int | None = None
 ) -> Report:
-    """What `draw` makes of its cells. `names`: of the people, by their numbers in the cells."""
+    """Report on the cells of a `draw`. `names`: of the people, by their numbers in the cells."""
     spec, counts = draw.spec, draw.cells.counts()
     able, dropped = eligible(spec, counts)
     there = counts.sum(1) > 0
@@ -127,7 +127,7 @@ def report(
 
 
 def repeated(spec: AnySampler, counts: np.ndarray) -> np.ndarray:
-    """How many rows of a draw of each person repeat a row of it, int64 (persons,), of those that can be drawn.
+    """Count the rows of a draw of each person that repeat a row of it, int64 (persons,), of those that can be drawn.
 
     `counts`: `Cells.counts()`.
     """

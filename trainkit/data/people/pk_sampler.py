@@ -141,7 +141,7 @@ class Cells:
 
     @staticmethod
     def make(person: np.ndarray, modality: np.ndarray, persons: int) -> Cells:
-        """From the person (-1: nobody's, left out) and the modality of each record.
+        """Sort records by person (-1: nobody's, left out) and modality.
 
         Raises UserError naming the first record whose modality is none of `modalities.MODALITIES`: it is not taken for
         RGB.
@@ -178,14 +178,14 @@ class Cells:
         return self.rows.nbytes + self.starts.nbytes
 
     def counts(self) -> np.ndarray:
-        """Records of each person and modality, int64 (persons, 5), in the order of `modalities.MODALITIES`."""
+        """Return records of each person and modality, int64 (persons, 5), in the order of `modalities.MODALITIES`."""
         counts = np.zeros((self.persons, len(MODALITIES)), np.int64)
         counts[:, list(self.modalities)] = np.diff(self.starts).reshape(-1, len(self.modalities))
         return counts
 
 
 def eligible(spec: AnySampler, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Who can be drawn, and who could be but has too few records and is dropped; bool (persons,) each.
+    """Return who can be drawn, and who could be but has too few records and is dropped; bool (persons,) each.
 
     `counts`: `Cells.counts()`.
     """
@@ -208,7 +208,7 @@ class Draw:
     """A sampler over cells: blocks of P x K rows, K in a run for each person, as a pure function of their place."""
 
     def __init__(self, spec: AnySampler, cells: Cells, seed: int):
-        """Raises UserError where nobody can be drawn, or fewer people than a block takes."""
+        """Raise UserError where nobody can be drawn, or fewer people than a block takes."""
         self.spec, self.cells, self.seed = spec, cells, seed
         counts = cells.counts()
         able, _ = eligible(spec, counts)
@@ -250,7 +250,7 @@ class Draw:
         return self.cells.bytes + sum(a.nbytes for a in (self._people, self._ends) if a is not None)
 
     def rows(self, epoch: int, first: int, count: int, together: int = 1) -> np.ndarray:
-        """Rows of `count` blocks from block `first` of an epoch, int64 (count, P x K).
+        """Return rows of `count` blocks from block `first` of an epoch, int64 (count, P x K).
 
         A pure function of its arguments and the seed. `together` blocks, from a multiple of it on, are one update:
         their people (of `pairs` their anchors) are all different. Raises UserError where there are not so many.
@@ -259,7 +259,7 @@ class Draw:
         return self._blocks(number, count, together)
 
     def update(self, number: int, together: int) -> np.ndarray:
-        """Rows of update `number` of `together` blocks, counted on from epoch to epoch, int64 (together * P * K,).
+        """Draw the rows of update `number` of `together` blocks, counted over all epochs, int64 (together * P * K,).
 
         Asked for one after another they are drawn in chunks, across the ends of epochs.
         """
@@ -273,7 +273,7 @@ class Draw:
         return chunk[at]
 
     def _blocks(self, number: int, count: int, together: int) -> np.ndarray:
-        """Rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
+        """Return rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
         self._fits(together)
         per_pass = self.units // (self.spec.people * together) * together
         block = number + np.arange(count)[:, None]
@@ -285,7 +285,7 @@ class Draw:
         return self.cells.rows[chosen].astype(np.int64).reshape(count, self.block)
 
     def order(self, epoch: int, batch_size: int) -> Order:
-        """What `Split.order` returns: `order[update, first:last]` are rows.
+        """Return the order of an epoch: `order[update, first:last]` are rows.
 
         Raises UserError where a batch is not made of whole blocks, or takes more than an epoch or than people there
         are.
@@ -310,7 +310,7 @@ class Draw:
     # ---- which records: places in `cells.rows`
 
     def _groups(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
-        """(people, K): of each of these people in this turn."""
+        """Choose K records of each of these people in this turn, (people, K)."""
         spec, each = self.spec, self.spec.each
         person = unit if self._people is None else self._people[unit].astype(np.int64)
         bounds, turn = self._bounds(person), turn[:, None]
@@ -336,7 +336,7 @@ class Draw:
         return self._take(start, size, quota, number, turn)
 
     def _pairs(self, unit: np.ndarray, turn: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return (anchors, K): each of these RGB records and its partners in this turn.
+        """Choose partners of each of these RGB records in this turn, (anchors, K).
 
         `ends` are the running sums of RGB records by person.
         """
@@ -354,14 +354,14 @@ class Draw:
         return np.concatenate((bounds[:, :1] + anchor, chosen), axis=1)
 
     def _bounds(self, person: np.ndarray) -> np.ndarray:
-        """(people, modalities + 1) int64: where each cell begins, and where the last ends."""
+        """Return where each cell begins, and where the last ends, int64 (people, modalities + 1)."""
         width = len(self.cells.modalities)
         return self.cells.starts[person[:, None] * width + np.arange(width + 1)].astype(np.int64)
 
     def _take(
         self, start: np.ndarray, size: np.ndarray, quota: np.ndarray, which: np.ndarray, turn: np.ndarray
     ) -> np.ndarray:
-        """Places of the records number `which`, below `quota`, that turn `turn` takes of a run of `size` records.
+        """Return places of the records number `which`, below `quota`, that a turn takes of a run of `size` records.
 
         Turns go through the run, `quota` records each, in an order that is another one whenever it is through.
         """
@@ -371,7 +371,7 @@ class Draw:
         return start + rng.permuted(self.seed, "records", (start << 24) + cycle, size, place)
 
     def _shared(self, bounds: np.ndarray, need: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Which of a person's other records are to be taken, by number, (people or 1, need): again where there are few.
+        """Choose among a person's other records, by number, (people or 1, need): again where there are few.
 
         And with `short: fill`, where somebody has too few, the numbers of the RGB records to take in their place, -1
         elsewhere: the draw's own RGB record is number 0.
@@ -388,7 +388,7 @@ class Draw:
         return np.where(extra < 0, which - 1, 0), extra
 
     def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray) -> _Runs:
-        """Start, size, quota and number of `need` records of the modalities from column `first` on, (people, need).
+        """Choose `need` records of the modalities from column `first` on, (people, need).
 
         Where all are to come in rounds, each taking one of each modality that has more, modalities are in another order
         in each turn.
@@ -426,7 +426,7 @@ class Order:
     """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64."""
 
     def __init__(self, draw: Draw, epoch: int, together: int):
-        """Of `together` blocks an update."""
+        """Make the order of an epoch of `together` blocks an update."""
         self.shape = (draw.batches // together, together * draw.block)
         """Updates, and rows of each."""
         self._draw, self._together, self._first = draw, together, epoch * (draw.batches // together)
@@ -442,7 +442,7 @@ class Order:
 
 
 def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> _Runs:
-    """Start, size, quota and number of `need` records of a run of cells, without regard to modalities."""
+    """Choose `need` records of a run of cells, without regard to modalities."""
     size = end - start
     which = which if int(size.min()) >= need else which % size
     return start, size, np.minimum(size, need), which
@@ -450,12 +450,12 @@ def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> _R
 
 @functools.cache
 def _orders(columns: int) -> np.ndarray:
-    """Every order of so many things, int64 (orders, columns)."""
+    """List all permutations of so many things, int64 (orders, columns)."""
     return np.asarray(list(permutations(range(columns))), np.int64)
 
 
 def _divided(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Whole parts of quotients of integers below 2^52, by floating point, which is 10 times as fast."""
+    """Divide integers below 2^52, rounded down, by floating point, which is 10 times as fast."""
     return (one / other).astype(np.int64)
 
 

@@ -99,7 +99,7 @@ class Scenes:
         check_names(self.evaluate)
 
     def labels(self, known: Labels | None) -> Labels | None:
-        """What the values or colours of mask files stand for: as the block says, else as is `known` of a layout.
+        """Return the classes of values or colours in mask files: as the block says, else as is `known` of a layout.
 
         Names that the layout knows keep the colours it gives them. Raises ValueError where there are too few or too
         many, or two are alike.
@@ -156,11 +156,11 @@ class Scenes:
         return Opened(meta, train, evaluations, notes)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
+        """Return sentences about files that are not there yet."""
         return missing(self.train, self.evaluate, lambda text: scene_sources.missing(text, self.root))
 
     def base(self, shapes: np.ndarray) -> np.ndarray:
-        """The factor on the size of pictures of `shapes` (n, 2) that `short_side` makes, float64 (n,)."""
+        """Return the factor on the size of pictures of `shapes` (n, 2) that `short_side` makes, float64 (n,)."""
         if self.short_side is None:
             return np.ones(len(shapes))
         return self.short_side / shapes.min(1)
@@ -217,7 +217,7 @@ class Scenes:
         return SceneSet(images, masks, rows, ids, labels.names, labels.colours, maps)
 
     def _kinds(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
-        """The splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is scored, by the words that evaluations name them by."""
         several, window = tuple(self.eval_scales), self.window
         plain = WholeScenes(name, whole, self.base(whole.shapes), self.mean, self.std)
         few = plain.some(self.few)

@@ -1,4 +1,4 @@
-"""What the values or colours of mask files stand for: classes 0 .. C-1, and `IGNORED` where a pixel has none.
+"""Label maps: the classes 0 .. C-1 of the values or colours in mask files, and `IGNORED` where a pixel has none.
 
 Published sets number their files each in a way of their own; each function here is one of these ways. 255 stands for no
 class in files of numbers throughout, as it does in all of these sets.
@@ -80,16 +80,16 @@ class Labels:
 
     @property
     def coloured(self) -> bool:
-        """Whether files say it by colours: a palette PNG must then be read with its palette."""
+        """True where files hold colours: a palette PNG must then be read with its palette."""
         return bool(self.palette)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What masks that are made with it depend on, for the names of caches."""
+        """All that masks made with it depend on, for the names of caches."""
         return (self.names, self.colours, self.values, self.palette)
 
     def classes(self, mask: np.ndarray, where: str) -> np.ndarray:
-        """The classes of a mask as it is in its file: numbers (h, w), uint8 or uint16, or RGB uint8 (h, w, 3).
+        """Return the classes of a mask as it is in its file: numbers (h, w), uint8 or uint16, or RGB uint8 (h, w, 3).
 
         Returns uint8 (h, w). A grey mask may be stored as RGB, and colours that are grey as numbers. Raises UserError
         that names what is not in the table, with counts of pixels and the first place of each.
@@ -183,13 +183,13 @@ class Labels:
 
 
 def _codes(mask: np.ndarray) -> np.ndarray:
-    """RGB (h, w, 3) as one number a pixel, uint32 (h, w)."""
+    """Pack RGB (h, w, 3) into one number a pixel, uint32 (h, w)."""
     wide = mask.astype(np.uint32)
     return wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]
 
 
 def numbered(names: Sequence[str], ignored: Sequence[int] = (), colours: Sequence[Sequence[int]] = ()) -> Labels:
-    """Files of numbers: `names` are those of 0, 1, ... in turn, except the values `ignored`, which stand for no class.
+    """Make labels of files of numbers: `names` are those of 0, 1, ... in turn, without the values `ignored`.
 
     So 0 .. 10 with 11 ignored are eleven names, and 1 .. 150 with 0 ignored are 150. 255 is ignored in any case. Raises
     ValueError as `Labels` does.
@@ -207,7 +207,7 @@ def numbered(names: Sequence[str], ignored: Sequence[int] = (), colours: Sequenc
 
 
 def from_palette(palette: Mapping[str, Sequence[int]], ignored: Sequence[Sequence[int]] = ()) -> Labels:
-    """Coloured files: the name of each class with its red, green and blue, and colours that stand for no class.
+    """Make labels of coloured files: the name of each class with its colour, and colours that stand for no class.
 
     Raises ValueError as `Labels` does.
     """
@@ -218,7 +218,7 @@ def from_palette(palette: Mapping[str, Sequence[int]], ignored: Sequence[Sequenc
 
 
 def codes_in(mask: np.ndarray) -> set[tuple[int, ...]]:
-    """Which values (value,) or colours (red, green, blue) a mask holds, as it is in its file; of very many some."""
+    """Return the values (value,) or colours (red, green, blue) of a mask as it is in its file; of very many some."""
     if mask.ndim == 2:
         return {(value,) for value in np.unique(mask).tolist()}
     found = np.unique(_codes(mask)).tolist()
@@ -226,7 +226,7 @@ def codes_in(mask: np.ndarray) -> set[tuple[int, ...]]:
 
 
 def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
-    """Files of which nothing else is known: each of the values or colours `found` by `codes_in`, but 255, is a class.
+    """Make labels where nothing else is known: each value or colour `found` by `codes_in`, but 255, is a class.
 
     Names are the values or colours. Raises ValueError where these are not 2 to 255.
     """
@@ -250,7 +250,7 @@ def _colours(colours: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
 
 
 def bit_colours(count: int) -> tuple[Colour, ...]:
-    """The colours that Pascal VOC gives the numbers 0 .. count-1, at most 256 and no two alike.
+    """Return the colours that Pascal VOC gives the numbers 0 .. count-1, at most 256 and no two alike.
 
     Its bits, lowest first, become the bits of red, green and blue in turn, highest first (the development kit of
     Everingham et al., "The Pascal Visual Object Classes Challenge", IJCV 2010).
@@ -266,7 +266,7 @@ def bit_colours(count: int) -> tuple[Colour, ...]:
 
 @functools.cache
 def cityscapes(train_ids: bool = False) -> Labels:
-    """The 19 classes of Cityscapes (Cordts et al., CVPR 2016) that are scored, of the 34 numbers in `_labelIds` files.
+    """Return the 19 scored classes of Cityscapes (Cordts et al., CVPR 2016), of 34 numbers in `_labelIds` files.
 
     With `train_ids` the files hold 0 .. 18 already, as `_labelTrainIds` do.
     """
@@ -280,13 +280,13 @@ def cityscapes(train_ids: bool = False) -> Labels:
 
 @functools.cache
 def camvid11() -> Labels:
-    """CamVid (Brostow et al., Pattern Recognition Letters 2009) in the 11 classes of SegNet, with 11 for no class."""
+    """Return CamVid (Brostow et al., PRL 2009) in the 11 classes of SegNet, with 11 for no class."""
     return numbered(tuple(_CAMVID), (11,), tuple(_CAMVID.values()))
 
 
 @functools.cache
 def camvid_colours() -> Labels:
-    """The same classes in CamVid's own files (`_L.png`), where 31 kinds of things have colours and black is none."""
+    """Return these classes in CamVid's own files (`_L.png`): 31 kinds of things have colours, black is none."""
     coded = [(bytes.fromhex(code), n) for n, codes in enumerate(_CAMVID_COLOURS.values()) for code in codes.split()]
     colours, numbers = _colours([code for code, _ in coded]), [number for _, number in coded]
     palette = zip((*colours, (0, 0, 0)), (*numbers, IGNORED), strict=True)
@@ -295,7 +295,7 @@ def camvid_colours() -> Labels:
 
 @functools.cache
 def ade20k() -> Labels:
-    """The 150 classes of the scene parsing benchmark of ADE20K (Zhou et al., CVPR 2017): 1 .. 150, 0 for no class."""
+    """Return the 150 classes of the benchmark of ADE20K (Zhou et al., CVPR 2017): 1 .. 150, 0 for no class."""
     packed = bytes.fromhex("".join(_ADE20K_COLOURS))
     colours = [tuple(packed[place : place + 3]) for place in range(0, len(packed), 3)]
     return numbered(_listed(_ADE20K), (0,), colours)
@@ -303,14 +303,14 @@ def ade20k() -> Labels:
 
 @functools.cache
 def voc() -> Labels:
-    """Pascal VOC's 20 classes and its background, 0 .. 20: the indices of its palette PNGs, 255 along outlines."""
+    """Return Pascal VOC's 20 classes and its background, 0 .. 20: indices of its palette PNGs, 255 along outlines."""
     names = _listed(_VOC)
     return numbered(names, colours=bit_colours(len(names)))
 
 
 @functools.cache
 def coco_stuff() -> Labels:
-    """The 171 classes of COCO-Stuff (Caesar et al., CVPR 2018) in its `stuffthingmaps`.
+    """Return the 171 classes of COCO-Stuff (Caesar et al., CVPR 2018) in its `stuffthingmaps`.
 
     These hold the id of a class less one. Of 182 ids eleven were never given to a pixel; they are ignored. The set has
     no colours of its own that differ; these are VOC's for the ids.
@@ -324,7 +324,7 @@ def coco_stuff() -> Labels:
 
 @functools.cache
 def coco_stuff_train_ids() -> Labels:
-    """The 171 classes of COCO-Stuff numbered without gaps, as files called `_labelTrainIds` have them."""
+    """Return the 171 classes of COCO-Stuff numbered without gaps, as files called `_labelTrainIds` have them."""
     known = coco_stuff()
     return numbered(known.names, colours=known.colours)
 

@@ -63,14 +63,14 @@ class SceneSet:
         return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.rows.tobytes()).hexdigest()
 
     def held(self) -> Held:
-        """What it can be compared with other sets by: its pictures."""
+        """Return what it is compared with other sets by: its pictures."""
         known, rest = self.counts[:-1], int(self.counts[-1])
         return leakage.held_in(
             self.pictures, self.rows, classes=self.names, counts=known, unit="pixels", unlabelled=rest
         )
 
     def pixels(self, place: int) -> np.ndarray:
-        """A picture, uint8 (3, height, width), in the memory order in which it is at hand.
+        """Return a picture, uint8 (3, height, width), in the memory order in which it is at hand.
 
         Raises UserError where it was damaged.
         """
@@ -85,11 +85,11 @@ class SceneSet:
         return found
 
     def mask(self, place: int) -> np.ndarray:
-        """Classes of its pixels, uint8 (height, width), not to be written to."""
+        """Return classes of its pixels, uint8 (height, width), not to be written to."""
         return self.masks.mask(int(self.rows[place]))
 
     def some(self, most: int) -> SceneSet:
-        """At most so many of the pictures, spread evenly over the set: the same ones in every run."""
+        """Return at most so many of the pictures, spread evenly over the set: the same ones in every run."""
         chosen = spread(self.size, most)
         return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen.tolist()))
 
@@ -136,16 +136,16 @@ class SceneCrops(TrainSplit):
         return 1 if still and (self.scenes.shapes == self.crop).all() else 0
 
     def held(self) -> Held:
-        """What its pictures can be compared with other sets by."""
+        """Return what its pictures are compared with other sets by."""
         return self.scenes.held()
 
     def cuts(self, rows: np.ndarray, epoch: int) -> Cuts:
-        """What is cut of each of `rows` in an epoch."""
+        """Draw the cuts of `rows` in an epoch."""
         shapes, base = self.scenes.shapes[rows], self.base[rows]
         return self.augment.cuts(self.seed, epoch, rows, shapes, base, self.crop)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Crops of the pictures at `indices`, of their masks and where asked for of their distance maps.
+        """Read crops of the pictures at `indices`, of their masks and where asked for of their distance maps.
 
         Raises UserError where a row was damaged.
         """
@@ -173,7 +173,7 @@ class SceneCrops(TrainSplit):
         return batch
 
     def on_device(self, batch: Batch) -> Batch:
-        """Photometric distortion, then (pixels / 255 - mean) / std."""
+        """Apply the photometric distortion, then (pixels / 255 - mean) / std."""
         image = batch["image"]
         if "augment" in batch and (colours := self.augment.colours) is not None:
             image = colours.apply(image, batch["augment"], self.mean)
@@ -237,23 +237,23 @@ class WholeScenes(EvalSplit):
 
     @functools.cached_property
     def protocol(self) -> ScenesProtocol:
-        """What pictures and classes are called."""
+        """Names of pictures and classes."""
         return ScenesProtocol(self.scenes.ids, self.scenes.names, self.kind, self.scenes.colours)
 
     def held(self) -> Held:
-        """What its pictures can be compared with other sets by."""
+        """Return what its pictures are compared with other sets by."""
         return self.scenes.held()
 
     def some(self, most: int) -> WholeScenes:
-        """At most so many of the pictures, spread evenly over the set."""
+        """Return at most so many of the pictures, spread evenly over the set."""
         return replace(self, scenes=self.scenes.some(most))
 
     def picture(self, row: int) -> np.ndarray:
-        """Pixels of a picture, uint8 (height, width, 3). Raises UserError where it was damaged."""
+        """Return pixels of a picture, uint8 (height, width, 3). Raises UserError where it was damaged."""
         return np.ascontiguousarray(self.scenes.pixels(row).transpose(1, 2, 0))
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices`, which are of one size, and how each is to be seen.
+        """Read the pictures at `indices`, which are of one size, and how each is to be seen.
 
         Raises UserError where one was damaged, ValueError where sizes differ.
         """
@@ -279,5 +279,5 @@ class WholeScenes(EvalSplit):
         return batch | ({"overlay": torch.ones(count, dtype=torch.bool)} if self.kind == "overlays" else {})
 
     def on_device(self, batch: Batch) -> Batch:
-        """(pixels / 255 - mean) / std."""
+        """Normalise: (pixels / 255 - mean) / std."""
         return {**batch, "image": augment.normalise(batch["image"], self.mean, self.std)}

@@ -60,7 +60,7 @@ class NamedSet:
 
 
 def holds_scenes(path: Path | str) -> bool:
-    """Whether `path` is a recipe, a list, or something with pictures and masks in a layout that is known."""
+    """Return whether `path` is a recipe, a list, or holds pictures and masks in a known layout."""
     text = str(path)
     if Path(text).suffix.lower() in _RECIPES | _LISTS or text.startswith(scene_sources.SAMPLE):
         return True
@@ -123,7 +123,7 @@ def described(
     plugins: Sequence[str] = (),
     on_progress: Progress | None = None,
 ) -> list[str]:
-    """What the sets of a recipe, or the set at `path` and its splits, are like, in lines: sizes, shares of the classes.
+    """Describe the sets of a recipe, or the set at `path` and its splits, in lines: sizes, shares of the classes.
 
     Masks are read, of pictures only the headers. Raises UserError where a set cannot be opened.
     """
@@ -263,7 +263,7 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
 
 
 def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
-    """Height and width of a picture, and a fingerprint of its pixels, as packed ones have it."""
+    """Return height and width of a picture, and a fingerprint of its pixels, as packed ones have it."""
     if not decode:
         return files.picture_shape(scene), 0
     pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
@@ -275,7 +275,7 @@ def _short(error: UserError) -> str:
 
 
 def _strange(mask: np.ndarray, labels: Labels) -> dict[str, int]:
-    """Values or colours of a mask that stand for no class, and the pixels of each; of many the commonest."""
+    """Return values or colours of a mask that stand for no class, and the pixels of each; of many the commonest."""
     found, counts = np.unique(mask.reshape(-1, *mask.shape[2:]), axis=0, return_counts=True)
     known = {key for key, _ in (labels.palette or labels.values)}
     strange = {}
@@ -302,7 +302,7 @@ def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
 
 
 def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
-    """The data block of a recipe of scenes. Raises UserError where it is one of something else."""
+    """Return the data block of a recipe of scenes. Raises UserError where it is one of something else."""
     from trainkit.config import loader
 
     data = loader.load(path, (), plugins).data
@@ -345,7 +345,7 @@ def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
 
 
 def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet], list[str]]:
-    """The set at a path, or its splits, and sentences about those that cannot be opened. Raises UserError for none."""
+    """Open the set at a path, or its splits; and tell of those that cannot be opened. Raises UserError for none."""
     opened, lost = _opened(str(path))
     sets: list[NamedSet] = []
     for source in opened:
@@ -364,7 +364,7 @@ def _alone(path: Path | str, names: Sequence[str] | None) -> list[NamedSet]:
 
 
 def _opened(text: str) -> tuple[list[SceneSource], list[str]]:
-    """Each split at a path, else the path as it is, and sentences about splits that are there and cannot be opened.
+    """Open each split at a path, else the path as it is; and tell of splits that are there and cannot be opened.
 
     Raises UserError where there is neither.
     """
@@ -388,7 +388,7 @@ def _opened(text: str) -> tuple[list[SceneSource], list[str]]:
 
 
 def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | None, list[str]]:
-    """What the masks of a set hold: as named, as the layout says, or as it looks; and sentences about that."""
+    """Return the classes of a set: as named, as the layout says, or as it looks; and sentences about that."""
     if names is not None:
         try:
             return label_maps.numbered(names), []
@@ -411,7 +411,7 @@ def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | 
 
 
 def _codes(scene: Scene) -> set[tuple[int, ...]]:
-    """Values of a mask, or its colours; nothing where it cannot be read."""
+    """Return values of a mask, or its colours; nothing where it cannot be read."""
     try:
         return label_maps.codes_in(files.read_mask(scene))
     except UserError:
