@@ -34,7 +34,7 @@ _Read = Callable[[Rows], None]
 
 
 def recognise(path: Path, split: str | None) -> Layout | None:
-    """Find the published set at a folder; None where it has none of their layouts. Raises UserError for another split."""
+    """Find the published set at a folder; None where it has no known layout. Raises UserError for another split."""
     wanted = split or "train"
     for known, kind, parts in (
         (_is_orbench, "ORBench", _orbench),
