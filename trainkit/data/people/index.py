@@ -111,6 +111,20 @@ def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
 class PeopleIndex(hashed_folder.Hashed):
     """The index of a set of people, opened for reading; arrays are mapped, names and texts read when asked for."""
 
+    kind: str
+    """Its layout in words."""
+    where: str
+    """The set in words, with its split."""
+    root: str
+    """Where the paths of pictures begin."""
+    hides: Literal["person", "place"]
+    """Records that a query does not meet in its own `place`: those of its person, or (SYSU-MM01) of anybody."""
+    by_person: bool
+    """True where its protocol counts persons in place of gallery records for CMC."""
+    trials: Literal["none", "sysu"]
+    """`sysu` where its protocol draws galleries, as SYSU-MM01's does."""
+    seconds: float
+    """Seconds that the scan took."""
     person: np.ndarray
     """int32 (records,), a place in `persons`; -1 for a distractor."""
     camera: np.ndarray
@@ -131,41 +145,6 @@ class PeopleIndex(hashed_folder.Hashed):
 
     def __len__(self) -> int:
         return self.manifest["records"]
-
-    @property
-    def kind(self) -> str:
-        """Its layout in words."""
-        return self.manifest["kind"]
-
-    @property
-    def where(self) -> str:
-        """The set in words, with its split."""
-        return self.manifest["where"]
-
-    @property
-    def root(self) -> Path:
-        """Where the paths of pictures begin."""
-        return Path(self.manifest["root"])
-
-    @property
-    def hides(self) -> Literal["person", "place"]:
-        """Records that a query does not meet in its own `place`: those of its person, or (SYSU-MM01) of anybody."""
-        return self.manifest["hides"]
-
-    @property
-    def by_person(self) -> bool:
-        """True where its protocol counts persons in place of gallery records for CMC."""
-        return self.manifest["by_person"]
-
-    @property
-    def trials(self) -> Literal["none", "sysu"]:
-        """`sysu` where its protocol draws galleries, as SYSU-MM01's does."""
-        return self.manifest["trials"]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the scan took."""
-        return self.manifest["seconds"]
 
     @property
     def memory(self) -> int:
@@ -204,7 +183,7 @@ class PeopleIndex(hashed_folder.Hashed):
 
     def pictures(self) -> Source:
         """Return the pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
-        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.manifest["root"]
+        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.root
 
         def records() -> Iterator[Record]:
             names = (*self.persons, people_records.DISTRACTOR)  # -1 is the last
@@ -233,6 +212,8 @@ class PeopleIndex(hashed_folder.Hashed):
             raise hashed_folder.unreadable(self.path / name, error) from None
 
     def _map(self) -> None:
+        for name in ("kind", "where", "root", "hides", "by_person", "trials", "seconds"):
+            setattr(self, name, self.manifest[name])
         for name in _ARRAYS:
             setattr(self, name, hashed_folder.mapped(self.path / f"{name}.npy"))
         self._queries = hashed_folder.mapped(self.path / "queries.npy")

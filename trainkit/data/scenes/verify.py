@@ -145,16 +145,12 @@ def described(
         }
         lines += [f"  {key:14} {value}" for key, value in facts.items()]
         damage = [text.partition("\n")[0].rstrip(":") for text in seen.damage]
-        lines += [f"  {_warned(text)}; trainkit data verify says which" for text in damage]
+        lines += [f"  {WARNING}{text}; trainkit data verify says which" for text in damage]
         width = max(map(len, seen.names))
         lines.append(f"  {'class':{width}}  share of labelled pixels  in pictures")
         for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
             lines.append(f"  {name:{width}}  {pixels / labelled:24.2%}  {times:11}")
-    return lines + [_warned(text) for text in lost]
-
-
-def _warned(text: str) -> str:
-    return WARNING + text.removeprefix(WARNING)
+    return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
 
 
 def _sizes(shapes: np.ndarray) -> str:
@@ -167,13 +163,13 @@ def _sizes(shapes: np.ndarray) -> str:
 
 def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], None] | None = None) -> Audit:
     """Read all pictures and masks of a set; without `decode`, of pictures only the headers."""
-    bad: dict[str, _Bad] = {}
+    bad: dict[str, list[_Mistake]] = {}
     good: list[_Seen] = []
     for seen in map_store.each(partial(_see, labels=one.labels, decode=decode), one.source.scenes, threads()):
         if isinstance(seen, _Seen):
             good.append(seen)
         else:
-            bad.setdefault(seen.what, _Bad()).add(seen)
+            bad.setdefault(seen.what, []).append(seen)
         if on_seen is not None:
             on_seen()
     classes, total = len(one.labels.names), len(one.source.scenes)
@@ -185,7 +181,7 @@ def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], Non
         np.asarray([seen.counts for seen in good], np.int64).reshape(-1, classes + 1),
         np.asarray([seen.picture for seen in good], np.uint64),
         np.asarray([seen.mask for seen in good], np.uint64),
-        tuple(mistakes.told(what, total) for what, mistakes in bad.items()),
+        tuple(_told(what, mistakes, total) for what, mistakes in bad.items()),
         tuple(seen.id for seen in good if seen.turned),
     )
 
@@ -213,27 +209,18 @@ class _Mistake:
     """Values or colours that stand for no class, and the pixels of each."""
 
 
-@dataclass
-class _Bad:
-    """Mistakes of one kind."""
-
-    said: list[str] = field(default_factory=list)
-    advice: str = ""
-    pixels: Counter[str] = field(default_factory=Counter)
-    files: Counter[str] = field(default_factory=Counter)
-
-    def add(self, mistake: _Mistake) -> None:
-        self.said.append(mistake.said)
-        self.advice = self.advice or mistake.advice
-        self.pixels.update(mistake.codes)
-        self.files.update(dict.fromkeys(mistake.codes, 1))
-
-    def told(self, what: str, total: int) -> str:
-        codes = [f"{code} ({count} pixels of {self.files[code]})" for code, count in self.pixels.most_common()]
-        which = f", {few(codes, 8)}" if codes else ""
-        more = [f"and {len(self.said) - _LISTED} more"] if len(self.said) > _LISTED else []
-        lines = (*self.said[:_LISTED], *more, *([self.advice] if self.advice else []))
-        return f"{len(self.said)} of {total} {what}{which}:" + "".join(f"\n  {line}" for line in lines)
+def _told(what: str, mistakes: Sequence[_Mistake], total: int) -> str:
+    """Return mistakes of one kind as a sentence, the first of them listed."""
+    pixels: Counter[str] = Counter()
+    for one in mistakes:
+        pixels.update(one.codes)
+    among = Counter(code for one in mistakes for code in one.codes)
+    codes = [f"{code} ({count} pixels of {among[code]})" for code, count in pixels.most_common()]
+    which = f", {few(codes, 8)}" if codes else ""
+    more = [f"and {len(mistakes) - _LISTED} more"] if len(mistakes) > _LISTED else []
+    advice = [one.advice for one in mistakes if one.advice][:1]
+    lines = (*(one.said for one in mistakes[:_LISTED]), *more, *advice)
+    return f"{len(mistakes)} of {total} {what}{which}:" + "".join(f"\n  {line}" for line in lines)
 
 
 def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
@@ -242,20 +229,18 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
         # By a quarter (5 to 8) shows in the size, unless that is square.
         turned = files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
     except UserError as error:
-        return _Mistake("pictures cannot be used", _short(error))
+        return _Mistake("pictures cannot be used", f"{error.where}: {error.found}")
     try:
         mask = files.read_mask(scene, labels.coloured)
     except UserError as error:
-        return _Mistake("masks cannot be read", _short(error))
+        return _Mistake("masks cannot be read", f"{error.where}: {error.found}")
     if mask.shape[:2] != shape:
         said = mask_store.of_another_size(scene, shape, mask.shape[:2])
         return _Mistake("masks are of another size than their pictures", said)
     try:
         classes = labels.classes(mask, files.mask_where(scene))
     except UserError as error:
-        advice = "; ".join(
-            text for text in (f"expected {error.expected}" if error.expected else "", error.remedy) if text
-        )
+        advice = "; ".join(filter(None, (f"expected {error.expected}" if error.expected else "", error.remedy)))
         what = f"masks hold {'colours' if labels.coloured else 'values'} outside the classes"
         return _Mistake(what, f"{error.where}: {error.found}", advice, _strange(mask, labels))
     counts = mask_store.counted(classes, len(labels.names))
@@ -268,10 +253,6 @@ def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
         return files.picture_shape(scene), 0
     pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
     return pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
-
-
-def _short(error: UserError) -> str:
-    return f"{error.where}: {error.found}"
 
 
 def _strange(mask: np.ndarray, labels: Labels) -> dict[str, int]:
