@@ -162,8 +162,7 @@ class Images:
         numbers = np.asarray([place.get(known, -1) for known in data.class_names], np.int64)
         label = numbers[data.labels[rows]] if len(numbers) else np.full(len(rows), -1)
         plain = self.augment if self.fit == "keep" else Plain()
-        rows, grouped = rows.astype(np.int64), self.group != EACH
-        return ImageSplit(name, data, rows, label, names, seed, self.side, self.mean, self.std, plain, grouped=grouped)
+        return ImageSplit(name, data, rows.astype(np.int64), label, names, seed, self, plain)
 
     def _check_classes(self, where: str, split: ImageSplit, trained: Iterable[str]) -> None:
         present = _present(split.packed, split.rows)
@@ -241,18 +240,13 @@ class ImageSplit(TrainSplit):
     names: tuple[str, ...]
     """Class names of the training set; with an open set, those of this one."""
     seed: int
-    side: tuple[int, int]
-    """Height and width."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    data: Images
     augment: AnyAugment
     """What is done to pictures in training; what is scored is only cut, where pictures keep their own sizes."""
     kind: Kind | None = None
     """How it is scored; None for training."""
     weights: np.ndarray | None = None
     """float64 (size,): how often each is drawn in training, relative to the others; None: each once an epoch."""
-    grouped: bool = True
-    """Whether a group must not be in two splits; not with `group: each`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_cut"}  # transforms may not pickle
@@ -310,7 +304,7 @@ class ImageSplit(TrainSplit):
         return held_in(
             self.packed,
             self.rows,
-            subjects=frozenset(self.groups() if self.grouped else ()),
+            subjects=frozenset(self.groups() if self.data.group != EACH else ()),
             label=self.label,
             classes=self.names,
             counts=np.bincount(known, minlength=len(self.names)),
@@ -364,7 +358,7 @@ class ImageSplit(TrainSplit):
             images = self.packed.fetch(rows)
             if training and isinstance(self.augment, Light):
                 self.augment.equalise(images, self.seed, epoch, indices)
-                numbers = self.augment.numbers(self.seed, epoch, indices, self.side, view)
+                numbers = self.augment.numbers(self.seed, epoch, indices, self.data.side, view)
                 views = numbers[:, augment.NUMBERS.index("flip")].astype(np.int64) * (self.views == 2)
                 batch["augment"] = torch.from_numpy(numbers)
             batch["image"] = torch.from_numpy(images)
@@ -374,16 +368,16 @@ class ImageSplit(TrainSplit):
         """Apply `light` to the whole batch, then (pixels / 255 - mean) / std, where that is not done yet."""
         image = batch["image"]
         if "augment" in batch and isinstance(self.augment, Light):
-            image = self.augment.apply(image, batch["augment"], self.mean)
+            image = self.augment.apply(image, batch["augment"], self.data.mean)
         elif image.is_floating_point():
             return batch
         done = {key: value for key, value in batch.items() if key != "augment"}
-        return done | {"image": augment.normalise(image, self.mean, self.std)}
+        return done | {"image": augment.normalise(image, self.data.mean, self.data.std)}
 
     @functools.cached_property
     def _cut(self) -> Callable[[np.ndarray], Tensor]:
-        timm = cast(Timm, self.augment)  # `fetch` asks for it with no other
-        return timm.training(self.side, self.mean, self.std) if self.kind is None else timm.scoring(self.side)
+        timm, data = cast(Timm, self.augment), self.data  # `fetch` asks for it with no other
+        return timm.training(data.side, data.mean, data.std) if self.kind is None else timm.scoring(data.side)
 
 
 def _sample(text: str, part: str) -> tuple[Path, str | None]:

@@ -159,7 +159,7 @@ class People:
             text_length=coder.length if coder else 0,
         )
         said = pk_report.report(draw, names, whole.seconds, whole.memory).sentences()
-        train = replace(train, draw=draw, dropout=self.modality_dropout)
+        train = replace(train, draw=draw)
         return Opened(meta, train, scored, (*said, *told), self.block)
 
     def missing(self) -> list[str]:
@@ -216,12 +216,7 @@ class People:
             ids,
             ends,
             seed,
-            self.side,
-            self.mean,
-            self.std,
-            self.augment,
-            self.token_dropout,
-            self.queries,
+            self,
         )
 
     def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
@@ -257,19 +252,11 @@ class PeopleSplit(TrainSplit):
     ends: tuple[int | None, int] | None
     """Ids that begin and end a caption; None without text."""
     seed: int
-    side: tuple[int, int]
-    """Height and width."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    augment: Plain | Light
-    token_dropout: float
-    queries: Literal["all", "one"]
+    data: People
     protocol: Search | None = None
     """How it is scored; None for training."""
     draw: Draw | None = None
     """What draws the batches of a training split."""
-    dropout: ModalityDropout | None = None
-
     any_thread = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -373,13 +360,13 @@ class PeopleSplit(TrainSplit):
             salt = zlib.crc32(indices.tobytes())
             # A number for each record of the batch, by which all else that is drawn for it is drawn.
             keys = rng.words(self.seed, "batch", epoch, salt, np.arange(len(indices))).view(np.int64)
-            if isinstance(self.augment, Light):
-                self.augment.equalise(images, self.seed, epoch, keys[: cuts[TEXT]])
-                numbers = self.augment.numbers(self.seed, epoch, keys[: cuts[TEXT]], self.side, view)
+            if isinstance(self.data.augment, Light):
+                self.data.augment.equalise(images, self.seed, epoch, keys[: cuts[TEXT]])
+                numbers = self.data.augment.numbers(self.seed, epoch, keys[: cuts[TEXT]], self.data.side, view)
                 batch["augment"] = torch.from_numpy(numbers)
-            if ids is not None and self.ends is not None and self.token_dropout:
+            if ids is not None and self.ends is not None and self.data.token_dropout:
                 draws = rng.uniform(self.seed, "tokens", epoch, keys[cuts[TEXT] :, None], np.arange(ids.shape[1]))
-                ids = tokenizer.leave_out(ids, draws, self.token_dropout, *self.ends)
+                ids = tokenizer.leave_out(ids, draws, self.data.token_dropout, *self.ends)
             batch["queries"] = torch.from_numpy(self._asked(label, modality, epoch, salt))
         for code in self.known:
             if code != TEXT:
@@ -392,9 +379,10 @@ class PeopleSplit(TrainSplit):
         """Apply `light` to all pictures of the batch at once, then (pixels / 255 - mean) / std."""
         keys = [f"image.{MODALITIES[code]}" for code in self.known if code != TEXT]
         images = torch.cat([batch[key] for key in keys]) if len(keys) > 1 else batch[keys[0]]
-        if "augment" in batch and isinstance(self.augment, Light):
-            images = self.augment.apply(images, batch["augment"], self.mean) if len(images) else images.float()
-        images = augment.normalise(images, self.mean, self.std).split([len(batch[key]) for key in keys])
+        data = self.data
+        if "augment" in batch and isinstance(data.augment, Light):
+            images = data.augment.apply(images, batch["augment"], data.mean) if len(images) else images.float()
+        images = augment.normalise(images, data.mean, data.std).split([len(batch[key]) for key in keys])
         done = {key: value for key, value in batch.items() if key != "augment"}
         return done | dict(zip(keys, images, strict=True))
 
@@ -415,19 +403,20 @@ class PeopleSplit(TrainSplit):
         """
         _, person = np.unique(label, return_inverse=True)
         others = tuple(code for code in self.known if code != RGB)
-        if self.queries == "one":
+        if self.data.queries == "one":
             asked = combined(person, modality, [others], any_of=True, cap=True)[0]
         elif others:
             asked = np.concatenate(combined(person, modality, self._subsets, cap=True))
         else:
             asked = np.zeros((0, len(MODALITIES)), np.int64)
-        if self.dropout is None or epoch < self.dropout.from_epoch or not len(asked):
+        dropout = self.data.modality_dropout
+        if dropout is None or epoch < dropout.from_epoch or not len(asked):
             return asked
         draws = rng.uniform(
             self.seed, "modality_dropout", epoch, salt, np.arange(len(asked))[:, None], np.arange(len(MODALITIES))
         )
         draws = np.where(asked >= 0, draws, -1.0)
-        stays = (draws >= self.dropout.p) | (draws == draws.max(1, keepdims=True))
+        stays = (draws >= dropout.p) | (draws == draws.max(1, keepdims=True))
         return np.where(stays, asked, -1)
 
 
