@@ -125,7 +125,7 @@ def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     return np.stack([same, order[np.searchsorted(there[order], here[same])]], 1)
 
 
-def across(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
+def label_conflicts(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
     """Find samples of one content and two classes, neighbours in the order of contents: places, int64 (pairs, 2)."""
     order = np.argsort(prints, kind="stable")
     same = (prints[order][1:] == prints[order][:-1]) & (label[order][1:] != label[order][:-1])
@@ -154,13 +154,13 @@ def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
         said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in {whose}: {few(both)}"
         found.append(Shared("subjects", len(both), said, both))
     if len(pairs := copies(scored.prints, train.prints)):
-        words = told(scored, train, pairs)
+        words = sample_names(scored, train, pairs)
         said = f"{len(words)} of its {len(scored)} {scored.noun} are in {whose}: {few(words)}"
         found.append(Shared("copies", len(words), said, words))
     return found
 
 
-def told(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
+def sample_names(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
     """Return the names of pairs of samples: `a = b`."""
     return [f"{a} = {b}" for a, b in zip(here.names(pairs[:, 0]), there.names(pairs[:, 1]), strict=True)]
 
@@ -169,7 +169,7 @@ def told(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Looks:
+class Thumbnails:
     """Small grey pictures of rows of a packed set."""
 
     rows: np.ndarray
@@ -212,7 +212,7 @@ def edges(cells: np.ndarray) -> np.ndarray:
     return both / np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1)
 
 
-def chosen(packed: Packed, whole: bool = False) -> np.ndarray:
+def sampled_rows(packed: Packed, whole: bool = False) -> np.ndarray:
     """Return rows of a packed set that are looked at, int64 ascending: all, or a part that is the same in every run."""
     rows = len(packed)
     stored = packed.manifest["files"]["images.npy" if packed.store == "decoded" else "images.bin"]["bytes"]
@@ -223,12 +223,12 @@ def chosen(packed: Packed, whole: bool = False) -> np.ndarray:
     return np.sort(np.argpartition(words, most)[:most])
 
 
-def look(packed: Packed, cache: Path | None = None, whole: bool = False) -> Looks:
+def thumbnails(packed: Packed, cache: Path | None = None, whole: bool = False) -> Thumbnails:
     """Return the small grey pictures of a packed set, or of a bounded part of it; kept in the folder `cache`.
 
     A row that is damaged is left out and named.
     """
-    rows = chosen(packed, whole)
+    rows = sampled_rows(packed, whole)
     name = hashlib.sha256(f"{VERSION} {CELLS} {packed.digest} {len(rows)}".encode()).hexdigest()[:32]
     file = None if cache is None else cache / f"{name}.npz"
     if file is not None and (kept := _kept(file, rows)) is not None:
@@ -247,10 +247,10 @@ def look(packed: Packed, cache: Path | None = None, whole: bool = False) -> Look
                 except UserError as error:
                     good[place] = False
                     damaged.append(str(error))
-    looks = Looks(rows[good], np.concatenate(made), tuple(damaged))
+    small = Thumbnails(rows[good], np.concatenate(made), tuple(damaged))
     if file is not None and not damaged:
-        _keep(file, looks)
-    return looks
+        _keep(file, small)
+    return small
 
 
 def _cells_of(packed: Packed, rows: np.ndarray) -> np.ndarray:
@@ -266,23 +266,23 @@ def _bands(size: int) -> np.ndarray:
     return ((at >= begin) & (at < end)).astype(np.float32)
 
 
-def _kept(file: Path, rows: np.ndarray) -> Looks | None:
+def _kept(file: Path, rows: np.ndarray) -> Thumbnails | None:
     try:
         with np.load(file, allow_pickle=False) as kept:
-            looks = Looks(kept["rows"], kept["cells"])
+            small = Thumbnails(kept["rows"], kept["cells"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    fits = np.array_equal(looks.rows, rows) and looks.cells.shape == (len(rows), CELLS, CELLS)
-    return looks if fits and looks.cells.dtype == np.uint8 else None
+    fits = np.array_equal(small.rows, rows) and small.cells.shape == (len(rows), CELLS, CELLS)
+    return small if fits and small.cells.dtype == np.uint8 else None
 
 
-def _keep(file: Path, looks: Looks) -> None:
+def _keep(file: Path, small: Thumbnails) -> None:
     """Write to the cache; failing to is no error, since it is computed again."""
     aside = file.with_name(f".{uuid.uuid4().hex[:8]}.npz")
     with contextlib.suppress(OSError):
         make_private(file.parent)
         try:
-            np.savez(aside, rows=looks.rows, cells=looks.cells)
+            np.savez(aside, rows=small.rows, cells=small.cells)
             os.replace(aside, file)
         finally:
             aside.unlink(missing_ok=True)
@@ -292,7 +292,7 @@ def _keep(file: Path, looks: Looks) -> None:
 
 
 @dataclass(frozen=True)
-class Twins:
+class LookAlikes:
     """Pictures of one set that look like one of another, the most alike first."""
 
     here: np.ndarray
@@ -309,13 +309,13 @@ class Twins:
     """How many of them were too plain for it."""
 
 
-def twins(
+def look_alikes(
     here: np.ndarray,
     there: np.ndarray,
     label: tuple[np.ndarray, np.ndarray] | None = None,
     mirrored: bool = False,
     whole: bool = False,
-) -> Twins:
+) -> LookAlikes:
     """Find pictures, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
 
     With a `label` for each of both only pairs of different ones count: pictures of one look under two classes. `whole`:
@@ -337,7 +337,7 @@ def twins(
         alike[near], twin[near], flipped[near] = both[more], place[near], flip
     found = np.flatnonzero(alike >= ALIKE)
     found = found[np.argsort(-alike[found], kind="stable")]
-    return Twins(one[found], other[twin[found]], alike[found], flipped[found], len(one) + plain, plain)
+    return LookAlikes(one[found], other[twin[found]], alike[found], flipped[found], len(one) + plain, plain)
 
 
 def _worth(cells: np.ndarray) -> np.ndarray:

@@ -36,14 +36,8 @@ _Read = Callable[[Rows], None]
 def recognise(path: Path, split: str | None) -> Layout | None:
     """Find the published set at a folder; None where it has no known layout. Raises UserError for another split."""
     wanted = split or "train"
-    for known, kind, parts in (
-        (_is_orbench, "ORBench", _orbench),
-        (_is_sysu, "SYSU-MM01", _sysu),
-        (_is_market, "Market-1501", _market),
-        (_is_regdb, "RegDB", _regdb),
-        (_is_llcm, "LLCM", _llcm),
-    ):
-        if known(path):
+    for kind, parts, marks in _LAYOUTS:
+        if any(all((path / name).exists() for name in mark) for mark in marks):
             splits = parts(path)
             if wanted not in splits:
                 found = f"no such split of {kind}"
@@ -61,11 +55,6 @@ _Splits = dict[str, tuple[Path, tuple[Path, ...], _Read]]
 
 # ORBench: Zuo et al., "ReID5o: Achieving Omni Multi-modal Person Re-identification in a Single Model", NeurIPS 2025,
 # arXiv 2506.09385.
-
-
-def _is_orbench(path: Path) -> bool:
-    files = ("train_annos.json", "test_gallery_and_queries.json", "text_annos.json", "train/text_annos.json")
-    return any((path / file).is_file() for file in files)
 
 
 def _orbench(path: Path) -> _Splits:
@@ -219,10 +208,6 @@ def _person_of(where: str, path: str, modality: int) -> str:
 SYSU_INFRARED = frozenset({3, 6})
 
 
-def _is_sysu(path: Path) -> bool:
-    return (path / "exp").is_dir() and (path / "cam1").is_dir()
-
-
 def _sysu(path: Path) -> _Splits:
     train = tuple(path / "exp" / f"{name}_id.txt" for name in ("train", "val"))
     test = path / "exp" / "test_id.txt"
@@ -268,10 +253,6 @@ def _numbers(file: Path) -> list[str]:
 _MARKET = re.compile(r"(-1|[0-9]{4,9})_c([0-9]{1,4})[^0-9].*")
 
 
-def _is_market(path: Path) -> bool:
-    return (path / "bounding_box_train").is_dir() or (path / "bounding_box_test").is_dir()
-
-
 def _market(path: Path) -> _Splits:
     def train(rows: Rows) -> None:
         _read_market(rows, "bounding_box_train", EITHER)
@@ -307,10 +288,6 @@ def _read_market(rows: Rows, folder: str, role: int) -> None:
 # Cameras", Sensors 2017; the ten divisions of its 412 persons are those of Ye et al.
 
 
-def _is_regdb(path: Path) -> bool:
-    return any((path / "idx" / f"{split}_visible_1.txt").is_file() for split in ("train", "test"))
-
-
 def _regdb(path: Path) -> _Splits:
     def entry(split: str, trial: int) -> tuple[Path, tuple[Path, ...], _Read]:
         files = tuple(path / "idx" / f"{split}_{kind}_{trial}.txt" for kind in ("visible", "thermal"))
@@ -332,10 +309,6 @@ def _regdb(path: Path) -> _Splits:
 # Person Re-identification", CVPR 2023, arXiv 2303.14481.
 
 _LLCM = re.compile(r"_c([0-9]{1,4})_")
-
-
-def _is_llcm(path: Path) -> bool:
-    return (path / "idx" / "train_vis.txt").is_file() or (path / "test_vis").is_dir()
 
 
 def _llcm(path: Path) -> _Splits:
@@ -422,3 +395,17 @@ def _json(file: Path, kind: type) -> Any:
     if not isinstance(value, kind):
         raise UserError(str(file), f"a {type(value).__name__}", "a list" if kind is list else "a mapping of lists")
     return value
+
+
+_LAYOUTS: tuple[tuple[str, Callable[[Path], _Splits], tuple[tuple[str, ...], ...]], ...] = (
+    (
+        "ORBench",
+        _orbench,
+        (("train_annos.json",), ("test_gallery_and_queries.json",), ("text_annos.json",), ("train/text_annos.json",)),
+    ),
+    ("SYSU-MM01", _sysu, (("exp", "cam1"),)),
+    ("Market-1501", _market, (("bounding_box_train",), ("bounding_box_test",))),
+    ("RegDB", _regdb, (("idx/train_visible_1.txt",), ("idx/test_visible_1.txt",))),
+    ("LLCM", _llcm, (("idx/train_vis.txt",), ("test_vis",))),
+)
+"""Name of each layout, its reader, and groups of names one of which is there as a whole."""

@@ -169,7 +169,7 @@ def _table(path: Path, split: str | None, part: str) -> SceneSource:
 def _list(file: Path, root: Path) -> SceneSource:
     if not root.is_dir():
         raise UserError(str(root), "no folder", "where the paths of the list begin", "set data.root")
-    there = _There()
+    there = _FileListing()
     scenes: list[Scene] = []
     wrong: dict[str, list[str]] = {}
     first: dict[str, int] = {}
@@ -262,7 +262,7 @@ def _inside(name: str, root: Path) -> str | None:
     return pure.as_posix()
 
 
-class _There:
+class _FileListing:
     """Files that are there, by listing each folder once: asking file by file takes a network's disk minutes."""
 
     def __init__(self) -> None:
@@ -302,9 +302,10 @@ class _There:
 
 
 def _folder(root: Path, split: str | None, part: str) -> SceneSource:
-    for known, read in ((_is_cityscapes, _cityscapes), (_is_voc, _voc)):
-        if known(root):
-            return read(root, split, part)
+    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
+        return _cityscapes(root, split, part)
+    if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
+        return _voc(root, split, part)
     every = _pairs_of_folders(root, split)
     splits = {name: some for name, pairs in every.items() if (some := [p for p in pairs if all(map(_has_pictures, p))])}
     if not splits:
@@ -455,10 +456,6 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
     return found
 
 
-def _is_cityscapes(root: Path) -> bool:
-    return (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir()
-
-
 def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
     below, masks = _folders(root / "leftImg8bit"), _folders(root / "gtFine")
     both = {name: (below[name], masks[name]) for name in below if name in masks}
@@ -476,14 +473,10 @@ def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
 _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
 
 
-def _is_voc(root: Path) -> bool:
-    return (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir()
-
-
 def _voc(root: Path, split: str | None, part: str) -> SceneSource:
     lists = {file.stem: file for file in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
     name, file = _chosen(lists, split, part, root)
-    there = _There()
+    there = _FileListing()
     augmented = root / "SegmentationClassAug"
     masks = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
     scenes, gone = [], {"pictures not there": [], "masks not there": []}
