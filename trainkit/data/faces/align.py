@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from trainkit.data import folders
 from trainkit.errors import UserError
 
 TEMPLATE = np.asarray(
@@ -17,6 +17,9 @@ TEMPLATE = np.asarray(
 
 LANDMARKS = "landmarks5.json"
 """A file beside the identities: relative path of a picture to its five points."""
+
+LIMIT = 4 << 30
+"""Largest such file that is read, in bytes: some 200 for each picture."""
 
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -58,10 +61,7 @@ def align_face(pixels: np.ndarray, landmarks: np.ndarray, size: int, where: str)
 
 def read_landmarks(file: Path) -> dict[str, np.ndarray]:
     """Read five points (5, 2) by relative path. Raises UserError naming the first entry that is something else."""
-    try:
-        entries = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "a JSON mapping") from None
+    entries = folders.read_json(file, LIMIT, "a JSON mapping")
     if not isinstance(entries, dict):
         raise UserError(str(file), type(entries).__name__, "a mapping of paths to five points")
     points: dict[str, np.ndarray] = {}

@@ -6,7 +6,6 @@ are, or as file names call them, never by the numbers of an annotation: those be
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Layout, Rows
@@ -241,7 +241,8 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
 
 def _numbers(file: Path) -> list[str]:
     """Return persons of a file of numbers divided by commas, as four digits: their folders are called so."""
-    words = [word.strip() for word in _text(file).replace("\n", ",").split(",") if word.strip()]
+    text = folders.read_text(file, JSON_LIMIT, "a text file in UTF-8")
+    words = [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
     bad = [word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)]
     if bad or not words:
         raise UserError(str(file), f"{few(bad)}"[:200] if bad else "no numbers", "numbers divided by commas")
@@ -368,7 +369,7 @@ def _folder_of(where: str, path: str) -> str:
 
 def _listed(file: Path) -> Iterator[tuple[str, str]]:
     """Return the paths in lines `path number`, with their place in words."""
-    for n, line in enumerate(_text(file).split("\n"), start=1):
+    for n, line in enumerate(folders.read_text(file, JSON_LIMIT, "a text file in UTF-8").split("\n"), start=1):
         if not line.strip():
             continue
         path, space, number = line.strip().rpartition(" ")
@@ -377,21 +378,8 @@ def _listed(file: Path) -> Iterator[tuple[str, str]]:
         yield f"{file}, line {n}", path.strip()
 
 
-def _text(file: Path) -> str:
-    try:
-        if file.stat().st_size > JSON_LIMIT:
-            raise UserError(str(file), "more than 1 GB", "a list")
-        return file.read_text("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "a text file in UTF-8") from None
-
-
 def _json(file: Path, kind: type) -> Any:
-    text = _text(file)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "whole JSON") from None
+    value = folders.read_json(file, JSON_LIMIT, "whole JSON")
     if not isinstance(value, kind):
         raise UserError(str(file), f"a {type(value).__name__}", "a list" if kind is list else "a mapping of lists")
     return value

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -503,12 +502,7 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
 
 def _named(file: Path) -> Labels:
     """Return the classes that a `names.json` says: a list of names, or names each with a colour."""
-    try:
-        if file.stat().st_size > 1 << 20:
-            raise UserError(str(file), f"{file.stat().st_size} bytes", "a list of names")
-        said: Any = json.loads(file.read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "JSON") from None
+    said = folders.read_json(file, 1 << 20, "JSON")
     try:
         if isinstance(said, list) and all(isinstance(name, str) for name in said):
             return label_maps.numbered(said)

@@ -94,8 +94,33 @@ class SceneSet:
         return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen.tolist()))
 
 
+class _OfScenes:
+    """Members that crops and whole pictures have of their set."""
+
+    scenes: SceneSet
+
+    @property
+    def size(self) -> int:
+        """Number of pictures."""
+        return self.scenes.size
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of pictures, masks and names."""
+        return self.scenes.digest
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Pixels of each class in the whole pictures, int64 (classes,)."""
+        return self.scenes.counts[:-1]
+
+    def held(self) -> Held:
+        """Return what its pictures are compared with other sets by."""
+        return self.scenes.held()
+
+
 @dataclass(frozen=True, eq=False)
-class SceneCrops(TrainSplit):
+class SceneCrops(_OfScenes, TrainSplit):
     """Crops to train on, one of each picture in an epoch. What is cut is a function of seed, epoch and row.
 
     Keys: image, uint8 (B, 3, *crop), float32 after `on_device`; mask, uint8 (B, *crop); index, view; before `on_device`
@@ -113,31 +138,12 @@ class SceneCrops(TrainSplit):
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
-    @property
-    def size(self) -> int:
-        """Number of pictures."""
-        return self.scenes.size
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of pictures, masks and names."""
-        return self.scenes.digest
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Pixels of each class in the whole pictures, int64 (classes,)."""
-        return self.scenes.counts[:-1]
-
     @functools.cached_property
     def views(self) -> int:
         """1 where every crop is its whole picture, unchanged; else 0: they cannot be numbered."""
         block = self.augment
         still = block.scales == (1.0, 1.0) and (self.base == 1).all() and not block.flip and block.distort is None
         return 1 if still and (self.scenes.shapes == self.crop).all() else 0
-
-    def held(self) -> Held:
-        """Return what its pictures are compared with other sets by."""
-        return self.scenes.held()
 
     def cuts(self, rows: np.ndarray, epoch: int) -> Cuts:
         """Draw the cuts of `rows` in an epoch."""
@@ -193,7 +199,7 @@ def _cut_distance(maps: Distances, row: int, cuts: Cuts, i: int, out: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class WholeScenes(EvalSplit):
+class WholeScenes(_OfScenes, EvalSplit):
     """Whole pictures to be scored, at the size in which they are packed.
 
     Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, H, W); scales, float32 (B, S); mirrors,
@@ -220,29 +226,10 @@ class WholeScenes(EvalSplit):
         """One, where pictures differ in size; None: any number."""
         return None if (self.scenes.shapes == self.scenes.shapes[0]).all() else 1
 
-    @property
-    def size(self) -> int:
-        """Number of pictures."""
-        return self.scenes.size
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of pictures, masks and names."""
-        return self.scenes.digest
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Pixels of each class, int64 (classes,)."""
-        return self.scenes.counts[:-1]
-
     @functools.cached_property
     def protocol(self) -> ScenesProtocol:
         """Names of pictures and classes."""
         return ScenesProtocol(self.scenes.ids, self.scenes.names, self.kind, self.scenes.colours)
-
-    def held(self) -> Held:
-        """Return what its pictures are compared with other sets by."""
-        return self.scenes.held()
 
     def some(self, most: int) -> WholeScenes:
         """Return at most so many of the pictures, spread evenly over the set."""
