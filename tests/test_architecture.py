@@ -107,7 +107,6 @@ def test_packages_define_nothing_in_their_init():
 
 
 CYCLES = {
-    "data.scenes": {"dataset", "verify"},
     "tracking": {"upload_process", "upload_queue"},
     "training": {"best", "nonfinite", "rollback", "run_logger", "state"},
 }

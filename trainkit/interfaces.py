@@ -83,6 +83,17 @@ class Source:
     recipe: str | None = None
 
 
+class RowOrder(Protocol):
+    """Rows of one epoch, int64 (updates, batch_size): an array, or what computes parts of one when asked for them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Updates, and rows of each."""
+        ...
+
+    def __getitem__(self, key: tuple[int, slice], /) -> np.ndarray: ...
+
+
 class Split(Protocol):
     """A set of samples to train on or to evaluate on."""
 
@@ -97,7 +108,7 @@ class Split(Protocol):
     at_once: int | None
     """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+    def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Sample rows of one epoch in training order, int64, (updates, batch_size), the same on every rank.
 
         Only `order[update, first:last]` is asked, so what computes its rows when they are asked for will do. A pure

@@ -543,7 +543,7 @@ DOORS: dict[str, set[str]] = {
                         "data/formats/image_decode.py simplejpeg.decode_jpeg",
                         "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
-    "scene_sources._named": {"data/scenes/sources.py json.loads"},
+    "scene_sources._named": {"data/folders.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/sources.py csv.reader"},
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py pickletools.genops"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile", "data/formats/nifti.py numpy.frombuffer"},
@@ -557,11 +557,11 @@ DOORS: dict[str, set[str]] = {
                           "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream",
                           "data/formats/arrow_tables.py json.loads"},
     "people_sources.find": {"data/people/sources.py csv.reader", "data/people/sources.py pyarrow.parquet.ParquetFile"},
-    "people by JSON": {"data/people/layouts.py json.loads"},
+    "people by JSON": {"data/folders.py json.loads"},
     "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
     "templates.load_npz": {"data/formats/ijb.py zipfile.ZipFile", "data/formats/ijb.py numpy.load"},
     "pairs.read_csv": {"data/formats/pairs_csv.py csv.reader"},
-    "align.read_landmarks": {"data/faces/align.py json.loads"},
+    "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/storage/hashed_folder.py numpy.lib.format.open_memmap"},
     "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/image_store.py numpy.memmap"},
@@ -580,6 +580,7 @@ DOORS: dict[str, set[str]] = {
 }  # fmt: skip
 """By which door payloads come to a call: `file call`."""
 REASONS = {
+    "a file of this package": {"data/scenes/label_maps.py json.loads"},
     "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
     "memory of this program's own processes, and what they tell each other": {
         "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap",

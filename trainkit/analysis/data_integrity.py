@@ -24,7 +24,7 @@ from PIL import Image
 
 from trainkit.config.run_request import Order, load
 from trainkit.data import leakage
-from trainkit.data.leakage import Held, Looks
+from trainkit.data.leakage import Held, Thumbnails
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
 from trainkit.paths import make_private
@@ -299,10 +299,10 @@ def _examined(
     sets: Mapping[str, tuple[str, Held]], cache: Path | None, whole: bool
 ) -> tuple[list[Finding], dict[str, int]]:
     """The findings in all sets, and how many pictures of each were looked at."""
-    looks: dict[str, Looks] = {}
+    looks: dict[str, Thumbnails] = {}
     for _, one in sets.values():
         if one.packed is not None and one.packed.digest not in looks:
-            looks[one.packed.digest] = leakage.look(one.packed, cache, whole)
+            looks[one.packed.digest] = leakage.thumbnails(one.packed, cache, whole)
     seen = {name: _Seen.of(one, looks) for name, (_, one) in sets.items()}
     train, findings, before = sets["train"][1], [], {}
     for name, (digest, one) in sets.items():
@@ -327,7 +327,7 @@ class _Seen:
     cells: np.ndarray
 
     @staticmethod
-    def of(one: Held, looks: Mapping[str, Looks]) -> _Seen:
+    def of(one: Held, looks: Mapping[str, Thumbnails]) -> _Seen:
         if one.packed is None or one.rows is None:
             return _Seen(np.empty(0, np.int64), np.empty((0, leakage.CELLS, leakage.CELLS), np.uint8))
         return _Seen(*looks[one.packed.digest].of(one.rows))
@@ -361,7 +361,7 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
     if not (len(seen.places) and len(trained.places)):
         said = f"its {one.noun} were not looked at, only compared by their content"
         return _finding(where, "look-alikes", "unknown", 0, 0, said)
-    twins = leakage.twins(seen.cells, trained.cells, mirrored=True, whole=whole)
+    twins = leakage.look_alikes(seen.cells, trained.cells, mirrored=True, whole=whole)
     pairs = np.stack([seen.places[twins.here], trained.places[twins.there]], 1)
     other = one.prints[pairs[:, 0]] != train.prints[pairs[:, 1]]
     pairs, of = pairs[other], f"{twins.compared} {one.noun}"
@@ -373,7 +373,7 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
     if not len(pairs):
         said = f"none of {of} looks like one in {whose}"
         return _finding(where, "look-alikes", "ok", 0, twins.compared, said)
-    words = leakage.told(one, train, pairs[:_EXAMPLES])
+    words = leakage.sample_names(one, train, pairs[:_EXAMPLES])
     how = zip(words, twins.alike[other].tolist(), twins.mirrored[other].tolist(), strict=False)
     words = [f"{word} ({alike:.3f}{', mirrored' if flip else ''})" for word, alike, flip in how]
     said = f"{len(pairs)} of {of} look like one in {whose}: {_listed(words, len(pairs))}"
@@ -409,13 +409,13 @@ def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Fi
     if one.label is None:
         return
     label = one.label[seen.places]
-    twins = leakage.twins(seen.cells, seen.cells, (label, label), whole=whole)
+    twins = leakage.look_alikes(seen.cells, seen.cells, (label, label), whole=whole)
     alike = np.stack([seen.places[twins.here], seen.places[twins.there]], 1)
     alike = alike[one.prints[alike[:, 0]] != one.prints[alike[:, 1]]]
     alike = np.unique(np.sort(alike, 1), axis=0)  # each of two is found for the other
-    same = leakage.across(one.prints, one.label)
+    same = leakage.label_conflicts(one.prints, one.label)
     for check, pairs, of in (("two classes", same, len(one)), ("two classes, by look", alike, twins.compared)):
-        words = leakage.told(one, one, pairs[:_EXAMPLES])
+        words = leakage.sample_names(one, one, pairs[:_EXAMPLES])
         listed = f": {_listed(words, len(pairs))}" if words else ""
         said = f"{len(pairs)} pairs of {one.noun} that {'are' if pairs is same else 'look'} the same "
         said += f"stand under two classes{listed}"

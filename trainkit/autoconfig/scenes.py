@@ -15,7 +15,7 @@ import numpy as np
 from trainkit.autoconfig import fit
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
-from trainkit.data import hub, sources
+from trainkit.data import hub
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
@@ -23,7 +23,8 @@ from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.size_checks import LEAST
 from trainkit.data.scenes.sources import SceneSource
-from trainkit.data.scenes.verify import Set
+from trainkit.data.scenes.verify import NamedSet
+from trainkit.data.split import Holdout
 from trainkit.data.storage.import_images import threads
 from trainkit.data.storage.map_store import each
 from trainkit.errors import UserError, few, number_of
@@ -56,7 +57,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     source = scene_sources.open_scenes(train)
     some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
     labels = source.labels or _guessed(some)
-    looked = verify.look(Set(train, some, labels), decode=False)
+    looked = verify.audit_files(NamedSet(train, some, labels), decode=False)
     if looked.damage:
         found = looked.damage[0]
         found += "\n" if "\n" in found else ""
@@ -161,7 +162,7 @@ def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[
     if len(files) < 2:
         raise UserError(source.where, number_of(len(files), "pictures"), "2 or more: one to train on, another to score")
     root = Path(os.path.commonpath([path.parent for pair in files for path in pair]))
-    held = set(sources.held_out(source.ids(), SCORED, seed, ("picture", "pictures")).tolist())
+    held = set(Holdout(SCORED, "picture", "pictures").choose(source.ids(), seed).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}
     for row, pair in enumerate(files):
         part = "val" if row in held else "train"

@@ -230,8 +230,8 @@ def test_an_empty_set_and_a_missing_one(tmp_path):
     people_sets.write_csv(tmp_path / "index.csv", [])
     with pytest.raises(UserError, match="no records"):
         indexed(str(tmp_path))
-    assert "does not exist" in people_index.missing(str(tmp_path / "gone#train"))
-    assert people_index.missing(f"{tmp_path}#train") is None
+    assert "does not exist" in sources.missing(str(tmp_path / "gone#train"))
+    assert sources.missing(f"{tmp_path}#train") is None
 
 
 def path_of_index(root: str) -> Path:

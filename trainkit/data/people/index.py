@@ -1,4 +1,4 @@
-"""What a set of people holds, as arrays: scanned once, kept in the cache, reopened in milliseconds.
+"""Index of a set of people, as arrays: scanned once, kept in the cache, reopened in milliseconds.
 
 A folder with
 
@@ -58,7 +58,7 @@ _FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts
 
 
 def indexed(text: str, part: str = "train") -> PeopleIndex:
-    """The index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
+    """Return the index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
 
     Processes that start together scan once. Raises UserError at the first mistake in the set, naming file and row.
     """
@@ -97,18 +97,13 @@ def indexed(text: str, part: str = "train") -> PeopleIndex:
 
 
 def _key(first: str, stamps: Mapping[str, str]) -> str:
-    """Names the index of a set by its annotations and by when each of its folders last changed."""
+    """Name the index of a set by its annotations and by when each of its folders last changed."""
     text = "".join(f"\n{folder} {when}" for folder, when in stamps.items())
     return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
-def missing(text: str) -> str | None:
-    """A sentence about a set that a recipe names and that is not there yet."""
-    return sources.missing(text)
-
-
 def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """One SHA-256 for an index, from the hashes of its files."""
+    """Compute one SHA-256 for an index, from the hashes of its files."""
     lines = [FORMAT, str(VERSION), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -116,6 +111,20 @@ def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
 class PeopleIndex(hashed_folder.Hashed):
     """The index of a set of people, opened for reading; arrays are mapped, names and texts read when asked for."""
 
+    kind: str
+    """Its layout in words."""
+    where: str
+    """The set in words, with its split."""
+    root: str
+    """Where the paths of pictures begin."""
+    hides: Literal["person", "place"]
+    """Records that a query does not meet in its own `place`: those of its person, or (SYSU-MM01) of anybody."""
+    by_person: bool
+    """True where its protocol counts persons in place of gallery records for CMC."""
+    trials: Literal["none", "sysu"]
+    """`sysu` where its protocol draws galleries, as SYSU-MM01's does."""
+    seconds: float
+    """Seconds that the scan took."""
     person: np.ndarray
     """int32 (records,), a place in `persons`; -1 for a distractor."""
     camera: np.ndarray
@@ -138,41 +147,6 @@ class PeopleIndex(hashed_folder.Hashed):
         return self.manifest["records"]
 
     @property
-    def kind(self) -> str:
-        """Its layout in words."""
-        return self.manifest["kind"]
-
-    @property
-    def where(self) -> str:
-        """The set in words, with its split."""
-        return self.manifest["where"]
-
-    @property
-    def root(self) -> Path:
-        """Where the paths of pictures begin."""
-        return Path(self.manifest["root"])
-
-    @property
-    def hides(self) -> Literal["person", "place"]:
-        """What a query does not meet in its own `place`: records of its person, or (SYSU-MM01) of anybody."""
-        return self.manifest["hides"]
-
-    @property
-    def by_person(self) -> bool:
-        """Whether its protocol counts persons in place of gallery records for CMC."""
-        return self.manifest["by_person"]
-
-    @property
-    def trials(self) -> Literal["none", "sysu"]:
-        """Whether its protocol draws galleries, as SYSU-MM01's does."""
-        return self.manifest["trials"]
-
-    @property
-    def seconds(self) -> float:
-        """What the scan took."""
-        return self.manifest["seconds"]
-
-    @property
     def memory(self) -> int:
         """Bytes of its arrays when all are in memory, without ids and texts."""
         return sum(getattr(self, name).nbytes for name in _ARRAYS) + self._queries.nbytes
@@ -193,23 +167,23 @@ class PeopleIndex(hashed_folder.Hashed):
         return np.where(self.modality == TEXT, -1, np.arange(len(self))).astype(np.int32)
 
     def ids(self) -> list[str]:
-        """The name of every record: the path of a picture below `root`, a name for each caption."""
+        """Return the name of every record: the path of a picture below `root`, a name for each caption."""
         return self._lines("ids.txt")
 
     def texts(self) -> list[str]:
-        """The words of every record; empty for pictures."""
+        """Return the words of every record; empty for pictures."""
         return [""] * int(np.count_nonzero(self.modality != TEXT)) + self._lines("texts.txt")
 
     def lists(self) -> dict[str, np.ndarray]:
-        """Queries that the set itself gives, int32 (queries, 5) by name in its order; empty where it gives none."""
+        """Return the queries that the set gives, int32 (queries, 5) by name in its order; empty where it gives none."""
         found, begin = {}, 0
         for name, count in self.manifest["lists"]:
             found[name], begin = np.asarray(self._queries[begin : begin + count]), begin + count
         return found
 
     def pictures(self) -> Source:
-        """The pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
-        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.manifest["root"]
+        """Return the pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
+        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.root
 
         def records() -> Iterator[Record]:
             names = (*self.persons, people_records.DISTRACTOR)  # -1 is the last
@@ -238,6 +212,8 @@ class PeopleIndex(hashed_folder.Hashed):
             raise hashed_folder.unreadable(self.path / name, error) from None
 
     def _map(self) -> None:
+        for name in ("kind", "where", "root", "hides", "by_person", "trials", "seconds"):
+            setattr(self, name, self.manifest[name])
         for name in _ARRAYS:
             setattr(self, name, hashed_folder.mapped(self.path / f"{name}.npy"))
         self._queries = hashed_folder.mapped(self.path / "queries.npy")
@@ -336,7 +312,7 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
 
 
 def _numbered(names: list[str | None]) -> tuple[list[str], np.ndarray]:
-    """The names in their order, and of each entry its number, int32; -1 for none."""
+    """Return the names in their order, and of each entry its number, int32; -1 for none."""
     distinct = sorted({name for name in names if name is not None})
     number: dict[str | None, int] = {name: n for n, name in enumerate(distinct)}
     number[None] = -1

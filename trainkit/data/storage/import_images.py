@@ -294,7 +294,7 @@ def oddities(data: Packed) -> list[str]:
         missing = np.flatnonzero(counts == 0)
         if len(missing):
             notes.append(f"{len(missing)} of {data.classes} classes have no picture: {few(names[i] for i in missing)}")
-        pairs = leakage.across(np.asarray(data.contents()), np.asarray(data.labels))
+        pairs = leakage.label_conflicts(np.asarray(data.contents()), np.asarray(data.labels))
         if len(pairs):
             ids = data.ids()
             listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
