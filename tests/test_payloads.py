@@ -527,7 +527,7 @@ PARSERS = {
 }  # fmt: skip
 ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_stream", "open_file", "memory_map",
         "read_csv", "frombuffer", "decode_jpeg", "read_feather", "load_model", "download_artifacts", "imread",
-        "from_pretrained", "RestrictedUnpickler", "Unpickler",
+        "from_pretrained", "RestrictedUnpickler", "Unpickler", "array_from_file",
         "load_state_dict_from_url")  # fmt: skip
 """Calls that make something of the bytes of a file, by full name or by their last word."""
 
@@ -544,7 +544,8 @@ DOORS: dict[str, set[str]] = {
     "scene_sources._named": {"data/scenes/sources.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/sources.py csv.reader"},
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler"},
-    "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile", "data/formats/nifti.py numpy.frombuffer"},
+    "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
+                         "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
     "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
     "volume_sources._table": {"data/volumes/sources.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
