@@ -362,11 +362,9 @@ def _mend_manifest(path: Path, name: str) -> None:
                 "bytes": (path / name).stat().st_size,
                 "sha256": hashed_folder.sha256(path / name),
             }
-            if manifest["format"] == image_store.FORMAT:
-                manifest["digest"] = image_store.digest_of(manifest["files"], image_store._shape(manifest))
-            else:
-                of = volume_store if manifest["format"] == volume_store.FORMAT else mask_store
-                manifest["digest"] = of.digest_of(manifest)
+            kinds = image_store.Packed, volume_store.PackedVolumes, mask_store.PackedMasks
+            kind = next(kind for kind in kinds if kind.FORM.format == manifest["format"])
+            manifest["digest"] = kind.digest_of(manifest)
             file.write_text(json.dumps(manifest))
 
 
@@ -563,10 +561,9 @@ DOORS: dict[str, set[str]] = {
     "align.read_landmarks": {"data/faces/align.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/storage/hashed_folder.py numpy.lib.format.open_memmap"},
-    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/image_store.py numpy.memmap"},
-    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer",
-                      "data/storage/map_store.py numpy.memmap"},
-    "volumes, packed": {"data/storage/volume_store.py json.loads", "data/storage/volume_store.py numpy.memmap"},
+    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/hashed_folder.py numpy.memmap"},
+    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer"},
+    "volumes, packed": {"data/storage/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
     "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/storage.py json.loads"},
     "an export": {"export/export.py json.loads"},
