@@ -102,9 +102,9 @@ def compress(values: np.ndarray) -> bytes:
     return zlib.compress(np.ascontiguousarray(values, np.uint8).data, LEVEL)
 
 
-def each(function: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:
-    """Yield the results of `function` in the order of items, by so many threads and with few items in memory."""
+def each(function: Callable[[Item], Made], items: Iterable[Item], threads: int, waiting: int = 4) -> Iterator[Made]:
+    """Yield the results of `function` in the order of items, by `threads`, each with `waiting` items in memory."""
     items = iter(items)
     with ThreadPoolExecutor(threads) as pool:
-        while chunk := list(islice(items, 4 * threads)):
+        while chunk := list(islice(items, waiting * threads)):
             yield from pool.map(function, chunk)
