@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Write a text file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
+def write_aside(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
     out = path.with_name(f".{path.name}.new")
     try:
-        with open(out, "w", encoding="utf-8", opener=through_no_link) as file:
-            file.write(text)
+        with open(out, "wb", opener=through_no_link) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(out, path)

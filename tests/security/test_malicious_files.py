@@ -364,11 +364,9 @@ def _mend_manifest(path: Path, name: str) -> None:
                 "bytes": (path / name).stat().st_size,
                 "sha256": hashed_folder.sha256(path / name),
             }
-            if manifest["format"] == image_store.FORMAT:
-                manifest["digest"] = image_store.digest_of(manifest["files"], image_store._shape(manifest))
-            else:
-                of = volume_store if manifest["format"] == volume_store.FORMAT else mask_store
-                manifest["digest"] = of.digest_of(manifest)
+            kinds = image_store.Packed, volume_store.PackedVolumes, mask_store.PackedMasks
+            kind = next(kind for kind in kinds if kind.FORM.format == manifest["format"])
+            manifest["digest"] = kind.digest_of(manifest)
             file.write_text(json.dumps(manifest))
 
 
@@ -529,7 +527,7 @@ PARSERS = {
 }  # fmt: skip
 ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_stream", "open_file", "memory_map",
         "read_csv", "frombuffer", "decode_jpeg", "read_feather", "load_model", "download_artifacts", "imread",
-        "from_pretrained",
+        "from_pretrained", "RestrictedUnpickler", "Unpickler", "array_from_file",
         "load_state_dict_from_url")  # fmt: skip
 """Calls that make something of the bytes of a file, by full name or by their last word."""
 
@@ -545,8 +543,9 @@ DOORS: dict[str, set[str]] = {
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
     "scene_sources._named": {"data/folders.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/sources.py csv.reader"},
-    "insightface_bin.read_bin": {"data/formats/insightface_bin.py pickletools.genops"},
-    "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile", "data/formats/nifti.py numpy.frombuffer"},
+    "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler"},
+    "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
+                         "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
     "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
     "volume_sources._table": {"data/volumes/sources.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
@@ -564,10 +563,9 @@ DOORS: dict[str, set[str]] = {
     "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/storage/hashed_folder.py numpy.lib.format.open_memmap"},
-    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/image_store.py numpy.memmap"},
-    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer",
-                      "data/storage/map_store.py numpy.memmap"},
-    "volumes, packed": {"data/storage/volume_store.py json.loads", "data/storage/volume_store.py numpy.memmap"},
+    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/hashed_folder.py numpy.memmap"},
+    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer"},
+    "volumes, packed": {"data/storage/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
     "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/storage.py json.loads"},
     "an export": {"export/export.py json.loads"},

@@ -11,7 +11,7 @@ import numpy as np
 from trainkit.autoconfig import fit
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
-from trainkit.data.formats import nifti
+from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.import_images import threads
@@ -53,7 +53,7 @@ def look(source: VolumeSource) -> Looked:
     """
     headers = list(each(lambda case: nifti.read_header(case.image), source.cases, threads()))
     axes = importer.order(headers)
-    grids = [nifti.orientation(header.affine, axes) for header in headers]
+    grids = [volume_grid.orientation(header.affine, axes) for header in headers]
     shapes = [[header.shape[axis] for axis in grid.order] for header, grid in zip(headers, grids, strict=True)]
     spacings = [grid.spacing(header) for header, grid in zip(headers, grids, strict=True)]
     return Looked(axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64))

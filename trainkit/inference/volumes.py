@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from trainkit.data.formats.nifti import Header
+    from trainkit.data.formats.nifti_header import Header
     from trainkit.data.volumes.preprocess import Preparation, Prepared
     from trainkit.data.volumes.sources import Case
     from trainkit.distributed.runtime import Machine
@@ -78,13 +78,13 @@ def _headers(cases: tuple[Case, ...]) -> tuple[dict[str, Header], list[str], lis
 
 def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Meta) -> list[str]:
     """Write a sentence where volumes that are not resampled have another spacing than those of the training."""
-    from trainkit.data.formats import nifti
+    from trainkit.data.formats import volume_grid
 
     if how.spacing is not None:
         return []
     off = {}
     for id, header in headers.items():
-        spacing = nifti.orientation(header.affine, how.axes).spacing(header)
+        spacing = volume_grid.orientation(header.affine, how.axes).spacing(header)
         if max(max(a / b, b / a) for a, b in zip(spacing, meta.spacing, strict=True)) > COARSER:
             off[id] = spacing
     if not off:

@@ -31,7 +31,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from trainkit.data.people import sources
 from trainkit.data.people.records import Layout, Rows
 from trainkit.data.record import Record, Source
 from trainkit.data.storage import cache, hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, TEXT
 
@@ -102,14 +102,10 @@ def _key(first: str, stamps: Mapping[str, str]) -> str:
     return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
-def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Compute one SHA-256 for an index, from the hashes of its files."""
-    lines = [FORMAT, str(VERSION), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-class PeopleIndex(hashed_folder.Hashed):
+class PeopleIndex(HashedFolder):
     """The index of a set of people, opened for reading; arrays are mapped, names and texts read when asked for."""
+
+    FORM = Form(FORMAT, VERSION, "an index of people")
 
     kind: str
     """Its layout in words."""
@@ -140,8 +136,24 @@ class PeopleIndex(hashed_folder.Hashed):
 
     def __init__(self, path: Path | str):
         """Open and check: sizes and hashes of the files, shapes, ranges. Raises UserError."""
-        super().__init__(Path(path), _read_manifest(Path(path)))
+        super().__init__(path)
         self._check_arrays()
+
+    @classmethod
+    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+        """Return nothing: its files say all."""
+        return []
+
+    def _check_manifest(self, manifest: dict[str, Any]) -> Sequence[str]:
+        kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
+        kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
+        for key, kind in kinds.items():
+            self.refuse_entries(manifest, {key: type(manifest.get(key)) is not kind}, kind.__name__)
+        for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
+            self.refuse_entries(manifest, {key: manifest[key] not in words}, " or ".join(words))
+        if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
+            raise self.damaged("manifest.json", "lists of another form", "names and counts")
+        return _FILES
 
     def __len__(self) -> int:
         return self.manifest["records"]
@@ -245,28 +257,6 @@ class PeopleIndex(hashed_folder.Hashed):
             raise UserError(str(self.path), "arrays that do not fit each other", remedy=REBUILD)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "an index of people", "trainkit")
-    hashed_folder.check_entries(path, manifest, _FILES)
-    hashed_folder.check_digest(path, manifest, digest_of(manifest["files"]))
-    kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
-    kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
-    for key, kind in kinds.items():
-        if type(manifest.get(key)) is not kind:
-            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, REBUILD)
-    for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
-        if manifest[key] not in words:
-            raise UserError(str(path / "manifest.json"), f"{key}: {manifest[key]!r}"[:200], " or ".join(words), REBUILD)
-    if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
-        raise UserError(str(path / "manifest.json"), "lists of another form", "names and counts", REBUILD)
-    return manifest
-
-
-class _Writer(hashed_folder.Aside):
-    def finish(self, manifest: dict[str, Any]) -> None:
-        self._publish(manifest, lambda whole: digest_of(whole["files"]))
-
-
 def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
     """Bring records into their order, and write them as arrays."""
     if not len(rows):
@@ -292,23 +282,23 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
         "queries": moved[np.asarray([q for some in rows.lists.values() for q in some], np.int32).reshape(-1, 5)],
     }
     texts = [rows.text[row] for row in order.tolist() if rows.modality[row] == TEXT]
-    with _Writer(folder, ()) as writer:
+    with FolderWriter(folder) as writer:
         for name, array in arrays.items():
-            np.save(writer.folder / f"{name}.npy", array, allow_pickle=False)
+            writer.save(f"{name}.npy", array)
         lines = {"ids.txt": [rows.ids[row] for row in order.tolist()], "texts.txt": texts}
         for name, every in lines.items():
             text = "".join(f"{line}\n" for line in every)
             (writer.folder / name).write_text(text, "utf-8", newline="")
         names = json.dumps({"persons": persons, "cameras": cameras}, ensure_ascii=True)
         (writer.folder / "names.json").write_text(names, "utf-8")
-        manifest = {"format": FORMAT, "version": VERSION, "kind": layout.kind, "where": layout.where}
+        manifest: dict[str, Any] = {"kind": layout.kind, "where": layout.where}
         manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
         manifest |= {"records": len(rows), "persons": len(persons), "hides": rows.hides}
         manifest |= {"by_person": rows.by_person, "trials": rows.trials}
         manifest["modalities"] = dict(zip(MODALITIES, np.bincount(modality, minlength=5).tolist(), strict=True))
         manifest["lists"] = [[name, len(some)] for name, some in rows.lists.items()]
         manifest["seconds"] = time.perf_counter() - begin
-        writer.finish(manifest)
+        writer.publish(PeopleIndex, manifest)
 
 
 def _numbered(names: list[str | None]) -> tuple[list[str], np.ndarray]:
