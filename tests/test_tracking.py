@@ -1053,10 +1053,10 @@ class Kept:
 def witness_of(tracker, main=True):
     from types import SimpleNamespace
 
-    from trainkit.training.run_logger import Witness
+    from trainkit.training.run_logger import RunLogger
 
     recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None)
-    return Witness(recipe, "", "", None, tracker, main, lambda: False)
+    return RunLogger(recipe, None, tracker, main)
 
 
 def test_the_terminal_shows_scores_of_all_classes_together(capsys):

@@ -134,8 +134,10 @@ def _run(
     from trainkit.analysis import data_integrity, promote, run_summary
     from trainkit.diagnostics import throughput_limits
     from trainkit.speed import cost
-    from trainkit.training import plan, trainer
-    from trainkit.training.run_logger import Witness
+    from trainkit.training import plan
+    from trainkit.training.checkpointer import Resume
+    from trainkit.training.run_logger import RunLogger
+    from trainkit.training.trainer import Trainer
 
     with stop.at_once():
         machine.configure(recipe)
@@ -170,40 +172,32 @@ def _run(
         checkpoint_path,
         replayed,
     ):
-        witness = Witness(
+        logger = RunLogger(
             recipe,
-            recipe_hash,
-            loader.dump(recipe),
             folder,
             tracker,
             machine.main,
-            stop,
-            {name: need.file for name, need in needs.items()},
-            replayed,
-            checkpoint_path,
-            order.elastic,
             source=os.path.relpath(order.path),
-            outputs=store.home / "outputs",
             changed=lineage.note(folder),
-            allotted=cost.allotted(machine),
+            rates=cost.allotted(machine),
             watch=watch,
             began=began,
         )
         again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
-        witness.say(f"run {folder.name}{again}")
-        try:
-            with stop.at_once():  # until the loop has something to save
-                data_integrity.note(checked, data, tracker, witness.say)
-                witness.ceilings = throughput_limits.ensure(
-                    recipe, data, machine, store, witness.found, witness.say, stop
-                )
-                throughput_limits.note(witness, resuming)
-                outcome = trainer.train(recipe, data, machine, witness)
-        finally:
-            witness.close()
+        logger.say(f"run {folder.name}{again}")
+        weights = {name: need.file for name, need in needs.items()}
+        with stop.at_once():  # until there is something to save
+            data_integrity.note(checked, data, tracker, logger.say)
+            logger.limits = throughput_limits.ensure(recipe, data, machine, store, weights, logger.say, stop)
+            throughput_limits.note(logger, resuming)
+            resume, cache = Resume(checkpoint_path, replayed, order.elastic), store.home / "outputs"
+            with Trainer(
+                recipe, data, machine, logger, weights=weights, resume=resume, cache=cache, stop=stop
+            ) as trainer:
+                outcome = trainer.fit()
         if machine.main:
             with contextlib.nullcontext() if outcome.status == "KILLED" else stop.at_once():
-                run_summary.write(witness, outcome, hurried=stop.told)
+                run_summary.write(logger, outcome, hurried=stop.told)
             # Before the end is said: a finished run is used in place of another by its key.
             folder.update(data_digest=data.meta.digest, key=key, program=program)
             if outcome.status == "FINISHED" and parent is None:
@@ -212,12 +206,12 @@ def _run(
             tracker.finish(outcome.status)
             with contextlib.suppress(UserError, OSError):  # nor does another job go on with it while it is promoted
                 folder.claim()
-            witness.say(run_summary.table(witness, outcome, store))
+            logger.say(run_summary.table(logger, outcome, store))
             # Of runs that belong together, such as folds, none speaks for all.
             if recipe.promote and outcome.status == "FINISHED" and parent is None:
-                witness.say(promote.at_end(store, folder, recipe.promote))
+                logger.say(promote.at_end(store, folder, recipe.promote))
             if tracker.remains:
-                witness.say(f"left   {tracker.remains}")
+                logger.say(f"left   {tracker.remains}")
             folder.leaving.unlink(missing_ok=True)
             folder.release()
     machine.wait()
@@ -254,7 +248,7 @@ def _tracked(
     from trainkit.experiments import post_mortem
     from trainkit.tracking.tracker import Silent, Tracker
     from trainkit.training.plan import evaluated
-    from trainkit.training.run_logger import refused
+    from trainkit.training.run_logger import RunLogger
 
     tracker: Any = Silent()
 
@@ -284,7 +278,7 @@ def _tracked(
             if need.new:  # made for this run: MLflow shows it beneath
                 tracker.adopt(need.run.name)
         decided = tracker.cut_back(position).decided if resuming else []
-        refused(tracker, problems, lambda text: print(visible(text), flush=True))
+        RunLogger(recipe, folder, tracker, main=True).refused_checkpoints(problems)
         if ended:
             print(visible(ended), flush=True)
             tracker.event(0, "died", {"said": ended})

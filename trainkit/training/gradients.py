@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 
 import torch
@@ -14,26 +16,26 @@ from trainkit.training import optimizer as optim
 from trainkit.training.plan import Plan
 
 
-def _finish_gradients(
+def finish_gradients(
     machine: Machine,
     params: Mapping[str, nn.Parameter],
     plan: Plan,
     losses: list[Loss],
     settings: Optim,
-    apart: bool = False,
+    local: bool = False,
 ) -> Tensor:
     """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device.
 
-    `apart`: they are those of each process, and averaged here.
+    `local`: they are those of each process, and averaged here.
     """
     grads = [grad for p in params.values() if (grad := p.grad) is not None]
     if len(grads) < len(params):
         optim.refuse_idle(params)
-    if apart:
+    if local:
         machine.average(grads)
     if machine.accelerator.scaler is not None:
         machine.accelerator.unscale_gradients()
-    weight = sum(loss.weight for loss in losses)
+    weight = functools.reduce(operator.add, (loss.weight for loss in losses))
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
         torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
     elif weight != plan.batch_size / plan.world:

@@ -11,7 +11,7 @@ from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
 
 
-class Tally:
+class LossMeter:
     """Running sums of one process since the last log line. Part of a checkpoint: a line may span an interruption."""
 
     def __init__(self, machine: Machine):

@@ -74,12 +74,6 @@ def layer_scales(net: nn.Module, decay: float) -> dict[str, float]:
     return scales
 
 
-def forget(params: Mapping[str, nn.Parameter]) -> None:
-    """Let gradients go."""
-    for p in params.values():
-        p.grad = None
-
-
 def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
     """End a run in which parameters get no gradient: a head that no loss sees is dead weight, and hangs DDP."""
     idle = [name for name, p in params.items() if p.grad is None]

@@ -44,7 +44,7 @@ from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.interfaces import Batch, Parts, Split
 from trainkit.paths import make_private
-from trainkit.training.run_logger import Witness
+from trainkit.training.run_logger import RunLogger
 
 IN_MEMORY = 1 << 30
 """Largest table that is kept on the device unless a task asks otherwise, in bytes of float32."""
@@ -80,9 +80,19 @@ class Outputs:
     """Compute some of what an epoch will use again. Raises UserError, on every rank, where it does not agree."""
 
 
-def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: int) -> Outputs:
-    """The outputs of `parts.tabulated` for a split, computed or found. Every rank takes part.
+def outputs(
+    parts: Parts,
+    split: Split,
+    machine: Machine,
+    logger: RunLogger,
+    seed: int,
+    store: Path | None,
+    stopping: Callable[[], bool],
+) -> Outputs:
+    """Find or compute the outputs of `parts.tabulated` for a split. Every rank takes part.
 
+    `store` is the folder of tables that runs share. None: nothing is stored, and where there are too many for the
+    memory one stands for all, since only speeds are measured.
     Raises UserError where they cannot be computed once, do not fit in half precision or cannot be written.
     """
     tables: dict[str, Tensor | Stored] = {}
@@ -93,12 +103,14 @@ def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: in
             remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
             raise UserError("task", found, remedy=remedy)
         source = _Source(name, module, split, machine)
-        if source.bytes <= IN_MEMORY and not (parts.stored and run.outputs):
+        if source.bytes <= IN_MEMORY and not (parts.stored and store):
             tables[name] = tabulate(module, split, machine)
-        elif run.outputs is None:  # where only speeds are measured, nobody waits hours for a table
-            run.say(f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here")
+        elif store is None:  # where only speeds are measured, nobody waits hours for a table
+            logger.say(
+                f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here"
+            )
             tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
-        elif (table := _stored(source, run)) is None:
+        elif (table := _stored(source, store, logger, stopping)) is None:
             return Outputs(split, whole=False)
         else:
             tables[name], sources[name] = table, source
@@ -311,10 +323,10 @@ class _Source:
         return f"the output of {self.name} for sample {sample} in view {view} is off by {share:.2g} of its length"
 
 
-def _stored(source: _Source, run: Witness) -> Stored | None:
+def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[[], bool]) -> Stored | None:
     """The table of a source in the store, found or computed; None: the run was told to stop before it was whole."""
     machine = source.machine
-    folder = run.outputs / machine.lead(lambda: source.key)
+    folder = store / machine.lead(lambda: source.key)
     few = np.linspace(0, source.split.size - 1, min(LEAST, source.split.size)).astype(np.int64)
 
     def sound() -> str:
@@ -326,19 +338,21 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
     began, reason = time.monotonic(), sound()
     if not reason:
         took = time.monotonic() - began
-        run.say(f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)")
+        logger.say(
+            f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)"
+        )
     else:
-        lock = filelock.FileLock(run.outputs / f".{folder.name}.lock")
+        lock = filelock.FileLock(store / f".{folder.name}.lock")
         waits = False
         while not machine.lead(lambda: _locked(lock)):
             if not waits:
-                run.say(f"{source.name}: another run computes its outputs; waiting for it")
+                logger.say(f"{source.name}: another run computes its outputs; waiting for it")
             waits = True
-            if machine.any(run.stopping())():
+            if machine.any(stopping())():
                 return None
         try:
             reason = sound()  # another run may have computed them meanwhile
-            if reason and not _compute(source, run, folder, reason):
+            if reason and not _compute(source, folder, reason, logger, stopping):
                 return None
         finally:
             lock.release()
@@ -348,7 +362,7 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
     return Stored(folder / _DATA, source.split.views)
 
 
-def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
+def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stopping: Callable[[], bool]) -> bool:
     """Compute a table block by block and give it its name; False: the run was told to stop."""
     machine, split = source.machine, source.split
     aside = _Aside(folder, source.about)
@@ -359,13 +373,13 @@ def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
 
     done = machine.lead(begin)
     begun = f"; {min(done * BLOCK, split.size):,} are there" if done else ""
-    run.say(
+    logger.say(
         f"{source.name}: outputs for {split.size:,} samples in {split.views} views are computed once, into {folder} "
         f"({source.bytes / 2e6:,.1f} MB; {reason}{begun})"
     )
 
     def going() -> bool:
-        return not machine.any(run.stopping())()
+        return not machine.any(stopping())()
 
     began, said = time.monotonic(), time.monotonic()
     try:
@@ -378,7 +392,9 @@ def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
             if (now := time.monotonic()) - said > _SAID_EVERY:
                 said, had = now, number + 1 - done
                 left = (now - began) / had * (-(-split.size // BLOCK) - number - 1)
-                run.say(f"{source.name}: {(number + 1) * BLOCK:,} of {split.size:,} samples, {left / 60:.0f} min left")
+                logger.say(
+                    f"{source.name}: {(number + 1) * BLOCK:,} of {split.size:,} samples, {left / 60:.0f} min left"
+                )
         machine.lead(aside.publish)
     finally:
         aside.close()
