@@ -206,7 +206,7 @@ def test_leaving_updates_out_costs_one_wait_a_step(length, watched):
     found = toy("train.nonfinite=skip", length=length)
     assert found.steps == watched
     (place,) = found.inside()
-    assert (place.code, place.what, place.phase) == ("bool(finite)", "bool(tensor)", "optimizer")
+    assert (place.code, place.what, place.phase) == ("bool(update.finite)", "bool(tensor)", "optimizer")
     assert place.where.startswith("trainkit/training/trainer.py:") and found.per_step() == 1
 
 

@@ -29,7 +29,7 @@ from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Opened
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, pace
-from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.run_folder import RunFolder, RunInfo
 from trainkit.tracking.store import Store
 from trainkit.training import plan, teacher_cache
 from trainkit.training.checkpointer import Resume
@@ -105,7 +105,7 @@ def fly(
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
     smallest = min(sizes, key=lambda name: sizes[name], default=None)
     short = _shortened(recipe, smallest)
-    logger = RunLogger(short, RunFolder(folder))
+    logger = RunLogger(short, _Scratch(folder))
     with Trainer(short, data, machine, logger, weights=found) as trainer:
         if trainer.plan.steps <= FIRST:
             steps = number_of(trainer.plan.steps, "updates", "update")
@@ -119,7 +119,7 @@ def fly(
     del trainer  # its networks take memory
     timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
     with Trainer(
-        short, data, machine, RunLogger(short, RunFolder(folder)), weights=found, resume=Resume(path)
+        short, data, machine, RunLogger(short, _Scratch(folder)), weights=found, resume=Resume(path)
     ) as trainer:
         trainer.open()
         beside = _updates(trainer, timed, save_at=max(2, timed // 3))
@@ -254,6 +254,14 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
 
 
 # ---- The trial
+
+
+class _Scratch(RunFolder):
+    """A folder without a record of its run."""
+
+    def update(self, **changes: Any) -> RunInfo:
+        """Keep no record."""
+        return RunInfo(self.name, "", "", 0, 0.0)
 
 
 def _shortened(recipe: Recipe, held: str | None) -> Recipe:

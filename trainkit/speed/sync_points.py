@@ -90,11 +90,11 @@ class Log:
         self._thread = threading.get_ident()
 
     def is_own(self, file: str) -> bool:
-        """Whether a source file belongs to trainkit or a plug-in."""
+        """Return whether a source file belongs to trainkit or a plug-in."""
         return file not in _OWN and (file.startswith(self._roots) or not file.startswith(_FOREIGN))
 
     def asks(self, file: str) -> bool:
-        """Whether code of a file may be told that it has a GPU: not that of the training, which wants its driver."""
+        """Return whether code of a file may be told that it has a GPU: not the training, which wants its driver."""
         return self.is_own(file) and not file.startswith(_CORE)
 
     def seen(self, what: str, seconds: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,7 @@ class BatchStream:
         self._split: Split = data.train
         self._outputs: teacher_cache.Outputs | None = None
         self._damage: Damage | None = None  # a checkpoint may be due before anything was trained on
+        self._read_from: Generator[Batch] | None = None
         self._stream: Iterator[Batch] = iter(())
         self._checked = -1
 
@@ -65,8 +66,8 @@ class BatchStream:
     def restart(self, plan: Plan, step: int) -> None:
         """Begin anew at the batches of `step`. Workers are forked at the next batch: nothing may be writing then."""
         self.close()
-        read = self._read(plan, step, self._recipe.loader.workers)
-        self._stream = stream.copied(read, self._machine.place, self._machine.device)
+        self._read_from = self._read(plan, step, self._recipe.loader.workers)
+        self._stream = stream.copied(self._read_from, self._machine.place, self._machine.device)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -105,11 +106,12 @@ class BatchStream:
 
     def close(self) -> None:
         """End workers."""
-        if hasattr(self._stream, "close"):
-            self._stream.close()
         self._stream = iter(())
+        if self._read_from is not None:
+            self._read_from.close()
+            self._read_from = None
 
-    def _read(self, plan: Plan, step: int, workers: int) -> Iterator[Batch]:
+    def _read(self, plan: Plan, step: int, workers: int) -> Generator[Batch]:
         loader = replace(self._recipe.loader, workers=workers)
         keys, pin = partial(plan.keys, self._split, step), self._machine.device.type == "cuda"
 

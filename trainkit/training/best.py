@@ -1,4 +1,4 @@
-"""Which evaluation was the best, whether scores still improve, and whether a network is better than guessing."""
+"""Keep the list of the best evaluations, count patience, and refuse a network that only guesses."""
 
 from __future__ import annotations
 

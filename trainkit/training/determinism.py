@@ -19,7 +19,7 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
-from trainkit.training.finite_checks import full_tensor
+from trainkit.tensors import full_tensor
 from trainkit.training.guards import Update
 from trainkit.training.model import Model
 from trainkit.training.plan import Plan

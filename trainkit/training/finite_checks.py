@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
+from trainkit.tensors import full_tensor, total
 
 
 def all_finite(norm: Tensor, losses: Sequence[Loss], machine: Machine) -> Tensor | bool:
@@ -27,21 +26,16 @@ def all_finite(norm: Tensor, losses: Sequence[Loss], machine: Machine) -> Tensor
     if machine.at_once and machine.world == 1:
         whole = all(math.isfinite(loss.sum) for loss in losses)
         if weights:
-            weight = float(functools.reduce(operator.add, weights))
+            weight = float(total(weights))
             whole = whole and math.isfinite(weight) and weight != 0
         return whole and (scaled or math.isfinite(norm))
     bad = ~torch.isfinite(torch.stack([loss.sum for loss in losses])).all()
-    total = [functools.reduce(operator.add, weights).float()] if weights else []
-    told = machine.sum(torch.stack([bad.float(), *total]))
+    given = [torch.as_tensor(total(weights)).float()] if weights else []
+    told = machine.sum(torch.stack([bad.float(), *given]))
     fine = told[0] == 0
     if weights:
         fine = fine & torch.isfinite(told[1]) & (told[1] != 0)
     return fine if scaled else fine & torch.isfinite(full_tensor(norm))
-
-
-def full_tensor(x: Tensor) -> Tensor:
-    """Return a sharded tensor (DTensor), such as a norm over sharded gradients, as a plain one."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def not_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from trainkit.config.schema import Optim
 from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
+from trainkit.tensors import foreach_mul_, total
 from trainkit.training import optimizer as optim
 from trainkit.training.plan import Plan
 
@@ -35,9 +33,9 @@ def finish_gradients(
         machine.average(grads)
     if machine.accelerator.scaler is not None:
         machine.accelerator.unscale_gradients()
-    weight = functools.reduce(operator.add, (loss.weight for loss in losses))
+    weight = total(loss.weight for loss in losses)
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
-        torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
+        foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
     elif weight != plan.batch_size / plan.world:
         raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
     norm = optim.total_norm(grads)

@@ -8,9 +8,7 @@ around the spike. The same data did not spike from another state there, so it is
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch import Tensor
 from trainkit.config.schema import Spikes
 from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
+from trainkit.tensors import total
 from trainkit.training.guards import Pending, Rollback, Update
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
@@ -66,13 +65,12 @@ class LossSpikeGuard:
 
     def _mean(self, losses: list[Loss]) -> Tensor | float:
         """Return the loss of a step, the same on all processes."""
-        total = functools.reduce(operator.add, (loss.sum for loss in losses))
-        weight = functools.reduce(operator.add, (loss.weight for loss in losses))
+        whole, weight = total(loss.sum for loss in losses), total(loss.weight for loss in losses)
         if self._machine.at_once and self._machine.world == 1:
-            return float(total) / float(weight) if float(weight) else math.nan
-        weight = weight.double() if isinstance(weight, Tensor) else torch.full_like(total, weight, dtype=torch.double)
-        total, weight = self._machine.sum(torch.stack([total.double(), weight]))
-        return total / weight
+            return float(whole) / float(weight) if float(weight) else math.nan
+        given = torch.as_tensor(weight, dtype=torch.double, device=self._machine.device)
+        both = self._machine.sum(torch.stack([torch.as_tensor(whole).double(), given]))
+        return both[0] / both[1]
 
     def _judge(self, step: int, loss: float) -> Rollback | None:
         settings, state = self._settings, self._state

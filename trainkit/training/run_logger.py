@@ -130,8 +130,9 @@ class RunLogger:
         decides = self.recipe.best.metric if self.recipe.best else ""
         best = {f"{'best' if k == decides else 'at_best'}/{k}": v for k, v in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
-        if self.recipe.time_to:
-            for target in self.tracker.once(step, targets.reached(self.recipe.time_to, metrics, elapsed)):
+        asked: Any = self.recipe.time_to  # each is a `Targets` once a recipe is loaded
+        if asked:
+            for target in self.tracker.once(step, targets.reached(asked, metrics, elapsed)):
                 self.say(f"step {step}: {target.removeprefix(targets.PREFIX)} reached after {_duration(elapsed)}")
         bounds = {f"{title}/{key}": bound for title, scores in scored.items() for key, bound in scores.chance.items()}
         if bounds:

@@ -71,7 +71,7 @@ _SAID_EVERY, _WAIT = 30.0, 2.0
 
 @dataclass
 class Outputs:
-    """What the loop sees: a training split whose batches carry the outputs of their samples."""
+    """A training split whose batches carry the outputs of their samples."""
 
     split: Split
     whole: bool = True
@@ -96,6 +96,7 @@ def outputs(
     Raises UserError where they cannot be computed once, do not fit in half precision or cannot be written.
     """
     tables: dict[str, Tensor | Stored] = {}
+    stored: dict[str, Stored] = {}
     sources: dict[str, _Source] = {}
     for name, module in parts.tabulated.items():
         if not split.views:
@@ -113,15 +114,15 @@ def outputs(
         elif (table := _stored(source, store, logger, stopping)) is None:
             return Outputs(split, whole=False)
         else:
-            tables[name], sources[name] = table, source
+            tables[name], stored[name], sources[name] = table, table, source
 
     def check(epoch: int) -> None:
         drawn = rng.words(seed, "outputs", epoch, np.arange(max(LEAST, round(SHARE * split.size))))
         rows = (drawn % np.uint64(split.size)).astype(np.int64)
         for name, source in sources.items():
-            if wrong := source.disagreement(tables[name], rows, epoch):
+            if wrong := source.disagreement(stored[name], rows, epoch):
                 remedy = "does the augmentation change more than it counts? Remove the folder to have it computed again"
-                error = UserError(str(tables[name].path.parent), wrong, f"{source.tolerance:g} at most", remedy)
+                error = UserError(str(stored[name].path.parent), wrong, f"{source.tolerance:g} at most", remedy)
                 error.told = not machine.main
                 raise error
 
@@ -130,7 +131,7 @@ def outputs(
 
 @dataclass(frozen=True)
 class Building:
-    """What it takes to compute the outputs of a network once."""
+    """The cost of computing the outputs of a network once."""
 
     name: str
     samples: int
@@ -142,7 +143,7 @@ class Building:
 
 
 def forecast(parts: Parts, split: Split, machine: Machine, store: Path) -> list[Building]:
-    """What it will take to compute the outputs of `parts.tabulated`, from three batches of each, the first left out.
+    """Forecast the cost of the outputs of `parts.tabulated`, from three batches of each, the first left out.
 
     `store` is the folder in which tables are kept. Every rank takes part. Networks stand on the device.
     """
@@ -303,7 +304,7 @@ class _Source:
         return values
 
     def disagreement(self, table: Stored, rows: np.ndarray, epoch: int) -> str:
-        """Which of some samples, as an epoch draws them, has another output than the one kept, in words; or nothing.
+        """Name a sample, as an epoch draws it, with another output than the one kept; empty where there is none.
 
         Ranks share the work, and all get the answer.
         """
@@ -488,7 +489,7 @@ def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
 
 
 def _damage(folder: Path, about: Mapping[str, Any]) -> str:
-    """What is wrong with a table in the store, in words; empty where it is what was written."""
+    """Return the damage of a table in the store, in words; empty where it is what was written."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
         blocks = manifest.pop("blocks")
@@ -547,7 +548,7 @@ class _Aside:
 
     def add(self, half: np.ndarray) -> None:
         """Write a block, and then that it is whole."""
-        data = memoryview(np.ascontiguousarray(half, "<f2")).cast("B")
+        data = np.ascontiguousarray(half, "<f2").tobytes()
         try:
             self._file.write(data)
             self._file.flush()

@@ -23,6 +23,7 @@ from trainkit.distributed.watchdog import Watchdog
 from trainkit.interfaces import At, Batch, Loss, Opened
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import Clock
+from trainkit.tensors import full_tensor
 from trainkit.training import nonfinite, out_of_memory
 from trainkit.training import plan as planning
 from trainkit.training.batch_stream import BatchStream
@@ -30,7 +31,7 @@ from trainkit.training.checkpointer import Checkpointer, Resume, load
 from trainkit.training.determinism import DeterminismCheck
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.events import EventSchedule, recorded_decisions
-from trainkit.training.finite_checks import all_finite, full_tensor
+from trainkit.training.finite_checks import all_finite
 from trainkit.training.gradients import finish_gradients
 from trainkit.training.guards import Guard, Rollback, Update
 from trainkit.training.loss_meter import LossMeter
@@ -182,7 +183,7 @@ class Trainer:
         step = self.state.step
         epoch, _ = self.plan.where(step)
         self.batches.check_epoch(epoch)
-        return At(step, epoch, step / self.plan.steps, self.monitor.gather, self.machine.accelerator.autocast)
+        return At(step, epoch, step / self.plan.steps, self.monitor.gather, self.machine.autocast)
 
     def forward_backward(self, at: At) -> Update:
         """Compute the gradients of a step; where memory runs out, of the same samples in smaller micro-batches."""
