@@ -23,7 +23,7 @@ from trainkit.analysis.promote import Check
 from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.config.schema import Promote
-from trainkit.diagnostics import preflight, stepped_process
+from trainkit.diagnostics import preflight, stepping_child
 from trainkit.errors import UserError
 from trainkit.experiments import group
 from trainkit.tracking import journal
@@ -452,7 +452,7 @@ def test_promotion_is_no_part_of_the_experiment_and_never_the_default(monkeypatc
     plain, asking = (loader.load(TOY, words, ("toy",)) for words in ([], ["promote={}"]))
     assert plain.promote is None and asking.promote == Promote()
     assert loader.digest(plain) == loader.digest(asking)
-    trials = [preflight._shortened(asking, None), stepped_process.paced(asking, ())]
+    trials = [preflight._shortened(asking, None), stepping_child.shortened(asking, ())]
     assert all(trial.promote is None for trial in trials), "they have no score to decide by"
     recipes = list((ROOT / "tests" / "golden").glob("*.yaml"))
     assert recipes and all("\npromote: null\n" in recipe.read_text() for recipe in recipes)

@@ -32,9 +32,12 @@ from trainkit.errors import UserError
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent
-from trainkit.training import optimizer, trainer
-from trainkit.training.run_logger import Witness
-from trainkit.training.state import State
+from trainkit.training import optimizer
+from trainkit.training.checkpoint_writer import CheckpointWriter
+from trainkit.training.checkpointer import Checkpointer, Resume
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import TrainState
+from trainkit.training.trainer import Trainer
 
 QUIET = ("evaluations={}", "best=null", "log.every=100 steps", "train.length=12 steps")
 
@@ -46,23 +49,22 @@ class Folder(RunFolder):
         pass
 
 
-def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent | None = None) -> Witness:
-    """The toy recipe, trained without a store: its witness."""
+def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent | None = None) -> RunLogger:
+    """The toy recipe, trained without a store: its logger."""
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
     folder.mkdir(exist_ok=True)
     given = {word.partition("=")[0]: word for word in (*QUIET, *words)}
     recipe = load(Order(TOY, list(given.values()), ("toy",)))
-    witness = Witness(recipe, "", "", Folder(folder), tracker or Silent(), True, lambda: False, checkpoint=at)
-    try:
-        trainer.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), witness)
-    finally:
-        witness.close()
-    return witness
+    logger = RunLogger(recipe, Folder(folder), tracker or Silent(), main=True)
+    data = recipe.data.open(recipe.seed)
+    with Trainer(recipe, data, Machine(recipe), logger, resume=Resume(at)) as trainer:
+        trainer.fit()
+    return logger
 
 
-def steps(witness: Witness) -> list[int]:
-    return sorted(int(path.name.split("-")[1]) for path in witness.folder.checkpoints.glob("step-*"))
+def steps(logger: RunLogger) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in logger.folder.checkpoints.glob("step-*"))
 
 
 @pytest.fixture
@@ -81,14 +83,14 @@ def frozen(monkeypatch):
     """By step, what a checkpoint must hold, copied while the training stands still."""
     kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
 
-    def freeze(self, keep, plain=State.freeze):
+    def freeze(self, keep, plain=TrainState.freeze):
         copies, scalars = plain(self, keep)
         kept[self.step] = {
             file: {name: tensor.clone() for name, tensor in members.items()} for file, members in copies.files.items()
         }
         return copies, scalars
 
-    monkeypatch.setattr(State, "freeze", freeze)
+    monkeypatch.setattr(TrainState, "freeze", freeze)
     return kept
 
 
@@ -111,8 +113,8 @@ def test_without_the_wait_the_update_is_noticed(tmp_path, monkeypatch):
         return plain(self)
 
     monkeypatch.setattr(Copies, "make", make)
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: step > 4 and updated.set())
-    monkeypatch.setattr(Witness, "copied", lambda self, then: None)
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: step > 4 and updated.set())
+    monkeypatch.setattr(Checkpointer, "wait_for_copies", lambda self, then: None)
     with pytest.raises(UserError, match=r"changed while it was copied for a checkpoint"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
     assert not list(tmp_path.glob("checkpoints/step-*"))
@@ -132,7 +134,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatc
         seen.append((step, reached[0]))
         return plain(folder, step, *rest)
 
-    monkeypatch.setattr(Witness, "progress", progress)
+    monkeypatch.setattr(RunLogger, "progress", progress)
     monkeypatch.setattr(storage, "write", write)
     trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50, at_end: false}", "train.length=11 steps")
     assert [step for step, _ in seen] == [4, 8] and all(later >= step + 2 for step, later in seen)
@@ -217,7 +219,7 @@ def test_a_checkpoint_refused_at_the_last_step_is_tried_again_at_the_end(tmp_pat
 def test_a_recipe_may_ask_that_a_full_disk_ends_the_training(tmp_path, monkeypatch):
     reached = []
     refusing(monkeypatch, 8)
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.append(step), time.sleep(0.01)))
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: (reached.append(step), time.sleep(0.01)))
     with pytest.raises(CheckpointError, match=r"1\.0 MB free; free some space"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50, failing: stop}", "train.length=1000 steps")
     assert 8 <= reached[-1] < 40, "a few steps later"
@@ -259,7 +261,7 @@ def test_what_ends_a_training_waits_for_the_checkpoint_under_way(tmp_path, monke
         return plain(*what)
 
     monkeypatch.setattr(storage, "write", write)
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: 1 / (5 - step))
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: 1 / (5 - step))
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
     assert storage.newest_valid(tmp_path / "checkpoints")[0].name == "step-000000004"
@@ -301,9 +303,9 @@ def test_a_resumed_training_cuts_the_journal_where_the_checkpoint_was_asked_for(
     kept.append(4, {"train/loss": 1.0})
     before = kept.position
     recipe = load(Order(TOY, QUIET, ("toy",)))
-    witness = Witness(recipe, "", "", Folder(tmp_path), Written(), True, lambda: False)
-    witness.commit(4, Copies(), {}, [])
-    witness.settle()
+    writer = CheckpointWriter(recipe, RunLogger(recipe, Folder(tmp_path), Written(), main=True))
+    writer.begin(4, Copies(), {"best": []})
+    writer.settle()
     assert storage.read(tmp_path / "checkpoints" / "step-000000004").state["journal"] == before < kept.position
 
 
@@ -446,7 +448,7 @@ def test_a_training_gets_the_memory_of_its_checkpoints_after_the_first_update(tm
         used.append(state_dict.sizes(tensors))
         return plain(self, tensors)
 
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
     monkeypatch.setattr(state_dict.Room, "get", get)
     monkeypatch.setattr(state_dict.Room, "copies", copies)
     ran = trained(tmp_path, words, "optim={name: adamw, lr: 0.01}")

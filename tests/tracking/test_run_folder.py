@@ -169,7 +169,7 @@ def test_a_store_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, ca
 
 def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole):
     command = (str(TOY), "--plugin", "toy", *WORDS)
-    slow = [{"at": "trainkit.training.run_logger.Witness.progress", "call": 4, "do": "sleep 60"}]
+    slow = [{"at": "trainkit.training.run_logger.RunLogger.progress", "call": 4, "do": "sleep 60"}]
     with start(1, *command, plan=slow) as first:
         end = time.monotonic() + 120
         while not [*Store.locate().home.glob("runs/*/checkpoints/step-000000003")]:

@@ -1053,17 +1053,17 @@ class Kept:
 def witness_of(tracker, main=True):
     from types import SimpleNamespace
 
-    from trainkit.training.run_logger import Witness
+    from trainkit.training.run_logger import RunLogger
 
     recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None)
-    return Witness(recipe, "", "", None, tracker, main, lambda: False)
+    return RunLogger(recipe, None, tracker, main)
 
 
 def test_the_terminal_shows_scores_of_all_classes_together(capsys):
     from trainkit.interfaces import Scores
 
     metrics = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
-    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=False)
+    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=False, elapsed=0.0)
     assert capsys.readouterr().out == "step 30: val: dice_mean 0.8123  m0 0  m1 1  m2 2  m3 3  m4 4\n"
 
 
@@ -1084,7 +1084,7 @@ def test_the_score_that_decides_is_printed_first_and_marked_and_is_alone_under_b
     for leads in (True, False):
         witness = witness_of(tracker := Kept())
         witness.recipe.best = SimpleNamespace(metric=decides)
-        witness.scored(30, "val", scored, metrics, 1.0, leads)
+        witness.scored(30, "val", scored, metrics, 1.0, leads, 0.0)
         assert capsys.readouterr().out == f"step 30: val: {first}{' (best so far)' * leads}  {rest}\n"
         (logged,) = [given[2] for given in tracker.calls if given[0] == "log"]
         best = {name: value for name, value in logged.items() if name.startswith("best/")}
@@ -1122,7 +1122,7 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     tracker = Kept()
     given = {"eyes": Scores({}, tables={"per_class": {"f1": [1.0]}}, pictures=pictures())}
     given["eyes/ema"] = Scores({}, tables={"per_class": {"f1": [0.5]}})
-    witness_of(tracker).scored(30, "eyes", given, {}, 1.0, leads=False)
+    witness_of(tracker).scored(30, "eyes", given, {}, 1.0, leads=False, elapsed=0.0)
     tables = {call[1]: call[2] for call in tracker.calls if call[0] == "table"}
     assert tables == {
         "tables/eyes_per_class_last.csv": {"f1": [1.0]},
@@ -1136,7 +1136,7 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     assert figures["hard"].texts[1].get_text() == "x\na\n→ b 0.90"
     assert figures["outliers"].texts[1].get_text() == "x\na, 4.0 sd\n→ b 0.90"
     tracker.calls.clear()
-    witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True)
+    witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True, elapsed=0.0)
     assert {call[1] for call in tracker.calls if call[0] == "table"} == {
         "rows/eyes_best.parquet",
         *(f"tables/eyes{average}_per_class_{when}.csv" for average in ("", "_ema") for when in ("last", "best")),
@@ -1147,7 +1147,9 @@ def test_only_the_main_process_draws():
     from trainkit.interfaces import Scores
 
     tracker = Kept()
-    witness_of(tracker, main=False).scored(30, "eyes", {"eyes": Scores({}, pictures=pictures())}, {}, 1.0, leads=False)
+    witness_of(tracker, main=False).scored(
+        30, "eyes", {"eyes": Scores({}, pictures=pictures())}, {}, 1.0, leads=False, elapsed=0.0
+    )
     assert not [call for call in tracker.calls if call[0] == "image"]
 
 

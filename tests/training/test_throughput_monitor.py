@@ -20,7 +20,8 @@ from trainkit.speed.evidence import Drop
 from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.tracking.system.reading import Reading
 from trainkit.tracking.tracker import Tracker
-from trainkit.training import throughput_monitor, trainer
+from trainkit.training import throughput_monitor
+from trainkit.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("store")
 if str(PLUGIN) not in sys.path:
@@ -233,15 +234,19 @@ def test_the_end_is_forecast_and_compared_with_what_happened(monkeypatch):
 
 def test_shares_add_up_to_the_wall_clock(monkeypatch):
     took = []
-    train = trainer.train
+    build, fit = Trainer.__init__, Trainer.fit
 
-    def timed(*args):
-        began = time.perf_counter()
-        outcome = train(*args)
-        took.append((time.perf_counter() - began, outcome))
+    def built(self, *args, **named):
+        self.began = time.perf_counter()
+        build(self, *args, **named)
+
+    def timed(self):
+        outcome = fit(self)
+        took.append((time.perf_counter() - self.began, outcome))
         return outcome
 
-    monkeypatch.setattr(trainer, "train", timed)
+    monkeypatch.setattr(Trainer, "__init__", built)
+    monkeypatch.setattr(Trainer, "fit", timed)
     run("train.length=40 steps", "task.slow_score=0.1")
     seconds, outcome = took[0]
     shares = [value for name, value in outcome.speed.items() if name.endswith("_share")]

@@ -219,12 +219,12 @@ def test_an_average_that_is_missing_or_of_another_shape_is_a_sentence(again):
     with pytest.raises(UserError, match=r"bias is missing, weight is missing"):
         state_dict.load_tensors(average.tensors, {}, "ema.safetensors")
     del loaded.tensors["ema"]
-    from trainkit.training.events import Agenda
-    from trainkit.training.state import State
+    from trainkit.training.events import EventSchedule
+    from trainkit.training.state import TrainState
 
     recipe = load(Order(Path(__file__).parents[1] / "plugin" / "toy.yaml", (), ("toy",)))
     net = recipe.task.build(recipe.data.open(0).meta, {}, 0).learns
-    state = State(net, torch.optim.SGD(net.parameters()), None, average, None, Agenda({}, None, None), None,
+    state = TrainState(net, torch.optim.SGD(net.parameters()), None, average, None, EventSchedule({}, None, None), None,
                   loaded.state["identity"])  # fmt: skip
     with pytest.raises(UserError, match="step-000000008: holds no ema"):
         state.load(loaded, 0)

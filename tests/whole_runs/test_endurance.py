@@ -194,7 +194,7 @@ class Orders(RuleBasedStateMachine):
 
     def train(self, updates: int, *more: Fault) -> None:
         if not ended():
-            stop = {"at": "trainkit.training.run_logger.Witness.progress", "call": updates, "do": "signal 15"}
+            stop = {"at": "trainkit.training.run_logger.RunLogger.progress", "call": updates, "do": "signal 15"}
             assert ran(self.job.words, [stop, *more]) in (0, 143)
 
     @precondition(lambda self: not ended())
@@ -213,7 +213,7 @@ class Orders(RuleBasedStateMachine):
     def fill_the_disk(self, updates: int, call: int, many: int) -> None:
         full = {"at": [name for name in SYSTEM if name not in ("os.unlink", "os.rmdir")], "do": FULL}
         full |= {"thread": "trainkit-checkpoint", "call": call, "until": call + many}
-        stop = {"at": "trainkit.training.run_logger.Witness.progress", "call": updates, "do": "signal 15"}
+        stop = {"at": "trainkit.training.run_logger.RunLogger.progress", "call": updates, "do": "signal 15"}
         ran(self.job.words, [full, stop])
 
     @precondition(lambda self: len(self.whole()) > 1 and not ended())

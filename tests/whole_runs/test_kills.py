@@ -36,13 +36,15 @@ PHASES: dict[str, dict[str, Any]] = {
             "trainkit.tracking.upload_queue.Outbox.put",
         ]
     },
-    "steps": {"at": ["trainkit.distributed.runtime.Machine.backward", "trainkit.training.run_logger.Witness.progress"]},
+    "steps": {
+        "at": ["trainkit.distributed.runtime.Machine.backward", "trainkit.training.run_logger.RunLogger.progress"]
+    },
     "saving": {"at": ["trainkit.checkpoint.state_dict.Copies.make", *SYSTEM], "thread": "trainkit-checkpoint"},
     "evaluating": {
         "at": [
-            "trainkit.training.trainer.evaluate",
+            "trainkit.training.evaluator.evaluate",
             "trainkit.training.best.enter",
-            "trainkit.training.run_logger.Witness.scored",
+            "trainkit.training.run_logger.RunLogger.scored",
         ]
     },
     "telling": {
@@ -244,7 +246,7 @@ def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy,
 
 
 def test_a_model_of_a_run_that_is_told_to_stop_has_no_scores_of_an_earlier_step(toy, tmp_path, database):
-    plan = [{"at": "trainkit.training.run_logger.Witness.progress", "call": 5, "do": "signal 15"}]
+    plan = [{"at": "trainkit.training.run_logger.RunLogger.progress", "call": 5, "do": "signal 15"}]
     with fresh(tmp_path / "store", database):
         assert ran(toy.words, plan) == 143
         assert not (wrong := unsound(trainings()[-1])), wrong

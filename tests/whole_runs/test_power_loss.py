@@ -21,7 +21,8 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
 from trainkit.tracking.upload_queue import Outbox
-from trainkit.training.run_logger import Witness
+from trainkit.training.checkpoint_writer import CheckpointWriter
+from trainkit.training.run_logger import RunLogger
 
 
 class Written(Silent):
@@ -64,11 +65,11 @@ def lived(home: Path, recording: Recording, steps: int = 5) -> RunFolder:
                 {"kind": "artifact", "folder": None}, "a.txt", lambda out, s=step: out.write_text(f"{s}")
             )
             tracker.outbox.acknowledge(tracker.journal.commit())
-            witness = Witness(recipe, "", "", folder, tracker, True, lambda: False)
+            writer = CheckpointWriter(recipe, RunLogger(recipe, folder, tracker, main=True))
             copies = Copies()
             copies.files |= {"model": {"w": torch.full((3,), float(step))}}
-            witness.commit(step, copies, {"best": []}, [])
-            assert witness.settle() is None
+            writer.begin(step, copies, {"best": []})
+            assert writer.settle() is None
             recording.mark("committed", step)
             tracker.journal.append(step, {"eval/x": float(step)})
         tracker.journal.commit()

@@ -20,7 +20,7 @@ from training_processes import Job, job, launched
 
 from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.store import Store
-from trainkit.training.events import Agenda
+from trainkit.training.events import EventSchedule
 from trainkit.training.optimizer import Average
 
 LIMIT = 25.0
@@ -60,7 +60,7 @@ PHASES = {
     "teacher": Phase("toy.ToyTask.loss", 5, "sleep 1", words=("task.needs_recipe=FIRST",)),
     "ceilings": Phase("trainkit.diagnostics.throughput_limits.measure", words=("log.ceilings=measure",)),
     "building": Phase("toy.ToyTask.build"),
-    "trial": Phase("trainkit.training.trainer._trial"),
+    "trial": Phase("trainkit.training.evaluator.trial"),
     "outputs": Phase("trainkit.training.teacher_cache.tabulate", words=ORACLE),
     "stored outputs": Phase("trainkit.training.teacher_cache._compute", words=(*ORACLE, "task.stored=true")),
     "scoring": Phase("toy.ToyTask.score", 3, step=6),
@@ -305,7 +305,7 @@ def test_an_evaluation_that_was_cut_off_is_held_by_the_run_that_goes_on(cut, who
 def test_it_would_be_missing_if_it_were_not_due_again(cut, whole, monkeypatch):
     """The negative control."""
     with monkeypatch.context() as patch:
-        patch.setattr(Agenda, "give_back", lambda self, names: None)
+        patch.setattr(EventSchedule, "give_back", lambda self, names: None)
         cut()
     assert run(resume="").repeatable != whole[()].repeatable
 

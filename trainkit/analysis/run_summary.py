@@ -14,20 +14,20 @@ from trainkit.tracking import journal
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
-from trainkit.training.run_logger import Witness
+from trainkit.training.run_logger import RunLogger
 
 _OTHERS = ("best", "final", "eval", TIME_TO.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
 
 
-def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
+def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
     """Draw the figures of a run, keep the rows of its last evaluations, and log its models.
 
     `hurried`: draw none. A machine that goes away gives seconds, and the run that goes on draws them.
     """
     from trainkit.plots import curves, timeline
 
-    tracker, spent = run.tracker, run.spent()  # drawing is not part of the training
+    tracker = run.tracker
     if not hurried:
         run.draw(outcome.curves)
         tracker.figure("figures/time.png", curves.time_shares(_shares(outcome)))
@@ -51,10 +51,10 @@ def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
             tracker.model(name, weights, step, scored(step))
     outcome.speed["time/wall_s"] = time.perf_counter() - run.began
     if outcome.status == "FINISHED":
-        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
+        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | outcome.spent)
 
 
-def table(run: Witness, outcome: Outcome, store: Store) -> str:
+def table(run: RunLogger, outcome: Outcome, store: Store) -> str:
     """Scores and speeds of a run, and how to open it."""
     history = journal.read(run.folder.journal)
     lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]

@@ -48,7 +48,7 @@ class Commit(threading.Thread):
             finally:
                 self._copied.set()
             write(files)
-        except BaseException as failure:  # raised where the training waits, `Witness.settle`
+        except BaseException as failure:  # raised where the training waits, `CheckpointWriter.settle`
             self.failure = failure
 
     @property

@@ -105,8 +105,6 @@ class Copies:
 
     def __init__(self, rooms: tuple[Room, Room] | None = None) -> None:
         self.files: dict[str, dict[str, Tensor]] = {}
-        self.born: frozenset[str] = frozenset()
-        """Tensors, `<file>/<name>`, that need not be finite."""
         self._rooms = rooms or (Room(), Room())
         self._taken: dict[int, Tensor] = {}
         self._promised: dict[int, Tensor] = {}

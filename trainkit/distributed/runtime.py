@@ -184,6 +184,10 @@ class Machine:
         """The network without the wrapper that averages gradients."""
         return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
+    def autocast(self) -> AbstractContextManager:
+        """Return the run's mixed precision, for forwards outside of what `prepare` wrapped."""
+        return self.accelerator.autocast()
+
     def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
         """Leave gradients unsynchronised until the last micro-batch of an update."""
         return contextlib.nullcontext() if last else self.accelerator.no_sync(net)

@@ -24,6 +24,7 @@ from trainkit.errors import UserError
 from trainkit.experiments import group
 from trainkit.experiments.group import Child, Parent, RunGroup, child_of
 from trainkit.metrics import segmentation_3d
+from trainkit.metrics.significance import nan_mean
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from trainkit.distributed.runtime import Machine
     from trainkit.interfaces import Opened
     from trainkit.tracking.store import Store
+    from trainkit.training.checkpointer import Resume
     from trainkit.training.outcome import Outcome
-    from trainkit.training.run_logger import Witness
+    from trainkit.training.run_logger import RunLogger
+    from trainkit.training.trainer import Trainer
 
 STOPPED = 143
 """Exit code of a run that was told to stop."""
@@ -57,16 +59,14 @@ def launch(order: Order, stopping: Callable[[], bool], began: float | None = Non
             recipe = children[0].recipe if order.sweep else load(order)
             refuse_unknown(recipe, *(child.recipe for child in children))
             session = Session.begin(order, recipe, stop, began)
-        from trainkit.training import trainer
-
         machine = session.machine
         if (group := _group(order)) is not None:
             status = group[1](order, children, machine, session.store, session.train)
         else:
             with session.open_run(order, recipe) as run:
-                if run.logger is not None:
-                    with stop.at_once():  # until the loop has something to save
-                        run.outcome = trainer.train(recipe, run.data, machine, run.logger)
+                if run.trainer is not None:
+                    with stop.at_once():  # until there is something to save
+                        run.outcome = run.trainer.fit()
             status = run.status
         machine.close()  # not after an error: others may be at something else, and never come
         return 0 if status == "FINISHED" else STOPPED
@@ -116,7 +116,7 @@ class OpenRun:
     key: str = ""
     program: Mapping[str, str] = field(default_factory=dict)
     tracker: Tracker | Silent = field(default_factory=Silent)
-    logger: Witness | None = None
+    trainer: Trainer | None = None
     """None where nothing is to be trained."""
     outcome: Outcome | None = None
     """Set by the caller."""
@@ -160,12 +160,10 @@ class Session:
         needs: Mapping[str, Need] | None = None,
     ) -> tuple[str, RunFolder | None]:
         """Train a recipe as one run: its status, and its folder where it came to have one."""
-        from trainkit.training import trainer
-
         with self.open_run(order, recipe, parent, watch, needs) as run:
-            if run.logger is not None:
-                with self.stop.at_once():  # until the loop has something to save
-                    run.outcome = trainer.train(recipe, run.data, self.machine, run.logger)
+            if run.trainer is not None:
+                with self.stop.at_once():  # until there is something to save
+                    run.outcome = run.trainer.fit()
         self.began = time.perf_counter()
         return run.status, run.folder
 
@@ -193,6 +191,7 @@ class Session:
         """
         from trainkit.analysis import data_integrity
         from trainkit.diagnostics import throughput_limits
+        from trainkit.training.trainer import Trainer
 
         run = OpenRun(order, recipe, parent)
         with self.stop.at_once():
@@ -207,18 +206,18 @@ class Session:
             yield run
             return
         folder, resuming = self._open_folder(run)
-        with self._tracked(run, folder, resuming) as (checkpoint, replayed):
-            run.logger = logger = self._logger(run, folder, checkpoint, replayed, watch)
-            try:
-                with self.stop.at_once():
-                    data_integrity.note(report, run.data, run.tracker, logger.say)
-                    logger.ceilings = throughput_limits.ensure(
-                        recipe, run.data, self.machine, self.store, logger.found, logger.say, self.stop
-                    )
-                    throughput_limits.note(logger, resuming)
+        machine, store, stop = self.machine, self.store, self.stop
+        weights = {name: need.file for name, need in run.needs.items()}
+        with self._tracked(run, folder, resuming) as resume:
+            logger = self._logger(run, folder, resume, watch)
+            with stop.at_once():
+                data_integrity.note(report, run.data, run.tracker, logger.say)
+                logger.limits = throughput_limits.ensure(recipe, run.data, machine, store, weights, logger.say, stop)
+                throughput_limits.note(logger, resuming)
+                shared: dict[str, Any] = {"weights": weights, "cache": store.home / "outputs"}
+                run.trainer = Trainer(recipe, run.data, machine, logger, resume=resume, stop=stop, **shared)
+            with run.trainer:
                 yield run
-            finally:
-                logger.close()
             if self.machine.main:
                 self._report(run, folder, logger)
         self.machine.wait()
@@ -265,42 +264,34 @@ class Session:
         run.folder = RunFolder(Path(path))
         return run.folder, resuming
 
-    def _logger(
-        self, run: OpenRun, folder: RunFolder, checkpoint: Path | None, replayed: list[Any], watch: Watch | None
-    ) -> Witness:
+    def _logger(self, run: OpenRun, folder: RunFolder, resume: Resume, watch: Watch | None) -> RunLogger:
         from trainkit.speed import cost
-        from trainkit.training.run_logger import Witness
+        from trainkit.training.run_logger import RunLogger
 
-        logger = Witness(
+        logger = RunLogger(
             run.recipe,
-            loader.digest(run.recipe),
-            loader.dump(run.recipe),
             folder,
             run.tracker,
             self.machine.main,
-            self.stop,
-            {name: need.file for name, need in run.needs.items()},
-            replayed,
-            checkpoint,
-            run.order.elastic,
             source=os.path.relpath(run.order.path),
-            outputs=self.store.home / "outputs",
             changed=lineage.note(folder),
-            allotted=cost.allotted(self.machine),
+            rates=cost.allotted(self.machine),
             watch=watch,
             began=self.began,
         )
-        logger.say(f"run {folder.name}" + (f", resumed from {checkpoint.name}" if checkpoint else ""))
+        logger.say(f"run {folder.name}" + (f", resumed from {resume.path.name}" if resume.path else ""))
         return logger
 
     @contextlib.contextmanager
-    def _tracked(self, run: OpenRun, folder: RunFolder, resuming: bool) -> Iterator[tuple[Path | None, list[Any]]]:
-        """Track a run: give the checkpoint to resume from and the decisions to repeat; on an error end it as FAILED."""
+    def _tracked(self, run: OpenRun, folder: RunFolder, resuming: bool) -> Iterator[Resume]:
+        """Track a run, and say where it goes on; on an error end it as FAILED."""
+        from trainkit.training.checkpointer import Resume
+
         machine, stop = self.machine, self.stop
         with ending(lambda: run.tracker, lambda: stop.told and machine.world > 1):
             try:
                 path, decided = machine.lead(lambda: self._start_tracker(run, folder, resuming))
-                yield Path(path) if path else None, decided
+                yield Resume(Path(path) if path else None, decided, run.order.elastic)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -315,7 +306,7 @@ class Session:
                 raise
 
     def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
-        from trainkit.training.run_logger import refused
+        from trainkit.training.run_logger import RunLogger
 
         recipe, needs = run.recipe, run.needs.items()
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
@@ -332,7 +323,7 @@ class Session:
             if need.new and need.run is not None:  # made for this run: MLflow shows it beneath
                 tracker.adopt(need.run.name)
         decided = tracker.cut_back(position).decided if resuming else []
-        refused(tracker, problems, lambda text: print(visible(text), flush=True))
+        RunLogger(recipe, folder, tracker, main=True).refused_checkpoints(problems)
         if died:
             print(visible(died), flush=True)
             tracker.event(0, "died", {"said": died})
@@ -356,7 +347,7 @@ class Session:
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)
 
-    def _report(self, run: OpenRun, folder: RunFolder, logger: Witness) -> None:
+    def _report(self, run: OpenRun, folder: RunFolder, logger: RunLogger) -> None:
         """Draw, summarise, promote and end a run that was trained, on the first process."""
         from trainkit.analysis import promote, run_summary
 
@@ -397,7 +388,7 @@ def _say_done(folder: RunFolder, store: Store) -> None:
 
 
 def _newest(folder: RunFolder) -> tuple[str | None, int, list[str]]:
-    """The newest checkpoint of a run that verifies, its position in the journal, and why newer ones do not."""
+    """Return the newest checkpoint of a run that verifies, its position in the journal, and why newer ones do not."""
     from trainkit.checkpoint import storage
 
     storage.clean(folder.checkpoints)

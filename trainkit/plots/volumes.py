@@ -31,7 +31,7 @@ _LINE = 3
 
 
 def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str) -> Figure:
-    """Draw a row for each case: `planes` (n, 3, 3, S, S) as `metrics.segmentation_3d.planes` gives them, `captions` (n,).
+    """Draw a row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation_3d.planes` gives them, `captions` (n,).
 
     `names` are those of the classes 1, 2, ...; those that occur are in the legend.
     """

@@ -1,4 +1,4 @@
-"""Which evaluation was the best, whether scores still improve, and whether a network is better than guessing."""
+"""Keep the list of the best evaluations, count patience, and refuse a network that only guesses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Scores
-from trainkit.training.state import State
+from trainkit.training.state import TrainState
 
 
-def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
+def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
     """Enter an evaluation in the list of the best and in the count of patience: whether it leads, and is among them.
 
     Raises UserError when the recipe names a metric that this evaluation does not give.

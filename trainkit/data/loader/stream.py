@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,7 +22,7 @@ def training(
     pin: bool,
     tell: Callable[[str], None] | None = None,
     damage: Damage | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """Read the micro-batches of one rank, as host tensors.
 
     `keys` gives the (epoch, rows) of each from the first on, as often as it is called. One stream for the whole run: no
