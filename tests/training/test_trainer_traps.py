@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from runs import PLUGIN, TOY, run
-from test_committing import Folder
 
+from tests.checkpoint.test_async_save import Folder
 from trainkit.checkpoint import storage
 from trainkit.config.run_request import Order, load
 from trainkit.data.loader import stream

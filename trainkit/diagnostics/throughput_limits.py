@@ -35,6 +35,7 @@ from trainkit.config.schema import Log, Recipe
 from trainkit.config.units import Curve, Span
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Machine
+from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.interfaces import Batch, Opened, Split
@@ -45,7 +46,6 @@ from trainkit.training import plan as planning
 from trainkit.training.dependencies import gather
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
-from trainkit.training.stop_poll import StopPoll
 from trainkit.training.trainer import Trainer
 
 FOLDER = "ceilings"

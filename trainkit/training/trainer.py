@@ -18,6 +18,7 @@ from types import TracebackType
 from trainkit import rng
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Machine
+from trainkit.distributed.stop_poll import StopPoll
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.distributed.watchdog import Watchdog
 from trainkit.interfaces import At, Batch, Loss, Opened
@@ -43,7 +44,6 @@ from trainkit.training.outcome import Outcome, summarize
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import identity
-from trainkit.training.stop_poll import StopPoll
 from trainkit.training.throughput_monitor import ThroughputMonitor
 
 
