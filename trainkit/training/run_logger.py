@@ -20,7 +20,7 @@ from trainkit import targets
 from trainkit.checkpoint import storage
 from trainkit.checkpoint.async_save import Commit
 from trainkit.checkpoint.state_dict import Copies
-from trainkit.checkpoint.storage import CheckpointError
+from trainkit.checkpoint.verification import CheckpointError
 from trainkit.config.schema import Recipe
 from trainkit.distributed.stop_signal import Stop
 from trainkit.distributed.watchdog import Watchdog

@@ -62,8 +62,8 @@ class State:
     """The last score of every metric, by full name."""
     entered: dict[str, int] = field(default_factory=dict)
     """Evaluations, and the step whose scores of them were last entered in these records."""
-    rooms: tuple[state_dict.Room, state_dict.Room] = field(
-        default_factory=lambda: (state_dict.Room(), state_dict.Room())
+    rooms: tuple[state_dict.CopyBuffers, state_dict.CopyBuffers] = field(
+        default_factory=lambda: (state_dict.CopyBuffers(), state_dict.CopyBuffers())
     )
     """Memory for the tensors of a checkpoint, kept for the next."""
 
@@ -116,7 +116,7 @@ class State:
 
         def get() -> None:
             for room, sizes in zip(self.rooms, wanted, strict=True):
-                room.get(sizes)
+                room.allocate(sizes)
 
         return get
 
