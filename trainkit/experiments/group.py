@@ -187,7 +187,7 @@ def above(family: Family, machine: Any, store: Store, train: Train) -> Iterator[
         if resuming:
             tracker.cut_back(0)
         folder.update(varies=list(family.differ))
-        lineage.tell(tracker, folder, store, order.path, {})
+        lineage.record(tracker, folder, store, order.path, {})
         tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         again = ", continued" if resuming else ""

@@ -294,7 +294,7 @@ def _tracked(
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
         splits = evaluated(recipe, data)
         digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
-        lineage.tell(tracker, folder, store, order.path, {lineage.DATA: data.meta.digest, **digests}, parent)
+        lineage.record(tracker, folder, store, order.path, {lineage.DATA: data.meta.digest, **digests}, parent)
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
         for split in {split.digest: split for split in splits.values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
