@@ -206,7 +206,7 @@ def _ours(wait_for_it: bool) -> Sample:
         return storage.read(path).tensors["model"]
 
     def ahead() -> None:
-        threading.Thread(target=state.room(), daemon=True).start()
+        threading.Thread(target=state.allocator(), daemon=True).start()
 
     try:
         return measured(training, save, writer.wait_for_copies, lambda: not writer.writing, read, ahead)

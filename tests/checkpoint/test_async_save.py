@@ -24,7 +24,7 @@ from torch import nn
 from tests.training.test_trainer import same
 from trainkit.checkpoint import state_dict, storage
 from trainkit.checkpoint.state_dict import Copies
-from trainkit.checkpoint.storage import CheckpointError
+from trainkit.checkpoint.verification import CheckpointError
 from trainkit.config.run_request import Order, load
 from trainkit.data.loader import stream
 from trainkit.distributed.runtime import Machine
@@ -331,7 +331,7 @@ def test_copies_of_every_kind_share_a_room_and_the_next_use_it_again():
         torch.randn(5, generator=g).bfloat16(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         torch.randn(6, 4).t(), torch.randn(9)[::2], torch.randn(1).double(), torch.randn(3, dtype=torch.complex64),
     ]  # fmt: skip
-    room = state_dict.Room()
+    room = state_dict.CopyBuffers()
     made = room.copies(some)
     assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(made, some, strict=True))
     assert all(copy.is_contiguous() for copy in made)
@@ -367,9 +367,9 @@ def test_a_forward_that_changes_what_is_trained_is_told_what_to_do(tmp_path, mon
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
 
 
-def got(*shapes: int, device: str = "cpu") -> tuple[state_dict.Room, dict]:
+def got(*shapes: int, device: str = "cpu") -> tuple[state_dict.CopyBuffers, dict]:
     """A room, and the bytes for copies of tensors of these sizes."""
-    return state_dict.Room(), state_dict.sizes([torch.empty(shape, device=device) for shape in shapes])
+    return state_dict.CopyBuffers(), state_dict.sizes([torch.empty(shape, device=device) for shape in shapes])
 
 
 def resident(memory: torch.Tensor) -> float:
@@ -388,7 +388,7 @@ def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
     assert resident(state_dict._fresh(torch.device("cpu"), 10 * wanted[torch.device("cpu")])) < 0.2, (
         "given when first touched"
     )
-    room.get(wanted)
+    room.allocate(wanted)
     (held,) = room._memory.values()
     assert resident(held) == 1.0
     tensors = [torch.rand(5_000_000), torch.rand(1), torch.rand(5_000_000)]
@@ -396,14 +396,14 @@ def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
     assert made[0].data_ptr() == held.data_ptr()
     assert made[2].data_ptr() + made[2].nbytes == held.data_ptr() + held.nbytes
     assert all(torch.equal(copy, tensor) for copy, tensor in zip(made, tensors, strict=True))
-    room.get({torch.device("cpu"): 4 * wanted[torch.device("cpu")]})
+    room.allocate({torch.device("cpu"): 4 * wanted[torch.device("cpu")]})
     assert torch.equal(made[2], tensors[2]), "copies in it are left alone"
 
 
 def test_no_memory_is_got_ahead_where_it_is_short(monkeypatch):
     room, wanted = got(1_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=15_000))
-    room.get(wanted)
+    room.allocate(wanted)
     assert not room._memory
     assert room.copies([torch.ones(1_000)])[0].sum() == 1_000
 
@@ -419,7 +419,7 @@ def test_copies_wait_for_memory_that_is_being_got(monkeypatch):
         return plain(device, size)
 
     monkeypatch.setattr(state_dict, "_fresh", slow)
-    thread = threading.Thread(target=room.get, args=(wanted,))
+    thread = threading.Thread(target=room.allocate, args=(wanted,))
     thread.start()
     begun.wait(30)
     made = room.copies([torch.arange(100.0)])
@@ -440,23 +440,23 @@ def test_a_training_gets_the_memory_of_its_checkpoints_after_the_first_update(tm
     """All of it, moments of the optimizer and averages included, and only where a checkpoint comes before the end."""
     asked, used, reached = [], [], [0]
 
-    def get(self, wanted, plain=state_dict.Room.get):
+    def get(self, wanted, plain=state_dict.CopyBuffers.allocate):
         asked.append((reached[0], wanted))
         plain(self, wanted)
 
-    def copies(self, tensors, plain=state_dict.Room.copies):
+    def copies(self, tensors, plain=state_dict.CopyBuffers.copies):
         used.append(state_dict.sizes(tensors))
         return plain(self, tensors)
 
     monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
-    monkeypatch.setattr(state_dict.Room, "get", get)
-    monkeypatch.setattr(state_dict.Room, "copies", copies)
+    monkeypatch.setattr(state_dict.CopyBuffers, "allocate", get)
+    monkeypatch.setattr(state_dict.CopyBuffers, "copies", copies)
     ran = trained(tmp_path, words, "optim={name: adamw, lr: 0.01}")
     assert steps(ran)[-1] == 12
     if not ahead:
         assert asked == []
         return
-    assert len(asked) == 2 and all(1 <= step <= 3 for step, _ in asked), "once for each of the two rooms"
+    assert len(asked) == 2 and all(1 <= step <= 3 for step, _ in asked), "once for each of the two buffers"
     assert sorted(sum(wanted.values()) for _, wanted in asked) == sorted(sum(size.values()) for size in used[:2])
 
 

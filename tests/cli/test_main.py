@@ -19,7 +19,7 @@ from runs import PLUGIN, ROOT, TOY, newest, run
 
 from trainkit import errors
 from trainkit.autoconfig import new_recipe
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import verification
 from trainkit.cli import main, train
 from trainkit.config import loader
 from trainkit.tracking.store import Store
@@ -384,7 +384,7 @@ def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
     assert not set("[{'") & set(text), "no Python repr"
     (path,) = ran.folder.checkpoints.glob("step-*4")
     shown = ask("show", str(path))
-    assert shown.strip() == storage.describe(path) and shown in text
+    assert shown.strip() == verification.describe(path) and shown in text
     assert ask("show", "toy-s0") == ask("show", facts["run_id"]) == ask("show", str(ran.folder.path)) == text
     assert Store.locate().find("toy").info().status == "FINISHED", "looking changed nothing"
     damaged = path / "model.safetensors"

@@ -10,7 +10,6 @@ import ast
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from PIL import Image
 from runs import ROOT
 
 from trainkit.analysis import projector
-from trainkit.checkpoint import safe_load, storage
+from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.data import evaluation_sets, leakage, sources
@@ -324,7 +323,7 @@ def _scenes(path: Path) -> None:
 
 def _read_checkpoint(path: Path) -> None:
     found, problems = storage.newest_valid(path.parent)
-    storage.describe(path)
+    verification.describe(path)
     if found is None and problems:
         raise UserError(str(path), problems[0])
     storage.read(path)
@@ -351,8 +350,8 @@ def _mend_manifest(path: Path, name: str) -> None:
     """Let a manifest say of a file what is true of it now, as whoever changed the file could."""
     file = path / "manifest.json"
     if (path / storage.MANIFEST).is_file() and name != storage.MANIFEST:
-        files = {n: storage._fingerprint(path / n) for n in sorted(os.listdir(path)) if n != storage.MANIFEST}
-        (path / storage.MANIFEST).write_bytes(storage._manifest(files))
+        files = {n: verification.fingerprint(path / n) for n in sorted(os.listdir(path)) if n != storage.MANIFEST}
+        (path / storage.MANIFEST).write_bytes(verification.encoded_manifest(files))
     elif name == "model.safetensors" and (path / "model.json").is_file():
         told = json.loads((path / "model.json").read_text())
         told["sha256"]["model.safetensors"] = hashed_folder.sha256(path / name)
@@ -492,26 +491,6 @@ def lay_modules(folder: Path, sentinels: Path) -> None:
         (folder / f"{name}.py").write_text(f"open({str(sentinels / f'{name}.ran')!r}, 'w').close()\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("safely", [True, False])
-def test_the_courier_imports_nothing_from_the_folder_of_the_start(tmp_path, store, safely):
-    lay_modules(tmp_path / "start", tmp_path)
-    code = """
-import subprocess, sys
-from trainkit.tracking import upload_process as courier
-from trainkit.tracking.store import Store
-if sys.argv[1] == "False":  # as `python -m` does it by itself
-    begin = subprocess.Popen
-    courier.subprocess.Popen = lambda words, **settings: begin([word for word in words if word != "-P"], **settings)
-courier.Courier(Store.locate()).close()
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-P", "-c", code, str(safely)]
-    done = subprocess.run(words, cwd=tmp_path / "start", env=environment, capture_output=True, text=True, timeout=200)
-    assert (ran(tmp_path) == []) is safely, done.stderr
-    assert not safely or done.returncode == 0, done.stderr
-
-
 # The list of doors is whole
 
 PARSERS = {
@@ -567,7 +546,7 @@ DOORS: dict[str, set[str]] = {
     "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer"},
     "volumes, packed": {"data/storage/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
-    "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/storage.py json.loads"},
+    "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/verification.py json.loads"},
     "an export": {"export/export.py json.loads"},
     "a run": {"tracking/run_folder.py json.loads", "inference/trained_model.py json.loads",
               "inference/output_folder.py json.loads", "tracking/journal.py json.loads"},

@@ -12,7 +12,7 @@ A plan is a list of faults, each a dictionary:
 | `until` | the last call at which it is done, of faults that are to last                                            |
 | `to`    | only calls one of whose arguments has this in its text, such as a part of a path                         |
 | `rank`  | only in the process of this rank                                                                         |
-| `thread`| only in threads whose name has this in it: `MainThread`, `trainkit-checkpoint`, `trainkit-sender`        |
+| `thread`| only in threads whose name has this in it: `MainThread`, `trainkit-checkpoint`, `trainkit-uploader`        |
 | `do`    | see below                                                                                                |
 | `after` | true: when the call has returned, and not in its place                                                   |
 | `name`  | anything, to find the fault again in the notes                                                           |

@@ -48,7 +48,7 @@ from tests.whole_runs.test_kills import (
 from tests.whole_runs.test_reid import sets  # noqa: F401
 from tests.whole_runs.test_segmentation_2d import streets  # noqa: F401
 from tests.whole_runs.test_segmentation_3d import bodies  # noqa: F401
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import storage, verification
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.upload_queue import sent
@@ -122,7 +122,7 @@ def faults(job: Job, rng: random.Random) -> list[Fault]:
         plan.append({**full, "call": call, "until": call + rng.randint(0, 6)})
     if rng.random() < 0.4:
         call = rng.randint(1, 3)
-        away = {"at": "trainkit.tracking.upload_queue.Outbox._send_batch", "do": "RuntimeError the store is away"}
+        away = {"at": "trainkit.tracking.upload_queue.UploadQueue._send_batch", "do": "RuntimeError the store is away"}
         plan.append({**away, "call": call, "until": call + rng.randint(0, 2)})
     phase = rng.choice(list(PHASES))
     end = {**PHASES[phase], "call": rng.randint(1, max(1, job.moments[phase]))}
@@ -262,7 +262,7 @@ class Orders(RuleBasedStateMachine):
         """Checkpoints that verify, oldest first."""
         if self.folder is None:
             return []
-        found = sorted(path for path in self.folder.checkpoints.glob("step-*") if not storage.verify(path))
+        found = sorted(path for path in self.folder.checkpoints.glob("step-*") if not verification.verify(path))
         return found
 
     def newest_is_whole(self) -> bool:

@@ -33,7 +33,7 @@ PHASES: dict[str, dict[str, Any]] = {
             "trainkit.tracking.mlflow_experiment.prepared",
             "mlflow.tracking.MlflowClient.create_run",
             "trainkit.tracking.store.write_aside",
-            "trainkit.tracking.upload_queue.Outbox.put",
+            "trainkit.tracking.upload_queue.UploadQueue.put",
         ]
     },
     "steps": {
@@ -49,11 +49,11 @@ PHASES: dict[str, dict[str, Any]] = {
     },
     "telling": {
         "at": [
-            "trainkit.tracking.upload_queue.Outbox._send_batch",
-            "trainkit.tracking.upload_queue.Outbox._send_job",
+            "trainkit.tracking.upload_queue.UploadQueue._send_batch",
+            "trainkit.tracking.upload_queue.UploadQueue._send_job",
             *SYSTEM,
         ],
-        "thread": "trainkit-sender",
+        "thread": "trainkit-uploader",
     },
     "ending": {
         "at": [
@@ -238,7 +238,7 @@ def test_killed_behind_its_end_a_run_is_promoted_by_the_next_start_and_not_train
 
 
 def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy, tmp_path, database):
-    plan = [{"at": ["os.unlink", "os.rmdir"], "thread": "trainkit-sender", "call": 8, "do": "kill"}]
+    plan = [{"at": ["os.unlink", "os.rmdir"], "thread": "trainkit-uploader", "call": 8, "do": "kill"}]
     with fresh(tmp_path / "store", database):
         assert ran(toy.words, plan) == -signal.SIGKILL
         go_on(toy)
@@ -308,9 +308,12 @@ SPOILED = {
     "sample_seeding": ("tensor model/", UPDATE),
     "optimizer": ("tensor model/", UPDATE),
     "averages": ("tensor ema/", UPDATE),
-    "fixed_times": ("2 rows of", {"at": "trainkit.tracking.upload_queue.Outbox.acknowledge", "call": 1, "after": True}),
+    "fixed_times": (
+        "2 rows of",
+        {"at": "trainkit.tracking.upload_queue.UploadQueue.acknowledge", "call": 1, "after": True},
+    ),
     "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.storage.prune", "call": 3}),
-    "verification": ("missing", {"at": "trainkit.checkpoint.storage._manifest", "call": 3}),
+    "verification": ("missing", {"at": "trainkit.checkpoint.storage.encoded_manifest", "call": 2}),
 }
 """Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
 

@@ -20,7 +20,7 @@ from trainkit.tracking.journal import Journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
-from trainkit.tracking.upload_queue import Outbox
+from trainkit.tracking.upload_queue import UploadQueue
 from trainkit.training.checkpoint_writer import CheckpointWriter
 from trainkit.training.run_logger import RunLogger
 
@@ -30,7 +30,7 @@ class Written(Silent):
 
     def __init__(self, folder: RunFolder):
         self.journal = Journal(folder.journal)
-        self.outbox = Outbox(folder, "id", self.journal)
+        self.outbox = UploadQueue(folder, "id", self.journal)
 
     def position(self):
         return self.journal.position
@@ -118,15 +118,16 @@ def what_is_wrong(home: Path, recording: Recording, n: int) -> str:
     (whole,) = [value for _, what, value in recording.marks if what == "journal"]
     if folder.journal.read_bytes()[:position] != whole[:position]:
         return "the journal is not the one that was written"
-    waiting = Outbox(folder, "id", kept)
+    waiting = UploadQueue(folder, "id", kept)
     waiting.acknowledge(min(position, waiting.acknowledged))
     times = kept.cut_back(position).values
     lost = [key for told in recording.reached(n, "times") for key in told if key not in times and key[1] > step]
     if lost:
         return f"the times of {lost} are lost: they would be sent again with others"
-    waiting.forget_end()
+    waiting.drop_end()
     client = Client()
-    waiting._try_metrics = waiting._enrol = lambda client: None  # jobs are what is asked about
+    waiting._try_metrics = waiting.ensure_run = lambda client: None  # jobs are what is asked about
+    waiting.run_id = "a run"
     waiting.send(client)
     if waiting.waiting() or not set(client.took) <= {str(step) for step in range(9)}:
         return f"what waited for MLflow arrived as {client.took}"

@@ -65,7 +65,7 @@ PHASES = {
     "stored outputs": Phase("trainkit.training.teacher_cache._compute", words=(*ORACLE, "task.stored=true")),
     "scoring": Phase("toy.ToyTask.score", 3, step=6),
     "last evaluation": Phase("toy.ToyTask.predict", 37, "sleep 3", step=12, until=10**6),
-    "sending": Phase("trainkit.tracking.upload_queue.Outbox._send_job", 4, step=12),
+    "sending": Phase("trainkit.tracking.upload_queue.UploadQueue._send_job", 4, step=12),
     "shutdown": Phase("trainkit.distributed.runtime.Machine.close", 1, "sleep 1", step=12),
 }
 """The first few in the order in which default tests take them."""

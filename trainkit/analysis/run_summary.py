@@ -32,19 +32,21 @@ def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
         run.draw(outcome.curves)
         tracker.figure("figures/time.png", curves.time_shares(_shares(outcome)))
         if outcome.steps is not None and len(outcome.steps):
-            tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.folder.journal))
+            tracker.figure(
+                "figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.require_folder().journal)
+            )
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     newest = run.newest_checkpoint()
     if newest is not None:
-        history = journal.read(run.folder.journal)
+        history = journal.read(run.require_folder().journal)
 
         def scored(step: int) -> dict[str, float]:
             # Of this step alone: a run that was told to stop has its last scores from an earlier one.
             return {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
 
         models = {"last": newest / "model.safetensors"}
-        models |= {"best": best_weights(run.folder.path)} if outcome.best else {}
+        models |= {"best": best_weights(run.require_folder().path)} if outcome.best else {}
         for name, weights in models.items():
             # Their own step: behind the last checkpoint a recipe may have had more updates, and other scores.
             step = storage.state_of(weights.parent)["step"]
@@ -56,8 +58,8 @@ def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
 
 def table(run: RunLogger, outcome: Outcome, store: Store) -> str:
     """Scores and speeds of a run, and how to open it."""
-    history = journal.read(run.folder.journal)
-    lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]
+    history = journal.read(run.require_folder().journal)
+    lines = [f"run {run.require_folder().name}: {outcome.status} at step {outcome.step}", ""]
     best = run.recipe.best.metric if run.recipe.best else ""
     for evaluation in run.recipe.evaluations:
         rows = _scores(history, evaluation, best)

@@ -40,10 +40,10 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
         resolved = loader.dump(loader.load(path, (), plugins))
         echo(loader.header(path) + resolved, nl=False)
         return
-    from trainkit.checkpoint import storage
+    from trainkit.checkpoint import verification
 
-    if path.is_dir() and (path / storage.MANIFEST).exists():
-        echo(storage.describe(path))
+    if path.is_dir() and (path / verification.MANIFEST).exists():
+        echo(verification.describe(path))
         return
     from trainkit.tracking import lineage, run_folder
     from trainkit.tracking.store import Store
@@ -63,7 +63,7 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
             echo(f"\n{text}", nl=False)
     for step in sorted(folder.checkpoints.glob("step-*")):
         echo()
-        echo(storage.describe(step))
+        echo(verification.describe(step))
 
 
 def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:

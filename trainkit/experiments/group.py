@@ -196,7 +196,7 @@ def parent_run(group: RunGroup, machine: Machine, store: Store, train: Train) ->
         if resuming:
             tracker.cut_back(0)
         folder.update(varies=list(group.differ))
-        lineage.tell(tracker, folder, store, order.path, {})
+        lineage.record(tracker, folder, store, order.path, {})
         track_request(tracker, order)
         again = ", continued" if resuming else ""
         print(f"run {folder.name}{again}: {recipe.name}, {group.size} {group.unit}", flush=True)

@@ -341,7 +341,7 @@ class Session:
         splits = evaluated(recipe, data)
         digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
         digests = {lineage.DATA: data.meta.digest, **digests}
-        lineage.tell(tracker, folder, self.store, order.path, digests, run.parent)
+        lineage.record(tracker, folder, self.store, order.path, digests, run.parent)
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
         for split in {split.digest: split for split in splits.values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")

@@ -60,13 +60,13 @@ def find(word: str, store: Store) -> Subject:
 
     Raises UserError where there are none.
     """
-    from trainkit.checkpoint import storage
+    from trainkit.checkpoint import verification
 
     path, run = Path(word), None
     if word.startswith("models:/"):
         return Subject(store.model_file(word), 0, None)
-    if path.is_dir() and (path / storage.STATE).is_file():
-        if problems := storage.verify(path):
+    if path.is_dir() and (path / verification.STATE).is_file():
+        if problems := verification.verify(path):
             where, _, found = problems[0].partition(": ")
             raise UserError(where, found, remedy="name another checkpoint of the run")
         file = path / "model.safetensors"
@@ -74,7 +74,7 @@ def find(word: str, store: Store) -> Subject:
         file = path
     elif path.is_dir() and path.absolute().parent != (store.home / "runs").absolute():
         expected = "a run, a checkpoint (.../checkpoints/step-000000120), a file of weights or models:/ID"
-        raise UserError(word, f"a folder without {storage.STATE}", expected)
+        raise UserError(word, f"a folder without {verification.STATE}", expected)
     else:
         run = store.find(word)
         file = best_weights(run.path)

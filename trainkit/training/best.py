@@ -80,7 +80,7 @@ def best_weights(run: Path) -> Path:
     They are the averaged ones where the recipe's best is a score of those. A file is only handed out when it is what
     was written: where the best checkpoint is damaged or missing a warning names the one that takes its place.
     """
-    from trainkit.checkpoint import storage
+    from trainkit.checkpoint import storage, verification
 
     newest, refused = storage.newest_valid(run / "checkpoints")
     if newest is None:
@@ -96,7 +96,7 @@ def best_weights(run: Path) -> Path:
         try:
             if not file.parent.is_dir():
                 raise UserError(str(file.parent), "is missing")  # it could not be written, or was deleted
-            storage.check_file(file)
+            verification.check_file(file)
             return file
         except UserError as error:
             refused.append(f"{error.where}: {error.found}")

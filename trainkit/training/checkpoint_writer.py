@@ -11,7 +11,7 @@ from torch import Tensor
 from trainkit.checkpoint import storage
 from trainkit.checkpoint.async_save import Commit
 from trainkit.checkpoint.state_dict import Copies
-from trainkit.checkpoint.storage import CheckpointError
+from trainkit.checkpoint.verification import CheckpointError
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
 from trainkit.errors import of_disk
@@ -37,10 +37,8 @@ class CheckpointWriter:
 
     @property
     def folder(self) -> RunFolder:
-        """The folder of the run. Raises RuntimeError where there is none: a tool saves nothing."""
-        if self._logger.folder is None:
-            raise RuntimeError("a training without a folder has no checkpoints")
-        return self._logger.folder
+        """The folder of the run. Raises RuntimeError where there is none."""
+        return self._logger.require_folder()
 
     @property
     def writing(self) -> bool:

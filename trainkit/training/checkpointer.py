@@ -98,7 +98,7 @@ class Checkpointer:
         saves = self._recipe.best is not None or self._state.events.gates["checkpoint"].due < steps
         if saves and self._machine.main and not self._machine.sharded:
             self._clock.to("setup")
-            threading.Thread(target=self._state.room(), name="trainkit-room", daemon=True).start()
+            threading.Thread(target=self._state.allocator(), name="trainkit-room", daemon=True).start()
 
     def wait_for_copies(self, then: str) -> None:
         """Wait until the checkpoint that is being written needs nothing any more of what an update changes.

@@ -69,6 +69,12 @@ class RunLogger:
         self._due = 0
         self._told = 0.0
 
+    def require_folder(self) -> RunFolder:
+        """Return the folder of the run. Raises RuntimeError where there is none: a tool keeps nothing."""
+        if self.folder is None:
+            raise RuntimeError("a training without a folder has no checkpoints and no journal")
+        return self.folder
+
     def say(self, text: str) -> None:
         """Print lines, above the progress bar where there is one."""
         if not self.main:

@@ -70,8 +70,8 @@ class TrainState:
     """The last score of every metric, by full name."""
     entered: dict[str, int] = field(default_factory=dict)
     """Evaluations, and the step whose scores of them were last entered in these records."""
-    rooms: tuple[state_dict.Room, state_dict.Room] = field(
-        default_factory=lambda: (state_dict.Room(), state_dict.Room())
+    copy_buffers: tuple[state_dict.CopyBuffers, state_dict.CopyBuffers] = field(
+        default_factory=lambda: (state_dict.CopyBuffers(), state_dict.CopyBuffers())
     )
     """Memory for the tensors of a checkpoint, kept for the next."""
 
@@ -127,7 +127,7 @@ class TrainState:
             "versions": _versions(),
         }
 
-    def room(self) -> Callable[[], None]:
+    def allocator(self) -> Callable[[], None]:
         """Return a function that allocates the memory of the first `freeze` and its copies, for any thread.
 
         Asked for after the first update, when the optimizer has its state. Not where parameters are sharded.
@@ -135,14 +135,14 @@ class TrainState:
         wanted = self._noted(keep=True)[0].sizes()
 
         def get() -> None:
-            for room, sizes in zip(self.rooms, wanted, strict=True):
-                room.get(sizes)
+            for buffers, sizes in zip(self.copy_buffers, wanted, strict=True):
+                buffers.allocate(sizes)
 
         return get
 
     def _noted(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Any]]:
         """Return all tensors, taken or promised, and what else the optimizer holds."""
-        copies = state_dict.Copies(self.rooms)
+        copies = state_dict.Copies(self.copy_buffers)
         moving, scalars = state_dict.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep, copies)
         files = copies.files
         files |= {"model": state_dict.module_tensors(self.net, keep, copies), "optimizer": moving}

@@ -42,7 +42,7 @@ from trainkit.data.loader import stream
 from trainkit.distributed.runtime import Machine, checksum
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Batch, Parts, Split
+from trainkit.interfaces import Batch, Parts, RowOrder, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
 
@@ -201,7 +201,7 @@ class _Carrying:
         # For spawned workers, who read: tables on the device are looked up where the batch lives.
         return {**self.__dict__, "_held": {}}
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+    def order(self, epoch: int, batch_size: int) -> RowOrder:
         """As the split has it."""
         return self._split.order(epoch, batch_size)
 
