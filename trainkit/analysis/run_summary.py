@@ -27,7 +27,7 @@ def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
     """
     from trainkit.plots import curves, timeline
 
-    tracker = run.tracker
+    tracker, journal_file = run.tracker, run.require_folder().journal
     if not hurried:
         run.draw(outcome.curves)
         tracker.figure("figures/time.png", curves.time_shares(_shares(outcome)))
