@@ -32,14 +32,12 @@ def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
         run.draw(outcome.curves)
         tracker.figure("figures/time.png", curves.time_shares(_shares(outcome)))
         if outcome.steps is not None and len(outcome.steps):
-            tracker.figure(
-                "figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.require_folder().journal)
-            )
+            tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, journal_file))
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     newest = run.newest_checkpoint()
     if newest is not None:
-        history = journal.read(run.require_folder().journal)
+        history = journal.read(journal_file)
 
         def scored(step: int) -> dict[str, float]:
             # Of this step alone: a run that was told to stop has its last scores from an earlier one.
