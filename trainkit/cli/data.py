@@ -164,6 +164,7 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
     from trainkit.data.scenes import verify
     from trainkit.data.storage import import_images
     from trainkit.data.volumes import importer
+    from trainkit.data.volumes import verify as volume_verify
 
     volumes = importer.holds_volumes(path)
     if not volumes and verify.holds_scenes(path):
@@ -174,9 +175,9 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
         return
     if names is not None:
         raise click.UsageError("--names is for pictures with masks")
-    for key, value in (importer if volumes else import_images).info(path).items():
+    for key, value in (volume_verify if volumes else import_images).info(path).items():
         echo(f"{key:14} {value}")
-    for line in importer.table(path) if volumes else ():
+    for line in volume_verify.table(path) if volumes else ():
         echo(line)
 
 
@@ -199,6 +200,7 @@ def verify(
     from trainkit.data.scenes import verify
     from trainkit.data.storage import import_images
     from trainkit.data.volumes import importer
+    from trainkit.data.volumes import verify as volume_verify
 
     volumes = importer.holds_volumes(path)
     scenes = not volumes and verify.holds_scenes(path)
@@ -208,7 +210,7 @@ def verify(
         raise click.UsageError("--patient is for NIfTI files")
     with bar("verifying", "case" if volumes else "picture") as on_progress:
         if volumes:
-            found = importer.verify(
+            found = volume_verify.verify(
                 path, against=against, names=_label_names(names), patient=patient, on_progress=on_progress
             )
         elif scenes:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -278,7 +278,7 @@ class _Cases:
         """Shapes, patients and clinical data of the cases."""
         return [self.packed.case(case) for case in self.cases.tolist()]
 
-    @functools.cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of volumes, labels and names; that of the packed set where it is taken whole."""
         if np.array_equal(self.cases, np.arange(len(self.packed))):
@@ -321,9 +321,9 @@ class CaseSplit(_Cases):
     mirrored: bool = False
     """True: predictions are averaged over mirror images along all axes."""
 
-    at_once: ClassVar[int] = 1
+    at_once: int = field(default=1, init=False)
     """Volumes differ in size."""
-    views: ClassVar[int] = 1
+    views: int = field(default=1, init=False)
     """Nothing is augmented."""
 
     @property
@@ -409,7 +409,7 @@ class PatchSplit(_Cases):
     kind: Literal["train", "patches"] = "train"
     """To train on, other ones in each epoch; or to be scored, always the same."""
 
-    at_once: ClassVar[None] = None
+    at_once: None = field(default=None, init=False)
     """Patches are read in batches of any size."""
 
     def __getstate__(self) -> dict[str, Any]:
