@@ -27,8 +27,7 @@ STRAYS = {("mlflow", "environment/record.py")}
 """The tags that MLflow's own client would set."""
 MOST_LINES = 600
 LONG = {
-    "checkpoint/storage.py": 660, "data/formats/nifti.py": 621, "data/synthetic/orbits.py": 642,
-    "data/synthetic/people.py": 799, "data/synthetic/scenes.py": 781,
+    "checkpoint/storage.py": 660, "data/formats/nifti.py": 621,
     "diagnostics/benchmark.py": 901, "diagnostics/stepped_process.py": 686,
     "diagnostics/throughput_limits.py": 641, "speed/claim_measurements.py": 933, "speed/claim_table.py": 825,
 }  # fmt: skip
