@@ -138,7 +138,7 @@ def test_the_files_that_it_knows_are_there():
     assert found == {
         "augment": {
             "images/augment.py", "images/clahe.py", "faces/align.py", "people/tokenizer.py", "scenes/augment.py",
-            "volumes/augment.py",
+            "volumes/augment.py", "volumes/augment_intensity.py", "volumes/augment_spatial.py",
         },
         "read": {
             "storage/image_store.py", "storage/mask_store.py", "storage/volume_store.py", "storage/map_store.py",

@@ -157,6 +157,7 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
     from trainkit.data.scenes import verify
     from trainkit.data.storage import import_images
     from trainkit.data.volumes import importer
+    from trainkit.data.volumes import verify as volume_verify
 
     volumes = importer.holds_volumes(path)
     if not volumes and verify.holds_scenes(path):
@@ -167,9 +168,9 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
         return
     if names is not None:
         raise click.UsageError("--names is for pictures with masks")
-    for key, value in (importer if volumes else import_images).info(path).items():
+    for key, value in (volume_verify if volumes else import_images).info(path).items():
         echo(f"{key:14} {value}")
-    for line in importer.table(path) if volumes else ():
+    for line in volume_verify.table(path) if volumes else ():
         echo(line)
 
 
@@ -192,6 +193,7 @@ def verify(
     from trainkit.data.scenes import verify
     from trainkit.data.storage import import_images
     from trainkit.data.volumes import importer
+    from trainkit.data.volumes import verify as volume_verify
 
     volumes = importer.holds_volumes(path)
     scenes = not volumes and verify.holds_scenes(path)
@@ -201,7 +203,7 @@ def verify(
         raise click.UsageError("--patient is for NIfTI files")
     with bar("verifying", "case" if volumes else "picture") as on_progress:
         if volumes:
-            found = importer.verify(
+            found = volume_verify.verify(
                 path, against=against, names=_label_names(names), patient=patient, on_progress=on_progress
             )
         elif scenes:

@@ -16,7 +16,7 @@ from trainkit.data.loader import thread_pool
 KINDS = ("read", "decode", "augment", "collate", "other")
 
 _PYTHON: tuple[tuple[str, str], ...] = (
-    (r"trainkit/data/\w+/(augment|clahe|align|tokenizer)\.py:", "augment"),
+    (r"trainkit/data/\w+/(augment\w*|clahe|align|tokenizer)\.py:", "augment"),
     (r"/(timm/data/(transforms|auto_augment|random_erasing|mixup)\w*|torchvision/transforms/.*)\.py:", "augment"),
     (r"trainkit/data/(storage/\w+_store|storage/hashed_folder|volumes/residency|formats/recordio|hub)\.py:", "read"),
     (r"/(numpy/_core/memmap|h5py/.*|pyarrow/.*)\.py:", "read"),

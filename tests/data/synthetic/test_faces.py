@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trainkit.data.synthetic import drawing
 from trainkit.data.synthetic import faces as sample
 from trainkit.errors import UserError
 
@@ -127,11 +128,11 @@ def test_the_environment_says_where_sets_are_kept(monkeypatch, tmp_path):
     for name in ("TRAINKIT_CACHE", "TRAINKIT_DATA", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert sample.root() == tmp_path / ".cache" / "trainkit"
+    assert drawing.root() == tmp_path / ".cache" / "trainkit"
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path / "data"))
-    assert sample.root() == tmp_path / "data" / ".trainkit-sample"
+    assert drawing.root() == tmp_path / "data" / ".trainkit-sample"
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    assert sample.root() == tmp_path / "cache"
+    assert drawing.root() == tmp_path / "cache"
 
 
 def together(make, cache):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data.synthetic.test_faces import together
-from trainkit.data.synthetic import orbits
+from trainkit.data.synthetic import anatomy, orbits
 
 DIGEST = (2, "9ce166965b456190f4b08e3b7599555931b1f4009d31b6cd2fde06b38b3a1bf6")
 """Of two patients. If it changes on purpose, raise `VERSION` with it."""
@@ -36,7 +36,7 @@ def painted():
     answer = []
     for patient in orbits.patients("train")[::5]:
         shape, spacing = orbits.geometry(patient)
-        scan = orbits._Scan(orbits._Patient.of(patient), shape, spacing)
+        scan = orbits._Scan(anatomy.Patient.of(patient), shape, spacing)
         answer.append((scan.labels(), scan.labels(wander=0.0), float(np.prod(spacing))))
     return answer
 
@@ -52,7 +52,7 @@ def test_voxels_are_the_same_everywhere_and_belong_to_the_version():
     seen = hashlib.sha256()
     for patient in (1, 2):
         image, labels = orbits.draw(patient, SMALL, COARSE)
-        steps = np.rint(image / np.float32(orbits._Patient.of(patient).slope)).astype("<i2")
+        steps = np.rint(image / np.float32(anatomy.Patient.of(patient).slope)).astype("<i2")
         seen.update(steps.tobytes() + labels.tobytes())
         seen.update(json.dumps(orbits.clinical(patient)).encode())
     assert (orbits.VERSION, seen.hexdigest()) == DIGEST
@@ -96,7 +96,7 @@ def test_painted_borders_wander_but_not_far(painted):
 def test_a_patient_is_the_same_at_every_resolution(patient):
     sizes = []
     for shape, spacing in ((SMALL, COARSE), ((96, 96, 36), (1.5, 1.5, 1.925))):
-        labels = orbits._Scan(orbits._Patient.of(patient), shape, spacing).labels(wander=0.0)
+        labels = orbits._Scan(anatomy.Patient.of(patient), shape, spacing).labels(wander=0.0)
         middle = world(patient, labels, "EB", shape, spacing).mean(0)
         volume = (labels == 9).sum() * np.prod(spacing)
         sizes.append((middle, volume))
@@ -107,10 +107,10 @@ def test_a_patient_is_the_same_at_every_resolution(patient):
 @pytest.mark.parametrize("patient", [1, 2, 5, 8])
 def test_anatomy_lies_where_it_should_in_the_world(patient):
     shape, spacing = (96, 96, 20), (1.7, 1.7, 3.85)
-    labels = orbits._Scan(orbits._Patient.of(patient), shape, spacing).labels()
+    labels = orbits._Scan(anatomy.Patient.of(patient), shape, spacing).labels()
     at = {name: world(patient, labels, name, shape, spacing) for name in orbits.NAMES[1:]}
     middle = (at["EB"][:, 0].min() + at["EB"][:, 0].max()) / 2
-    who = orbits._Patient.of(patient)
+    who = anatomy.Patient.of(patient)
     for side, orbit in zip((1, -1), who.orbits, strict=True):  # right, then left
         part = {name: points[(points[:, 0] - middle) * side > 0].mean(0) for name, points in at.items()}
         assert 20 < (part["EB"][0] - middle) * side < 42
@@ -139,7 +139,7 @@ def test_intensities_order_as_in_t2_and_have_no_unit():
 
 def test_severity_swells_muscles_and_pushes_eyes_forward():
     mild, severe = ({"severity": s, "active": 0.5, "size": 1.0, "apart": 31.0, "globe": 0.0} for s in (0.0, 1.0))
-    few, many = (orbits._Orbit.of(np.random.default_rng(0), both) for both in (mild, severe))
+    few, many = (anatomy.Orbit.of(np.random.default_rng(0), both) for both in (mild, severe))
     assert many.globe[1] > few.globe[1] + 4
     for before, after in zip(few.muscles, many.muscles, strict=True):
         assert after.thick > 1.1 * before.thick
@@ -224,7 +224,7 @@ def test_the_mean_label_map_is_no_answer():
     maps = {}
     for split in ("train", "val"):
         maps[split] = [
-            orbits._Scan(orbits._Patient.of(p), (128, 128, 18), (1.25, 1.25, 3.85)).labels()
+            orbits._Scan(anatomy.Patient.of(p), (128, 128, 18), (1.25, 1.25, 3.85)).labels()
             for p in orbits.patients(split)
         ]
     counts = np.stack([sum((m == i).astype(np.int32) for m in maps["train"]) for i in range(len(orbits.NAMES))])

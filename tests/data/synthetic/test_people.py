@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.data.synthetic.test_faces import together
-from trainkit.data.synthetic import people
+from trainkit.data.synthetic import figures, people
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK, TEXT
 
 DIGEST = (3, "cfdada6f67a87d00134b7a30599f32e6f4681e7bff1f8bba510cd5f9845c8731")
@@ -136,12 +136,12 @@ def _drawn(who, modality, **changed):
     """A picture of nearly the same person from the front, by the same hand."""
     rng = np.random.default_rng(7)
     body = {**who, **changed}
-    parts = people._Body(body, people._Pose(rng, "front", still=True)).draw()
+    parts = figures.body(body, figures.Pose(rng, "front", still=True))
     if modality == RGB:
-        return people._photograph(body, parts, rng, "c1").astype(float)
+        return figures.photograph(body, parts, rng, "c1").astype(float)
     if modality == NIR:
-        return people._infrared(body, parts, rng, "c5").astype(float)
-    return {CP: people._pencil, SK: people._sketch}[modality](body, parts, rng).astype(float)
+        return figures.infrared(body, parts, rng, "c5").astype(float)
+    return {CP: figures.pencil, SK: figures.sketch}[modality](body, parts, rng).astype(float)
 
 
 def test_a_garment_of_another_colour_changes_its_own_place_alone():
@@ -154,8 +154,8 @@ def test_a_garment_of_another_colour_changes_its_own_place_alone():
 
 
 def test_infrared_is_not_the_brightness_of_a_colour():
-    bright = [0.3 * r + 0.6 * g + 0.1 * b for r, g, b in people.COLOURS.values()]
-    reflected = [people.INFRARED[name] for name in people.COLOURS]
+    bright = [0.3 * r + 0.6 * g + 0.1 * b for r, g, b in figures.COLOURS.values()]
+    reflected = [figures.INFRARED[name] for name in figures.COLOURS]
     assert abs(np.corrcoef(bright, reflected)[0, 1]) < 0.5
 
 

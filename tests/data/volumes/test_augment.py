@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 from trainkit import rng
 from trainkit.config import validation
 from trainkit.config.schema import TABLES
-from trainkit.data.volumes import augment as volume_augment
+from trainkit.data.volumes import augment_intensity, augment_spatial
 from trainkit.data.volumes.augment import (
     BiasField,
     Blur,
@@ -107,7 +107,7 @@ def middle(array: np.ndarray) -> np.ndarray:
 def way(request, monkeypatch):
     """As on a CPU, sample by sample, and as on a GPU, the whole batch at once."""
     if request.param == "all":
-        monkeypatch.setattr(volume_augment, "_by_sample", lambda image: False)
+        monkeypatch.setattr(augment_spatial, "by_sample", lambda image: False)
     return request.param
 
 
@@ -133,7 +133,7 @@ def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spac
     )
     image, mask, _, out, labels = applied(augment, spacing)
     thick = spacing == THICK
-    draw = volume_augment._draws(0, 0, np.arange(8))
+    draw = augment_spatial.Draws(0, 0, np.arange(8), PATCH, THIN).values
     mm = np.array(spacing)[:, None]
     turned = 0
     for i in range(8):
@@ -193,11 +193,11 @@ def test_an_affine_change_is_that_of_scipy_in_millimetres():
 def test_a_quarter_turn_is_a_quarter_turn_and_scale_enlarges(way):
     image, mask = batch((5, 9, 9), 1)
     still = {"augment_warp": torch.tensor([True])}
-    quarter = torch.from_numpy(volume_augment._matrices(np.array([[np.pi / 2, 0, 0]]), np.ones(1), np.ones(3))).float()
+    quarter = torch.from_numpy(augment_spatial.matrices(np.array([[np.pi / 2, 0, 0]]), np.ones(1), np.ones(3))).float()
     out, labels = VolumeAugment().apply(image, mask, still | {"augment_matrix": quarter}, (5, 9, 9))
     assert torch.allclose(out[0, 0], torch.rot90(image[0, 0].float(), 1, (1, 2)), atol=1e-5)
     assert torch.equal(labels[0], torch.rot90(mask[0], 1, (1, 2)))
-    twice = torch.from_numpy(volume_augment._matrices(np.zeros((1, 3)), np.full(1, 2.0), np.ones(3))).float()
+    twice = torch.from_numpy(augment_spatial.matrices(np.zeros((1, 3)), np.full(1, 2.0), np.ones(3))).float()
     box = torch.zeros(1, 5, 9, 9, dtype=torch.uint8)
     box[:, 2:3, 3:6, 3:6] = 3
     _, labels = VolumeAugment().apply(image, box, still | {"augment_matrix": twice}, (5, 9, 9))
@@ -211,9 +211,9 @@ def test_tissue_does_not_fold_at_the_largest_shift():
         points = random.choice([-1.0, 1.0], (3, 6, 6, 6))
         if trial == 0:  # neighbours pulled towards each other
             points = np.broadcast_to(np.where(np.arange(6) < 3, 1.0, -1.0)[:, None, None], (3, 6, 6, 6)).copy()
-        points *= volume_augment.FOLD * every
+        points *= augment_spatial.FOLD * every
         cell = torch.full((1, 3), every)
-        field = volume_augment._spread(torch.from_numpy(points)[None].float(), cell, size)[0].numpy()
+        field = augment_spatial.spread(torch.from_numpy(points)[None].float(), cell, size)[0].numpy()
         slopes = np.stack([np.stack(np.gradient(each), axis=0) for each in field])
         folded = np.linalg.det((slopes + np.eye(3)[:, :, None, None, None]).transpose(2, 3, 4, 0, 1))
         assert folded.min() > 0, trial
@@ -273,7 +273,7 @@ def test_flips_go_along_anatomical_axes_and_exchange_the_labels_of_the_sides(axe
     before = image.clone(), mask.clone()
     out, labels = augment.apply(image, mask, tensors(numbers), PATCH)
     assert torch.equal(image, before[0]) and torch.equal(mask, before[1])
-    draw = volume_augment._draws(1, 2, np.arange(40))
+    draw = augment_spatial.Draws(1, 2, np.arange(40), PATCH, THIN).values
     seen = set()
     for i in range(40):
         sides, heights = draw["flip_0"][i] < 0.5, draw["flip_2"][i] < 0.5
@@ -315,7 +315,7 @@ def test_labels_of_sides_must_be_exchanged_where_sides_are():
 def test_blur_is_that_of_scipy_with_a_width_in_mm(way):
     augment = VolumeAugment(blur=Blur(p=0.7, sigma=(0.4, 1.2)))
     image, _, _, out, _ = applied(augment, THICK)
-    draw = volume_augment._draws(0, 0, np.arange(8))
+    draw = augment_spatial.Draws(0, 0, np.arange(8), PATCH, THIN).values
     for i in range(8):
         if draw["blur"][i] >= 0.7:
             assert np.array_equal(out[i], image[i])
@@ -365,7 +365,7 @@ def test_noise_is_normal_and_of_the_drawn_deviation(way):
 def test_noise_is_mixed_as_it_is_published():
     """lowbias32 in Python's whole numbers."""
     key, count = 123456789, 9
-    out = volume_augment._normal(torch.tensor([key], dtype=torch.int32), count)[0].numpy()
+    out = augment_intensity.normal(torch.tensor([key], dtype=torch.int32), count)[0].numpy()
     for i in range(5):
         word = (i * 0x9E3779B9 & 0xFFFFFFFF) ^ key
         word = (word ^ word >> 16) * 0x21F0AAAD & 0xFFFFFFFF
@@ -399,7 +399,7 @@ def test_gamma_is_a_power_between_the_ends_that_keeps_mean_and_deviation(way):
 def test_the_bias_field_is_a_smooth_factor_on_what_is_above_air(way):
     augment = VolumeAugment(bias_field=BiasField(p=0.7, every=9.0, log=0.8))
     image, _, numbers, out, _ = applied(augment, THICK)
-    draw = volume_augment._draws(0, 0, np.arange(8))
+    draw = augment_spatial.Draws(0, 0, np.arange(8), PATCH, THIN).values
     for i in range(8):
         if draw["bias_field"][i] >= 0.7:
             assert np.array_equal(out[i], image[i])
@@ -412,7 +412,7 @@ def test_the_bias_field_is_a_smooth_factor_on_what_is_above_air(way):
 def test_contrast_is_a_factor_and_brightness_a_sum(way):
     augment = VolumeAugment(contrast=Contrast(p=0.5, factor=(0.6, 1.4)), brightness=Brightness(p=0.5, shift=0.3))
     image, _, _, out, _ = applied(augment, count=40)
-    draw = volume_augment._draws(0, 0, np.arange(40))
+    draw = augment_spatial.Draws(0, 0, np.arange(40), PATCH, THIN).values
     gain = np.where(draw["contrast"] < 0.5, 0.6 + 0.8 * draw["gain"], 1)
     shift = np.where(draw["brightness"] < 0.5, 0.6 * draw["shift"] - 0.3, 0)
     assert np.abs(out - (image * gain[:, None, None, None] + shift[:, None, None, None])).max() < 1e-5
@@ -444,7 +444,7 @@ def test_a_patch_has_the_same_bits_in_every_batch(spacing, way):
 def test_what_a_gpu_computes_for_all_is_what_a_cpu_computes_for_the_chosen(spacing, monkeypatch):
     augment = everything()
     _, _, _, each, labels = applied(augment, spacing, count=12)
-    monkeypatch.setattr(volume_augment, "_by_sample", lambda image: False)
+    monkeypatch.setattr(augment_spatial, "by_sample", lambda image: False)
     _, _, _, together, of_all = applied(augment, spacing, count=12)
     assert np.abs(each - together).max() < 2e-3 and (labels != of_all).mean() < 1e-3
 

@@ -18,7 +18,7 @@ from trainkit.data import folders
 from trainkit.data.formats import nifti
 from trainkit.data.storage import hashed_folder, volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import fingerprint, importer, preprocess, sources
+from trainkit.data.volumes import fingerprint, importer, preprocess, sources, verify
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import UserError
 
@@ -53,7 +53,7 @@ def test_a_set_is_written_as_it_was_prepared(files, packed):
         assert case.facts["stored"] == "RAS" and case.facts["tilt"] == 0
         print_ = volume_store.fingerprint(array.transpose(2, 1, 0))
         assert data.fingerprints()[number] == print_
-    assert importer.verify(packed.out) == []
+    assert verify.verify(packed.out) == []
 
 
 def test_a_resampled_set_keeps_what_was_annotated(files, tmp_path):
@@ -68,7 +68,7 @@ def test_a_resampled_set_keeps_what_was_annotated(files, tmp_path):
     assert data.case(1).volumes_mm3 == pytest.approx([(labels == label).sum() * 6.0 for label in range(3)])
     assert (data.label(1).ravel()[data.foreground(1, 2)] == 2).all()
     assert data.names == ("background", "label 1", "label 2")
-    assert importer.verify(report.out) == []
+    assert verify.verify(report.out) == []
     plain = importer.import_volumes(files, tmp_path / "plain")
     same = PackedVolumes(plain.out)
     assert (same.fingerprints() == data.fingerprints()).all()
@@ -158,7 +158,7 @@ def test_unusable_cases_are_refused_by_file_or_left_out(files, tmp_path, kind):
     report = importer.import_volumes(root, tmp_path / "set", names=["a", "b"], damaged="skip")
     assert report.cases == 3 and PackedVolumes(report.out).ids() == ["p00", "p02", "p03"]
     assert any(note.startswith("left out: ") and str(bad) in note for note in report.notes)
-    found = importer.verify(root, names=["a", "b"])
+    found = verify.verify(root, names=["a", "b"])
     assert [line for line in found if not line.startswith("warning: ")] and str(bad) in found[0]
 
 
@@ -258,7 +258,7 @@ def test_labels_that_nobody_named_must_look_like_classes(tmp_path):
         put(root / "label" / f"p{number:02d}.nii.gz", labels * np.uint8(0))
     with pytest.raises(UserError, match="no voxel is labelled"):
         importer.import_volumes(root, tmp_path / "set")
-    assert any("no voxel is labelled" in line for line in importer.verify(root))
+    assert any("no voxel is labelled" in line for line in verify.verify(root))
 
 
 def test_patients_and_their_table_stand_beside_the_cases(tmp_path):
@@ -291,13 +291,13 @@ def test_verify_finds_patients_and_volumes_of_another_split(files, packed, tmp_p
     for own in (files, packed.out):
         for against in (other, tmp_path / "packed"):
             seen = []
-            found = importer.verify(
+            found = verify.verify(
                 own, against=[against], on_progress=lambda *progress, seen=seen: seen.append(progress)
             )
             assert f"warning: 1 patient also in {against}: p02" in found
             assert f"warning: 1 volume also in {against}: p03 = q" in found
             assert seen[-1][0] == seen[-1][1] == len(seen) == (4 if against == tmp_path / "packed" else 6)
-    assert len(importer.verify(packed.out, against=[other])) == 2
+    assert len(verify.verify(packed.out, against=[other])) == 2
 
 
 def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
@@ -306,7 +306,7 @@ def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
     put(tmp_path / "tom" / "val" / "image" / "lost.nii.gz", volume(8)[0])
     (tmp_path / "tom" / "train" / "label" / "p02.nii.gz").write_bytes(b"no")
     seen = []
-    found = importer.verify(tmp_path / "tom", on_progress=lambda *progress: seen.append(progress))
+    found = verify.verify(tmp_path / "tom", on_progress=lambda *progress: seen.append(progress))
     where = f"{tmp_path / 'tom'}#val"
     assert [line for line in found if not line.startswith("warning: ")] == found[:1] and "p02.nii.gz" in found[0]
     assert f"warning: train: 2 patients also in {where}: p00, p01" in found
@@ -320,11 +320,11 @@ def test_verify_names_what_was_changed_after_the_import(packed, tmp_path, monkey
     content = bytearray((copy / "labels.bin").read_bytes())
     content[720 + 5] ^= 1
     (copy / "labels.bin").write_bytes(content)
-    assert importer.verify(copy) == [
+    assert verify.verify(copy) == [
         f"{copy / 'labels.bin'}: is not what was written (SHA-256 differs); remove the folder and import the set again"
     ]
     monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
-    found = importer.verify(copy)
+    found = verify.verify(copy)
     assert len(found) == 2 and "labels.bin: is not what" in found[0] and "case 1 (p01)" in found[1]
 
 
@@ -450,7 +450,7 @@ def test_the_hippocampus_set_is_imported_with_its_strays_left_out(shared, tmp_pa
         image = nibabel.load(some / "labelsTr" / f"{data.case(number).id}.nii.gz")
         count = np.bincount(np.asarray(image.dataobj).astype(np.int64).ravel(), minlength=3)
         assert data.case(number).volumes_mm3 == pytest.approx(count * abs(np.linalg.det(image.affine[:3, :3])))
-    assert not [line for line in importer.verify(report.out) if not line.startswith("warning: ")]
+    assert not [line for line in verify.verify(report.out) if not line.startswith("warning: ")]
 
 
 @settings(max_examples=8, deadline=None)
@@ -470,8 +470,8 @@ def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, da
     asked = data.draw(st.none() | st.tuples(*[st.sampled_from([0.7, 2.0, 9.0])] * 3))
     report = importer.import_volumes(root / "scans", root / "set", names=["a", "b", "c"], spacing=asked)
     packed = PackedVolumes(report.out)
-    assert report.lines() and importer.info(root / "scans") and importer.info(root / "set")
-    assert not [line for line in importer.verify(report.out) if not line.startswith("warning: ")]
+    assert report.lines() and verify.info(root / "scans") and verify.info(root / "set")
+    assert not [line for line in verify.verify(report.out) if not line.startswith("warning: ")]
     assert sum(any(packed.case(i).volumes_mm3[1:]) for i in range(len(packed))) == labelled
     for i in range(len(packed)):
         assert np.isfinite(packed.image(i)).all() and packed.label(i).shape == packed.case(i).shape

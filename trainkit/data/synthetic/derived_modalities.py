@@ -32,6 +32,7 @@ from PIL import Image, ImageFilter
 
 from trainkit.data.formats import image_decode
 from trainkit.data.storage import cache, import_images
+from trainkit.data.synthetic.drawing import generator, save, to_bytes
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
 
@@ -45,7 +46,7 @@ SMALLEST = 16
 
 
 def folder(path: Path) -> Path:
-    """The derived set of the people in `path`, made when first asked for (10 to 20 s for 3,500 faces of 112 x 112).
+    """Return the derived set of the people in `path`, made once (10 to 20 s for 3,500 faces of 112 x 112).
 
     It holds `index.csv` (path, person, camera, modality, text; the text of a photograph is its caption), the pictures
     `<modality>/<person>/<number>.png` (number: the place of the photograph among those of the person by name), the
@@ -66,7 +67,7 @@ def folder(path: Path) -> Path:
 
 
 def divided(person: str, count: int) -> list[int]:
-    """Which modality each of a person's `count` photographs has, by their places in the order of names.
+    """Assign a modality to each of a person's `count` photographs, by their places in the order of names.
 
     Half stay RGB, but of four or more three are always left for the others, and at least one is RGB.
     """
@@ -135,7 +136,7 @@ def _person(
         else:
             seen.append(measured(pixels))
             drawn = DERIVE[code](_shrunk(pixels), _rng(person, number))
-            Image.fromarray(drawn).save(to / name, compress_level=1)
+            save(drawn, to / name)
         rows.append((name, person, "", MODALITIES[code], ""))
     if not seen:  # of a single photograph, which a caption would describe
         return rows
@@ -145,8 +146,7 @@ def _person(
 
 
 def _rng(*parts: str | int) -> np.random.Generator:
-    words = [zlib.crc32(str(part).encode(errors="surrogateescape")) for part in parts]
-    return np.random.Generator(np.random.PCG64([SEED, *words]))
+    return generator(SEED, *(zlib.crc32(str(part).encode(errors="surrogateescape")) for part in parts))
 
 
 def _shrunk(pixels: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ def _shrunk(pixels: np.ndarray) -> np.ndarray:
 
 
 def infrared(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """As a cheap infrared camera with a lamp beside it might see it: (height, width).
+    """Imitate a cheap infrared camera with a lamp beside it: (height, width).
 
     Mostly the red channel, in which skin is bright and even; the mixture, gain, gamma, vignette and noise differ from
     picture to picture.
@@ -176,8 +176,8 @@ def infrared(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     x, y = np.linspace(-1, 1, width)[None], np.linspace(-1, 1, height)[:, None]
     at = rng.uniform(-0.3, 0.3, 2)
     fall = 1 - lamp * ((x - at[0]) ** 2 + (y - at[1]) ** 2) / 2
-    blurred = Image.fromarray(_bytes(seen * fall * gain)).filter(ImageFilter.GaussianBlur(float(rng.uniform(0.3, 1))))
-    return _bytes(np.asarray(blurred, dtype=np.float64) + noise * rng.standard_normal((height, width)))
+    blurred = Image.fromarray(to_bytes(seen * fall * gain)).filter(ImageFilter.GaussianBlur(float(rng.uniform(0.3, 1))))
+    return to_bytes(np.asarray(blurred, dtype=np.float64) + noise * rng.standard_normal((height, width)))
 
 
 PENCILS = np.array([
@@ -189,7 +189,7 @@ PENCILS = np.array([
 
 
 def pencil(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A drawing in colour pencil: (height, width, 3). Flat tones of few pencils, strokes, grain and light outlines."""
+    """Draw in colour pencil: (height, width, 3). Flat tones of few pencils, strokes, grain and light outlines."""
     loose = by_hand(pixels, rng, 0.008)
     tones = kuwahara(loose, max(2, round(min(pixels.shape[:2]) / 36)))
     colours = PENCILS + rng.uniform(-12, 12, (len(PENCILS), 3))  # another box for each drawing
@@ -197,17 +197,17 @@ def pencil(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     laid = 0.75 * colours[nearest] + 0.25 * tones
     pressed = np.clip(0.78 + 0.16 * strokes(nearest.shape, rng), 0.35, 1)[..., None]
     lines = (0.4 + 0.6 * dodged(loose, 1.2) / 255)[..., None]
-    return _bytes((248 + (laid - 248) * pressed) * lines)
+    return to_bytes((248 + (laid - 248) * pressed) * lines)
 
 
 def sketch(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A sketch: (height, width). Edges and deep shadows in grey on white, at places that a hand does not quite hit."""
+    """Draw a sketch: (height, width). Edges and deep shadows in grey on white, where a hand does not quite hit."""
     loose = by_hand(pixels, rng, 0.015)
     short = min(pixels.shape[:2])
     lines = dodged(loose, float(rng.uniform(0.02, 0.045)) * short)
     dark = 255 - (255 - lines) * float(rng.uniform(1.3, 2.2))
     worn = dark + 14 * strokes(lines.shape, rng) * (dark < 235)
-    return _bytes(worn)
+    return to_bytes(worn)
 
 
 DERIVE: dict[int, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {NIR: infrared, CP: pencil, SK: sketch}
@@ -215,7 +215,7 @@ DERIVE: dict[int, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {NI
 
 
 def dodged(pixels: np.ndarray, radius: float) -> np.ndarray:
-    """Grey divided by its own Gaussian blur of `radius` pixels, at most 255: (height, width), float64.
+    """Divide grey by its own Gaussian blur of `radius` pixels, at most 255: (height, width), float64.
 
     What retouchers call colour dodge with the blurred inverse: white where a picture is even, dark at its edges.
     """
@@ -225,7 +225,7 @@ def dodged(pixels: np.ndarray, radius: float) -> np.ndarray:
 
 
 def kuwahara(pixels: np.ndarray, radius: int) -> np.ndarray:
-    """Smoothing that keeps edges (Kuwahara et al. 1976): (height, width, 3) uint8 to the same.
+    """Smooth and keep edges (Kuwahara et al. 1976): (height, width, 3) uint8 to the same.
 
     Every pixel becomes the mean of that one of the four squares of `radius` + 1 pixels at its corners whose brightness
     varies least; of equals, the first of upper left, upper right, lower left, lower right.
@@ -245,7 +245,7 @@ def kuwahara(pixels: np.ndarray, radius: int) -> np.ndarray:
 
 
 def by_hand(pixels: np.ndarray, rng: np.random.Generator, much: float) -> np.ndarray:
-    """Displaced smoothly by about `much` of the shorter side, as an unsteady hand would: same shape, nearest pixels."""
+    """Displace pixels smoothly by about `much` of the shorter side, as an unsteady hand would, by nearest pixels."""
     height, width = pixels.shape[:2]
     moved = []
     for _ in range(2):
@@ -258,15 +258,11 @@ def by_hand(pixels: np.ndarray, rng: np.random.Generator, much: float) -> np.nda
 
 
 def strokes(shape: tuple[int, int], rng: np.random.Generator, length: int = 7) -> np.ndarray:
-    """Slanting streaks of grain: (height, width), mean near 0 and standard deviation near 1."""
+    """Draw slanting streaks of grain: (height, width), mean near 0 and standard deviation near 1."""
     grain = rng.standard_normal(shape)
     lean = 1 if rng.uniform() < 0.5 else -1
     streaks = sum(np.roll(grain, (i, lean * i), axis=(0, 1)) for i in range(length))
     return (streaks / math.sqrt(length) + 0.5 * rng.standard_normal(shape)) / math.sqrt(1.25)
-
-
-def _bytes(values: np.ndarray) -> np.ndarray:
-    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
 # ---- words: what is measured at places of an aligned face, and how its degrees are called
@@ -282,6 +278,11 @@ class Trait:
     words: tuple[tuple[str, ...], ...]
     """For each degree, one more than the cuts, the ways to say it; none: it goes unsaid."""
 
+    @staticmethod
+    def of(name: str, cuts: tuple[float, ...], *words: str) -> Trait:
+        """Make one of texts: the ways to say a degree with ` | ` between them."""
+        return Trait(name, cuts, tuple(tuple(text.split(" | ")) if text else () for text in words))
+
     def __post_init__(self) -> None:
         if len(self.words) != len(self.cuts) + 1 or list(self.cuts) != sorted(self.cuts):
             raise ValueError(f"{self.name}: {len(self.words)} degrees between {self.cuts}")
@@ -291,119 +292,43 @@ CHEEK = (22, 40, 62, 78)
 """Left, right, upper and lower border of the left cheek on a face of 112 x 112; the right one mirrors it."""
 
 TRAITS = (
-    Trait(
-        "crown",
-        (0.37, 0.55, 0.75, 1.0),
-        (
-            ("black hair", "jet-black hair", "very dark hair"),
-            ("dark hair", "dark brown hair"),
-            ("brown hair", "hair of a middle shade"),
-            ("fair hair", "light hair"),
-            ("a bare crown", "a bald or very fair crown", "hair as light as the skin"),
-        ),
-    ),
-    Trait(
-        "forehead",
-        (0.85, 1.05, 1.2),
-        (
-            ("a fringe", "hair over the forehead", "a covered forehead"),
-            (),
-            ("a clear forehead", "an open forehead"),
-            ("a high forehead", "a tall bright forehead"),
-        ),
-    ),
-    Trait(
-        "sides",
-        (0.45, 0.6, 0.8),
-        (
-            ("dark hair at the temples", "thick dark sides"),
-            (),
-            ("lighter temples", "short hair at the sides"),
-            ("bare temples", "grey or bare sides"),
-        ),
-    ),
-    Trait(
-        "hair_tone",
-        (1.3, 1.75, 2.3),
-        (
-            ("hair of a cool grey tone", "greyish hair"),
-            (),
-            ("hair of a warm tone", "brownish hair"),
-            ("hair of a reddish tone", "golden or reddish hair"),
-        ),
-    ),
-    Trait(
-        "brows",
-        (0.75, 0.84, 0.96),
-        (
-            ("heavy dark brows", "thick black eyebrows"),
-            ("dark brows", "dark eyebrows"),
-            (),
-            ("fair brows", "faint eyebrows"),
-        ),
-    ),
-    Trait(
-        "eyes",
-        (0.6, 0.68, 0.78),
-        (
-            ("deep dark eyes", "deep-set eyes"),
-            ("dark eyes", "shaded eyes"),
-            (),
-            ("light eyes", "bright eyes"),
-        ),
-    ),
-    Trait("glasses", (0.03, 0.055), (("no glasses", "no spectacles"), (), ("glasses", "spectacles"))),
-    Trait(
-        "lids",
-        (0.036, 0.048, 0.06),
-        (
-            ("smooth lower lids",),
-            (),
-            ("marked lower lids", "lines below the eyes"),
-            ("bags under the eyes", "heavy lower lids"),
-        ),
-    ),
-    Trait(
-        "lip",
-        (0.76, 0.92),
-        (("a moustache", "hair on the upper lip", "a dark upper lip"), (), ("a bare upper lip", "a clean upper lip")),
-    ),
-    Trait("chin", (0.82, 1.0), (("a beard", "a dark chin", "a bearded chin"), (), ("a bare chin", "a light chin"))),
-    Trait(
-        "mouth",
-        (0.68, 0.85),
-        (("a dark mouth", "a mouth in shadow"), (), ("a bright smile", "teeth that show", "a toothy smile")),
-    ),
-    Trait("lips", (1.04, 1.14), (("pale lips", "colourless lips"), (), ("red lips", "rosy lips"))),
-    Trait(
-        "cheeks",
-        (0.025, 0.034, 0.045),
-        (("smooth cheeks", "even cheeks"), (), ("lined cheeks",), ("rough cheeks", "deeply lined cheeks")),
-    ),
-    Trait(
-        "brow_lines",
-        (0.02, 0.035, 0.055),
-        (
-            ("a smooth brow", "an unlined brow"),
-            (),
-            ("some lines on the brow", "a lined brow"),
-            ("deep lines on the brow", "strands across the brow"),
-        ),
-    ),
-    Trait(
-        "skin",
-        (130.0, 150.0, 163.0),
-        (("dark skin", "deep-toned skin"), (), ("light skin", "fair skin"), ("very light skin", "pale skin")),
-    ),
-    Trait("warmth", (1.55, 1.85), (("cool-toned skin", "pinkish skin"), (), ("tanned skin", "warm-toned skin"))),
-)
-"""What captions are made of. Those were chosen, of 27 that were tried, of which at least an eighth of the variance
-over the photographs of 298 people of LFW lies between people (crown 0.61, chin 0.36, skin 0.24, warmth 0.14); the
-cuts are near the quantiles of people there."""
+    Trait.of("crown", (0.37, 0.55, 0.75, 1.0), "black hair | jet-black hair | very dark hair",
+             "dark hair | dark brown hair", "brown hair | hair of a middle shade", "fair hair | light hair",
+             "a bare crown | a bald or very fair crown | hair as light as the skin"),
+    Trait.of("forehead", (0.85, 1.05, 1.2), "a fringe | hair over the forehead | a covered forehead", "",
+             "a clear forehead | an open forehead", "a high forehead | a tall bright forehead"),
+    Trait.of("sides", (0.45, 0.6, 0.8), "dark hair at the temples | thick dark sides", "",
+             "lighter temples | short hair at the sides", "bare temples | grey or bare sides"),
+    Trait.of("hair_tone", (1.3, 1.75, 2.3), "hair of a cool grey tone | greyish hair", "",
+             "hair of a warm tone | brownish hair", "hair of a reddish tone | golden or reddish hair"),
+    Trait.of("brows", (0.75, 0.84, 0.96), "heavy dark brows | thick black eyebrows", "dark brows | dark eyebrows", "",
+             "fair brows | faint eyebrows"),
+    Trait.of("eyes", (0.6, 0.68, 0.78), "deep dark eyes | deep-set eyes", "dark eyes | shaded eyes", "",
+             "light eyes | bright eyes"),
+    Trait.of("glasses", (0.03, 0.055), "no glasses | no spectacles", "", "glasses | spectacles"),
+    Trait.of("lids", (0.036, 0.048, 0.06), "smooth lower lids", "", "marked lower lids | lines below the eyes",
+             "bags under the eyes | heavy lower lids"),
+    Trait.of("lip", (0.76, 0.92), "a moustache | hair on the upper lip | a dark upper lip", "",
+             "a bare upper lip | a clean upper lip"),
+    Trait.of("chin", (0.82, 1.0), "a beard | a dark chin | a bearded chin", "", "a bare chin | a light chin"),
+    Trait.of("mouth", (0.68, 0.85), "a dark mouth | a mouth in shadow", "",
+             "a bright smile | teeth that show | a toothy smile"),
+    Trait.of("lips", (1.04, 1.14), "pale lips | colourless lips", "", "red lips | rosy lips"),
+    Trait.of("cheeks", (0.025, 0.034, 0.045), "smooth cheeks | even cheeks", "", "lined cheeks",
+             "rough cheeks | deeply lined cheeks"),
+    Trait.of("brow_lines", (0.02, 0.035, 0.055), "a smooth brow | an unlined brow", "",
+             "some lines on the brow | a lined brow", "deep lines on the brow | strands across the brow"),
+    Trait.of("skin", (130.0, 150.0, 163.0), "dark skin | deep-toned skin", "", "light skin | fair skin",
+             "very light skin | pale skin"),
+    Trait.of("warmth", (1.55, 1.85), "cool-toned skin | pinkish skin", "", "tanned skin | warm-toned skin"),
+)  # fmt: skip
+"""Traits that captions are made of: of 27 that were tried those of which an eighth or more of the variance over the
+photographs of 298 people of LFW lies between people (crown 0.61, chin 0.36, skin 0.24, warmth 0.14); the cuts are near
+the quantiles of people there."""
 
 
 def measured(pixels: np.ndarray) -> np.ndarray:
-    """The number of each of `TRAITS` for one photograph of an aligned face, uint8 (height, width, 3): float64."""
+    """Measure each of `TRAITS` on one photograph of an aligned face, uint8 (height, width, 3): float64."""
     if pixels.shape[:2] != (112, 112):
         pixels = np.asarray(Image.fromarray(pixels).resize((112, 112), Image.Resampling.BICUBIC))
     whole = pixels.astype(np.float64) + 1  # never 0: it is divided by
@@ -445,7 +370,7 @@ _MORE = ("One also sees", "Besides:", "One notices", "Further,", "The person als
 
 
 def caption(numbers: np.ndarray, rng: np.random.Generator) -> str:
-    """Two sentences about a person of whom `numbers` (one for each of `TRAITS`) were measured.
+    """Write two sentences about a person of whom `numbers` (one for each of `TRAITS`) were measured.
 
     They name six to ten traits, or all that can be said when those are fewer, in an order and in words of their own.
     """

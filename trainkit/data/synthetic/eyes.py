@@ -1,6 +1,6 @@
 """A built-in set of drawn eyes, open and closed, so that an eye-state network can train without a download.
 
-What it is: crops of one eye, 32 x 64 pixels. A person has the shape of an eye, skin, iris, lashes, brow, folds, makeup
+Crops of one eye, 32 x 64 pixels. A person has the shape of an eye, skin, iris, lashes, brow, folds, makeup
 and perhaps glasses; a picture of the person adds how far the eye is open, gaze, light, pose, blur, a coarse sensor,
 noise, now and then the grey of an infrared camera, reflections and strands of hair. How far an eye is open runs from 0
 to 1 of what that person's eye can do, "open" starts at `OPEN_FROM`, and people narrow their eyes: pictures near that
@@ -8,24 +8,32 @@ border are nearly ambiguous. On top of that, `WRONG` of the labels of both split
 lists those pictures), as in sets that people have labelled. Nothing can therefore score 1.0 here.
 
 What it shows: that the code runs, that a network beats pixels, and that wrong labels are found. What it does not show:
-that anything works on eyes, or that large networks beat small ones: 3,600 pictures are few for them. No number from it
-belongs beside a published one.
-
-The drawing depends on nothing but a seed: numpy's PCG64 seeded per person and picture, polygons filled by Pillow, PNG
-files. Arrays of pixels see only + - * / and comparisons, whose last bit is the same on every processor; another Pillow
-may fill polygons otherwise, which a test notices.
+that anything works on eyes, or that large networks beat small ones: 3,600 pictures are few for them.
 """
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from trainkit.data.synthetic.faces import drawn_once
+from trainkit.data.synthetic import drawing
+from trainkit.data.synthetic.drawing import (
+    blurred,
+    drawn_once,
+    exposed,
+    generator,
+    mix,
+    resampled,
+    save,
+    tint,
+    to_bytes,
+    write_about,
+)
 
 VERSION = 3
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -45,25 +53,21 @@ _UNIT = HEIGHT * _SUPERSAMPLING // 2  # drawn pixels of one unit: the crop spans
 
 
 def folder() -> Path:
-    """The sample set as a folder, drawn when first asked for (about 15 s on one core, 20 MB).
+    """Return the sample set as a folder, by `drawn_once` (about 15 s on one core, 20 MB).
 
     Holds `train/closed`, `train/open`, `val/closed`, `val/open` with pictures `<person>_<n>.png` (`p0012_03.png`), and
-    `sample.json`, which says how it was made and which labels are wrong. Pictures are RGB, 32 high and 64 wide. People
-    of `val` are not in `train`. Any number of processes may call this at the same time: one draws, the others wait, and
-    a folder that exists is whole.
-
-    Raises:
-        UserError: the folder cannot be written (no permission, disk full).
+    `sample.json`, which says which labels are wrong. Pictures are RGB, 32 high and 64 wide. People of `val` are not in
+    `train`.
     """
     return drawn_once(f"eyes-v{VERSION}", _write, megabytes=30)
 
 
 def rows(split: str) -> list[tuple[int, int, str, bool]]:
-    """The pictures of `split` ("train" or "val"): person, number, label ("closed" or "open"), is the label wrong."""
+    """Return the pictures of `split` ("train" or "val"): person, number, label ("closed" or "open"), wrong or not."""
     first = 0 if split == "train" else PEOPLE["train"]
     people = range(first, first + PEOPLE[split])
     every = [(person, number) for person in people for number in range(PICTURES)]
-    rng = np.random.Generator(np.random.PCG64([SEED, 1, first]))
+    rng = generator(SEED, 1, first)
     wrong = set(rng.permutation(len(every))[: round(WRONG * len(every))].tolist())
     answer = []
     for i, (person, number) in enumerate(every):
@@ -73,9 +77,9 @@ def rows(split: str) -> list[tuple[int, int, str, bool]]:
 
 
 def openness(person: int, number: int) -> float:
-    """How far the eye of a picture is open, from 0 (shut) to 1 (as far as this person's eye goes)."""
-    order = np.random.Generator(np.random.PCG64([SEED, 2, person])).permutation(PICTURES)
-    rng = np.random.Generator(np.random.PCG64([SEED, 3, person, number]))
+    """Return how far the eye of a picture is open, from 0 (shut) to 1 (as far as this person's eye goes)."""
+    order = generator(SEED, 2, person).permutation(PICTURES)
+    rng = generator(SEED, 3, person, number)
     how, much = (float(v) for v in rng.uniform(size=2))
     if order[number] < PICTURES // 2:  # closed: half are shut, half nearly
         return 0.04 * much if how < 0.5 else 0.04 + 0.17 * much
@@ -91,18 +95,18 @@ def _write(to: Path) -> None:
             (to / split / label).mkdir(parents=True)
         for person, number, label, wrong in rows(split):
             name = f"{split}/{label}/p{person:04d}_{number:02d}.png"
-            Image.fromarray(draw(person, number)).save(to / name, compress_level=1)
+            save(draw(person, number), to / name)
             if wrong:
                 wrongs.append(name)
-    about = {
-        "what": "drawn eyes made by trainkit.data.synthetic.eyes; they show that code runs, not that it works on eyes",
-        "version": VERSION,
-        "seed": SEED,
-        "people": PEOPLE,
-        "pictures": PICTURES,
-        "wrong_labels": wrongs,
-    }
-    (to / "sample.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    write_about(
+        to,
+        "drawn eyes made by trainkit.data.synthetic.eyes; they show that code runs, not that it works on eyes",
+        version=VERSION,
+        seed=SEED,
+        people=PEOPLE,
+        pictures=PICTURES,
+        wrong_labels=wrongs,
+    )
 
 
 # ---- drawing: from the skin to what is in front of the eye; x right, y down, the crop spans -2..2 by -1..1 ----
@@ -110,13 +114,13 @@ def _write(to: Path) -> None:
 
 def draw(person: int, number: int) -> np.ndarray:
     """Picture `number` of `person`: uint8, (32, 64, 3), RGB."""
-    who = _person(np.random.Generator(np.random.PCG64([SEED, 4, person])))
-    rng = np.random.Generator(np.random.PCG64([SEED, 5, person, number]))
+    who = _person(generator(SEED, 4, person))
+    rng = generator(SEED, 5, person, number)
     return _photograph(rng, _Eye(who, rng, openness(person, number)).draw())
 
 
 def _person(rng: np.random.Generator) -> dict[str, float]:
-    """What stays the same in all pictures of one person: numbers in the ranges written here."""
+    """Draw what stays the same in all pictures of one person: numbers in the ranges written here."""
     ranges = {
         "width": (0.95, 1.30), "upper": (0.34, 0.50), "lower": (0.13, 0.20), "peak": (-0.30, 0.20),
         "tilt": (-0.16, 0.16), "skin": (0.0, 1.0), "warm": (-1.0, 1.0), "socket": (0.0, 0.45), "bags": (0.0, 0.35),
@@ -133,19 +137,7 @@ def _person(rng: np.random.Generator) -> dict[str, float]:
     return who
 
 
-def _mix(a: np.ndarray | tuple, b: np.ndarray | tuple, share: float) -> np.ndarray:
-    return np.asarray(a, dtype=np.float64) * (1 - share) + np.asarray(b, dtype=np.float64) * share
-
-
-def _tint(colour: np.ndarray | tuple) -> tuple[int, ...]:
-    return tuple(min(255, max(0, round(float(v)))) for v in colour)
-
-
-_TURNS = np.array([(math.cos(2 * math.pi * i / 24), math.sin(2 * math.pi * i / 24)) for i in range(24)])
-
-
-def _circle(x: float, y: float, rx: float, ry: float) -> np.ndarray:
-    return _TURNS * (rx, ry) + (x, y)
+_circle = partial(drawing.oval, n=24)
 
 
 class _Eye:
@@ -154,10 +146,10 @@ class _Eye:
     def __init__(self, who: dict[str, float], rng: np.random.Generator, opened: float):
         self.who, self.rng, self.opened = who, rng, opened
         self.size = (4 * _UNIT, 2 * _UNIT)
-        skin = _mix((240, 205, 180), (92, 60, 44), who["skin"])
+        skin = mix((240, 205, 180), (92, 60, 44), who["skin"])
         self.skin = skin + np.array((8, -2, -12)) * who["warm"]
-        self.hair = _mix((140, 104, 70), (24, 18, 16), who["hair"])
-        self.lash_colour = _mix(self.hair, (18, 14, 14), 0.6)
+        self.hair = mix((140, 104, 70), (24, 18, 16), who["hair"])
+        self.lash_colour = mix(self.hair, (18, 14, 14), 0.6)
         turn, scale = who["tilt"] + 0.13 * float(rng.standard_normal()), float(rng.uniform(0.9, 1.5))
         mirror = 1.0 if float(rng.uniform()) < 0.5 else -1.0
         narrow = float(rng.uniform(0.82, 1.0))
@@ -181,9 +173,11 @@ class _Eye:
         at = (np.asarray(points, dtype=np.float64) @ self.turn + self.shift) * (width / 4)
         return at.ravel().tolist()
 
-    def over(self, image: Image.Image, points: np.ndarray, colour: np.ndarray | tuple, share: float = 1.0) -> None:
+    def over(
+        self, image: Image.Image, points: np.ndarray, colour: Sequence[float] | np.ndarray, share: float = 1.0
+    ) -> None:
         """Lay a polygon over the picture; `share` 1 hides what is below."""
-        fill = (*_tint(colour), round(255 * min(1.0, max(0.0, share))))
+        fill = (*tint(colour), round(255 * min(1.0, max(0.0, share))))
         ImageDraw.Draw(image, "RGBA").polygon(self.flat(points, image.width), fill=fill)
 
     def line(
@@ -205,10 +199,10 @@ class _Eye:
         return image
 
     def face(self) -> Image.Image:
-        """Skin with its soft shadows: drawn small and blurred, for it has no edges."""
+        """Draw skin with its soft shadows: small and blurred, for it has no edges."""
         who, rng = self.who, self.rng
         corners = np.stack([self.skin * float(v) for v in rng.uniform(0.72, 1.12, 6)])
-        small = Image.fromarray(np.clip(np.rint(corners), 0, 255).astype(np.uint8).reshape(2, 3, 3))
+        small = Image.fromarray(to_bytes(corners).reshape(2, 3, 3))
         image = small.resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
         w = who["width"]
         self.over(image, _circle(-w * 0.9, -0.25, 0.5, 0.5), self.skin * 0.5, who["socket"])
@@ -224,12 +218,12 @@ class _Eye:
         return image.filter(ImageFilter.GaussianBlur(1.8)).resize(self.size, Image.Resampling.BILINEAR)
 
     def ball(self, image: Image.Image) -> None:
-        """What is between the lids: sclera, iris, pupil, highlights and the shadow of the upper lid."""
+        """Draw what is between the lids: sclera, iris, pupil, highlights and the shadow of the upper lid."""
         who, rng = self.who, self.rng
-        white = _mix((226, 220, 214), (190, 166, 150), who["sclera"]) * float(rng.uniform(0.7, 1.05))
-        ball = Image.new("RGB", self.size, _tint(white))
+        white = mix((226, 220, 214), (190, 166, 150), who["sclera"]) * float(rng.uniform(0.7, 1.05))
+        ball = Image.new("RGB", self.size, tint(white))
         gx, gy, r = float(self.gaze[0]), float(self.gaze[1]) - 0.05, who["iris_size"]
-        iris = _mix(_mix((112, 150, 180), (110, 130, 80), who["green"]), (58, 34, 20), who["iris"])
+        iris = mix(mix((112, 150, 180), (110, 130, 80), who["green"]), (58, 34, 20), who["iris"])
         self.over(ball, _circle(gx, gy, r * 0.97, r), iris * 0.45)
         self.over(ball, _circle(gx, gy, r * 0.84, r * 0.87), iris)
         pupil = r * float(rng.uniform(0.28, 0.55))
@@ -245,7 +239,7 @@ class _Eye:
         image.paste(ball, mask=mask)
 
     def lids(self, image: Image.Image) -> None:
-        """The fold, the edges of the lids, lashes, liner and wrinkles."""
+        """Draw the fold, the edges of the lids, lashes, liner and wrinkles."""
         who, rng, w = self.who, self.rng, self.who["width"]
         fold = self.wide * (0.55 + 0.45 * self.opened) - who["fold"] * (1.15 - 0.35 * self.opened)
         self.line(image, self.x * 1.02, fold, self.skin * 0.5, 0.06, who["fold_dark"] + 0.25)
@@ -260,7 +254,7 @@ class _Eye:
             x, y = float(self.x[i]), float(self.lid[i])
             length = who["lash"] * float(rng.uniform(0.6, 1.1))
             tip = (x + 0.35 * length * x / w, y + length * lean)
-            pen.line(self.flat([(x, y), tip]), fill=_tint(self.lash_colour), width=1 + (who["lash_thick"] > 0.045))
+            pen.line(self.flat([(x, y), tip]), fill=tint(self.lash_colour), width=1 + (who["lash_thick"] > 0.045))
         for i in range(int(max(0.0, who["lines"]) * 4)):
             x = np.linspace(w * 0.95, w * 1.5, 5)
             y = np.linspace(0, 0.12 * (i - 1), 5) + 0.05
@@ -275,7 +269,7 @@ class _Eye:
         self.line(image, t * w, y, self.hair, who["brow_thick"], 0.85)
 
     def in_front(self, image: Image.Image) -> None:
-        """Glasses with their reflections, and strands of hair."""
+        """Draw glasses with their reflections, and strands of hair."""
         who, rng = self.who, self.rng
         for _ in range(int(rng.integers(0, 4))):  # tears and powder glint on lids as eyes do
             x, y = float(rng.uniform(-0.8, 0.8)) * who["width"], float(rng.uniform(-0.35, 0.3))
@@ -291,9 +285,9 @@ class _Eye:
         if who["glasses"] > 0:
             slip = float(rng.uniform(-0.1, 0.2))
             rim = _circle(0.05, slip, 1.95, who["rim"])
-            rim = _mix(rim, np.clip(rim, (-1.6, slip - 0.8 * who["rim"]), (1.7, slip + 0.8 * who["rim"])), 0.7)
+            rim = mix(rim, np.clip(rim, (-1.6, slip - 0.8 * who["rim"]), (1.7, slip + 0.8 * who["rim"])), 0.7)
             at = self.flat(rim)
-            colour = _tint([who[f"rim_{i}"] for i in range(3)])
+            colour = tint([who[f"rim_{i}"] for i in range(3)])
             pen.line([*at, *at[:2]], fill=colour, width=round(who["rim_thick"] * _UNIT))
             if kind < 0.6:
                 x, y = place[0] * 0.9, place[1] * 0.3
@@ -305,30 +299,28 @@ class _Eye:
             for i in range(3):
                 x = 2 * place[0] + 0.25 * i
                 at = self.flat([(x, -1.6), (x + 0.4 * place[1], 0), (x + place[2], 1.6)])
-                pen.line(at, fill=_tint(self.hair), width=1 + i % 2)
+                pen.line(at, fill=tint(self.hair), width=1 + i % 2)
 
 
 def _photograph(rng: np.random.Generator, image: Image.Image) -> np.ndarray:
     """A light from one side, blur, a coarse sensor, infrared, exposure, contrast and noise; to uint8."""
     image = image.reduce(_SUPERSAMPLING)
     blur, coarse, infrared = float(rng.uniform(-0.6, 1.3)), float(rng.uniform(0.4, 1.5)), float(rng.uniform()) < 0.12
-    if blur > 0.2:
-        image = image.filter(ImageFilter.GaussianBlur(blur))
-    if coarse < 0.9:
-        size = (round(WIDTH * coarse), round(HEIGHT * coarse))
-        image = image.resize(size, Image.Resampling.BILINEAR).resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
-    picture = np.asarray(image, dtype=np.float32)
+    picture = np.asarray(resampled(blurred(image, blur), coarse, below=0.9), dtype=np.float32)
     if infrared:
         grey = picture[:, :, :1] * np.float32(0.7) + picture[:, :, 1:2] * np.float32(0.3)
         picture = np.concatenate([grey, grey, grey], axis=2)
     x = ((np.arange(WIDTH) + 0.5) * (2 / WIDTH) - 1).astype(np.float32)[None, :, None]
     y = ((np.arange(HEIGHT) + 0.5) * (2 / HEIGHT) - 1).astype(np.float32)[:, None, None]
     lx, ly = (np.float32(v) for v in rng.uniform(-1, 1, 2) * (0.4, 0.25))
-    contrast, exposure = float(rng.uniform(0.55, 1.15)), float(rng.uniform(0.6, 1.3))
-    tint = rng.uniform(-0.12, 0.12, 3) * (not infrared)
-    gain = (contrast * exposure * (1 + tint)).astype(np.float32)
-    noise = np.float32(rng.uniform(1, 16)) * rng.standard_normal((HEIGHT, WIDTH, 3), dtype=np.float32)
-    if infrared:
-        noise = noise[:, :, :1]
-    picture = picture * ((1 + x * lx + y * ly) * gain) + noise + np.float32(100 * (1 - contrast))
-    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+    return exposed(
+        rng,
+        picture,
+        1 + x * lx + y * ly,
+        contrast=(0.55, 1.15),
+        exposure=(0.6, 1.3),
+        tint=0.0 if infrared else 0.12,
+        noise=16,
+        grey=100,
+        channels=1 if infrared else 3,
+    )

@@ -1,31 +1,22 @@
 """A built-in set of drawn faces, so that a fresh clone can train and score without a download.
 
-What it is: cartoon portraits. An identity is a latent vector that sets the shape and colour of head, hair, eyes,
+Cartoon portraits. An identity is a latent vector that sets the shape and colour of head, hair, eyes,
 brows, nose, mouth and marks; a picture of it adds pose, light, expression, things in the way, blur and noise. What it
 shows: that the code runs, that a network learns identity through nuisance, and that methods order as they should
-(pixels below student below teacher). What it does not show: that anything works on faces. No number from it belongs
-beside a published one.
-
-The drawing depends on nothing but a seed: numpy's PCG64 seeded per identity and picture, polygons filled by Pillow, PNG
-files.
+(pixels below student below teacher). What it does not show: that anything works on faces.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import math
-import os
-import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw
 
-from trainkit.errors import UserError
-from trainkit.paths import make_private, user_cache
+from trainkit.data.synthetic.drawing import blurred, drawn_once, generator, mix, save, tint, to_bytes, write_about
 
 VERSION = 1
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -41,75 +32,25 @@ _FIRST_OTHER = 10_000  # identity numbers of the verification split start here
 _SUPERSAMPLING = 3
 
 
-def root() -> Path:
-    """Where sets are kept: `$TRAINKIT_CACHE`, else `$TRAINKIT_DATA/.trainkit-sample`, else `~/.cache/trainkit`."""
-    if cache := os.environ.get("TRAINKIT_CACHE"):
-        return Path(cache)
-    if data := os.environ.get("TRAINKIT_DATA"):
-        return Path(data) / ".trainkit-sample"
-    return user_cache()
-
-
 def folder(image_size: int = 64) -> Path:
-    """The sample set as a folder of identities, drawn when first asked for (about 20 s on one core, 25 MB at 64).
+    """Return the sample set as a folder, by `drawn_once` (about 20 s on one core, 25 MB at 64).
 
     Holds `train/<id>/<n>.png`, `verification/<id>/<n>.png`, `verification/pairs.csv` (path_a, path_b, same; paths
-    relative to `verification/`) and `sample.json`, which says how it was made. Pictures are RGB and
-    `image_size` x `image_size` pixels. Any number of processes may call this at the same time: one draws, the others
-    wait, and a folder that exists is whole.
-
-    Raises:
-        ValueError: `image_size` is not in 16..256.
-        UserError: the folder cannot be written (no permission, disk full).
+    relative to `verification/`) and `sample.json`. Pictures are RGB, `image_size` x `image_size` pixels. Raises
+    ValueError when `image_size` is not in 16..256.
     """
     if not 16 <= image_size <= 256:
         raise ValueError(f"image_size must be in 16..256, not {image_size}")
     return drawn_once(f"faces-v{VERSION}-{image_size}", lambda aside: _write(aside, image_size), megabytes=30)
 
 
-def drawn_once(name: str, write: Callable[[Path], None], megabytes: int) -> Path:
-    """The folder `name` under `root()`, written by `write` if it is not there. Shared by all drawn sets.
-
-    `write` fills a folder that does not exist yet, `sample.json` last; the folder gets its name when `write` has
-    returned, so that no reader sees a half. Of processes that ask at the same time one writes and the others wait.
-
-    Raises:
-        UserError: the folder cannot be written (no permission, disk full); `megabytes` says how much it needs.
-    """
-    from filelock import FileLock
-
-    target = root() / name
-    if (target / "sample.json").is_file():
-        return target
-    aside = target.with_name(f"{target.name}.part")
-    try:
-        make_private(target.parent)
-        with FileLock(f"{target}.lock"):
-            if (target / "sample.json").is_file():
-                return target
-            for stale in (aside, target):
-                if stale.exists():
-                    shutil.rmtree(stale)
-            write(aside)
-            aside.rename(target)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise UserError(
-            str(target),
-            f"the sample set cannot be written ({error})",
-            f"a folder that can be written, with {megabytes} MB free",
-            "set TRAINKIT_DATA or TRAINKIT_CACHE to another folder",
-        ) from error
-    return target
-
-
 def pairs() -> list[tuple[str, str, int]]:
-    """The rows of pairs.csv: two paths and whether they show the same identity, in fold order.
+    """Draw the rows of pairs.csv: two paths and whether they show the same identity, in fold order.
 
     Each fold has its own `OTHERS // FOLDS` identities, so that no threshold is chosen on people it is tested on. No
     pair comes twice.
     """
-    rng = np.random.Generator(np.random.PCG64([SEED, 1]))
+    rng = generator(SEED, 1)
     rows: list[tuple[str, str, int]] = []
     each = OTHERS // FOLDS
     for fold in range(FOLDS):
@@ -146,21 +87,20 @@ def _write(to: Path, image_size: int) -> None:
             home = to / split / _name(identity)
             home.mkdir(parents=True)
             for picture in range(pictures):
-                drawn = Image.fromarray(draw(identity, picture, image_size))
-                drawn.save(home / f"{picture:02d}.png", compress_level=1)
+                save(draw(identity, picture, image_size), home / f"{picture:02d}.png")
     with open(to / "verification" / "pairs.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("path_a", "path_b", "same"))
         writer.writerows(pairs())
-    about = {
-        "what": "drawn faces made by trainkit.data.synthetic; they show that code runs, not that it works on faces",
-        "version": VERSION,
-        "seed": SEED,
-        "image_size": image_size,
-        "train": {"identities": IDENTITIES, "pictures": IDENTITIES * PICTURES},
-        "verification": {"identities": OTHERS, "pictures": OTHERS * OTHERS_PICTURES, "pairs": FOLDS * PAIRS_PER_FOLD},
-    }
-    (to / "sample.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    write_about(
+        to,
+        "drawn faces made by trainkit.data.synthetic; they show that code runs, not that it works on faces",
+        version=VERSION,
+        seed=SEED,
+        image_size=image_size,
+        train={"identities": IDENTITIES, "pictures": IDENTITIES * PICTURES},
+        verification={"identities": OTHERS, "pictures": OTHERS * OTHERS_PICTURES, "pairs": FOLDS * PAIRS_PER_FOLD},
+    )
 
 
 # ---- drawing: a face is a list of polygons on an ellipsoid; x right, y down, z to the viewer, half a picture = 1 ----
@@ -168,20 +108,19 @@ def _write(to: Path, image_size: int) -> None:
 
 def draw(identity: int, picture: int, image_size: int = 64) -> np.ndarray:
     """Picture number `picture` of identity number `identity`: uint8, (image_size, image_size, 3), RGB."""
-    who = _identity(np.random.Generator(np.random.PCG64([SEED, 2, identity])))
-    rng = np.random.Generator(np.random.PCG64([SEED, 3, identity, picture]))
+    who = _identity(generator(SEED, 2, identity))
+    rng = generator(SEED, 3, identity, picture)
     pose = _Pose(who, rng)
     side = image_size * _SUPERSAMPLING
     image = _background(rng, side)
     _Face(who, pose, rng, ImageDraw.Draw(image), side).draw()
     image = image.reduce(_SUPERSAMPLING)
-    if (blur := float(rng.uniform(-0.7, 1.0)) * image_size / 64) > 0.2:
-        image = image.filter(ImageFilter.GaussianBlur(blur))
+    image = blurred(image, float(rng.uniform(-0.7, 1.0)) * image_size / 64)
     return _photograph(np.asarray(image, dtype=np.float32) / 255, pose, rng)
 
 
 def _identity(rng: np.random.Generator) -> dict[str, float]:
-    """What stays the same in all pictures of one identity: numbers in the ranges written here."""
+    """Draw what stays the same in all pictures of one identity: numbers in the ranges written here."""
     ranges = {
         "width": (0.47, 0.61), "height": (0.66, 0.80), "jaw": (0.55, 0.95), "chin": (0.10, 0.55),
         "skin": (0.0, 1.0), "skin_warm": (-1.0, 1.0), "cheeks": (0.0, 0.5),
@@ -234,10 +173,6 @@ class _Pose:
         return solid[:, :2] * (self.scale * (1 + 0.12 * solid[:, 2:])) + self.offset
 
 
-def _mix(a: np.ndarray | tuple, b: np.ndarray | tuple, share: float) -> np.ndarray:
-    return np.asarray(a, dtype=np.float64) * (1 - share) + np.asarray(b, dtype=np.float64) * share
-
-
 @cache
 def _circle(n: int) -> np.ndarray:
     t = np.arange(n) * (2 * np.pi / n)
@@ -249,10 +184,6 @@ def _oval(x: float, y: float, rx: float, ry: float, tilt: float = 0.0, n: int = 
     return _circle(n) @ np.array([[rx * c, rx * s], [-ry * s, ry * c]]) + (x, y)
 
 
-def _tint(colour: np.ndarray | tuple) -> tuple[int, ...]:
-    return tuple(min(255, max(0, round(float(v)))) for v in colour)
-
-
 class _Face:
     """Draws one face, from the back to the front."""
 
@@ -260,11 +191,11 @@ class _Face:
         self, who: dict[str, float], pose: _Pose, rng: np.random.Generator, pen: ImageDraw.ImageDraw, side: int
     ):
         self.who, self.pose, self.rng, self.pen, self.side = who, pose, rng, pen, side
-        skin = _mix((252, 222, 196), (88, 56, 38), who["skin"])
+        skin = mix((252, 222, 196), (88, 56, 38), who["skin"])
         self.skin = skin + np.array((8, -2, -12)) * who["skin_warm"]
-        self.hair = _mix(_mix((226, 196, 138), (150, 70, 34), who["hair_red"]), (30, 24, 22), who["hair_dark"])
-        self.iris = _mix((98, 142, 170), (66, 40, 22), who["iris"])
-        self.lips = _mix(self.skin * 0.82, (178, 62, 70), 0.25 + 0.5 * who["lip_red"])
+        self.hair = mix(mix((226, 196, 138), (150, 70, 34), who["hair_red"]), (30, 24, 22), who["hair_dark"])
+        self.iris = mix((98, 142, 170), (66, 40, 22), who["iris"])
+        self.lips = mix(self.skin * 0.82, (178, 62, 70), 0.25 + 0.5 * who["lip_red"])
 
     def fill(
         self, points: np.ndarray, colour: np.ndarray | tuple, lift: float = 0.0, flat: float | None = None
@@ -274,7 +205,7 @@ class _Face:
 
     def polygon(self, at: np.ndarray, colour: np.ndarray | tuple) -> None:
         """Fill a polygon given in the coordinates of the picture."""
-        self.pen.polygon(((at + 1) * (self.side / 2)).ravel().tolist(), fill=_tint(colour))
+        self.pen.polygon(((at + 1) * (self.side / 2)).ravel().tolist(), fill=tint(colour))
 
     def draw(self) -> None:
         self.shoulders()
@@ -334,7 +265,7 @@ class _Face:
         self.fill(self.contour(), self.skin, flat=0.08)
         self.fill(self.contour(grow=-0.03), self.skin * 1.015, flat=0.12)
         for sign in (-1, 1):
-            blush = _mix(self.skin, (214, 96, 84), 0.5 * who["cheeks"])
+            blush = mix(self.skin, (214, 96, 84), 0.5 * who["cheeks"])
             self.fill(_oval(sign * who["width"] * 0.55, 0.22, 0.12, 0.09), blush)
         if who["beard"] > 0:
             ring = self.contour(grow=-0.015)
@@ -344,7 +275,7 @@ class _Face:
             top = ring[::-1] * (0.8, 0.0) + np.stack(
                 [np.zeros(len(ring)), 0.30 - 0.04 * np.cos(ring[::-1, 0] * 6)], axis=1
             )
-            self.fill(np.concatenate([ring, top]), _mix(self.skin, self.hair, 0.25 + 0.6 * who["beard"]))
+            self.fill(np.concatenate([ring, top]), mix(self.skin, self.hair, 0.25 + 0.6 * who["beard"]))
         if who["freckles"] > 0:
             spots = np.random.Generator(np.random.PCG64(int(who["spots"])))
             for x, y in spots.uniform((-0.3, 0.02), (0.3, 0.28), (14, 2)):
@@ -376,7 +307,7 @@ class _Face:
         y = who["eye_height"] - lift - who["brow_bend"] * (1 - t**2) + sign * who["brow_tilt"] * t * 0.10
         thick = who["brow_thick"] * (1 - 0.5 * t**2)
         line = np.stack([np.concatenate([x, x[::-1]]), np.concatenate([y - thick / 2, (y + thick / 2)[::-1]])], axis=1)
-        self.fill(line, _mix(self.hair * 0.75, self.skin, 0.12))
+        self.fill(line, mix(self.hair * 0.75, self.skin, 0.12))
 
     def nose(self) -> None:
         who = self.who
@@ -449,8 +380,8 @@ class _Face:
                 rim = self.pose.project(_oval(*at, 0.155, 0.115), 0.06)
                 points = ((rim + 1) * (self.side / 2)).ravel().tolist()
                 if size > 0.6:
-                    self.pen.polygon(points, fill=_tint(tone * 0.35))
-                self.pen.line([*points, *points[:2]], fill=_tint(tone * 0.35), width=max(1, self.side // 64))
+                    self.pen.polygon(points, fill=tint(tone * 0.35))
+                self.pen.line([*points, *points[:2]], fill=tint(tone * 0.35), width=max(1, self.side // 64))
             self.fill(
                 who["eye_height"] * np.array([0, 1]) + [(-0.07, -0.02), (0.07, -0.02), (0.07, 0.0), (-0.07, 0.0)],
                 tone * 0.35,
@@ -486,13 +417,13 @@ class _Face:
 def _background(rng: np.random.Generator, side: int) -> Image.Image:
     """A soft gradient between two colours with two patches in it."""
     colours = rng.uniform(20, 235, (6, 3))
-    colours = _mix(colours, colours.mean(1, keepdims=True), 0.55)  # rooms and streets are greyer than chance
+    colours = mix(colours, colours.mean(1, keepdims=True), 0.55)  # rooms and streets are greyer than chance
     small = Image.fromarray(np.rint(colours[:4]).astype(np.uint8).reshape(2, 2, 3))
     image = small.resize((side, side), Image.Resampling.BILINEAR)
     pen = ImageDraw.Draw(image)
     for colour in colours[4:]:
         shape = _oval(*rng.uniform(-1, 1, 2), *rng.uniform(0.15, 0.5, 2), n=4 + int(rng.integers(12)))
-        pen.polygon(((shape + 1) * (side / 2)).ravel().tolist(), fill=_tint(colour))
+        pen.polygon(((shape + 1) * (side / 2)).ravel().tolist(), fill=tint(colour))
     return image
 
 
@@ -511,4 +442,4 @@ def _photograph(picture: np.ndarray, pose: _Pose, rng: np.random.Generator) -> n
     gain = (exposure * contrast * (1 + rng.uniform(-0.10, 0.10, 3))).astype(np.float32)
     grain = rng.standard_normal(picture.shape, dtype=np.float32) * np.float32(rng.uniform(0.005, 0.045))
     picture = picture * (shade[:, :, None].astype(np.float32) * gain) + grain + np.float32(0.45 * (1 - contrast))
-    return np.clip(np.rint(picture * 255), 0, 255).astype(np.uint8)
+    return to_bytes(picture * 255)

@@ -1,30 +1,33 @@
 """A built-in set of drawn objects in ten classes, so that a classifier can train in a fresh clone without a download.
 
-What it is: boats, birds, cars, chairs, fish, houses, mugs, tables, teapots and trucks, each class in several kinds
+Boats, birds, cars, chairs, fish, houses, mugs, tables, teapots and trucks, each class in several kinds
 (sailing boat, steamer; sedan, car seen from the front). Pictures differ in pose, scale, colours, pattern, manner
 (painted, outlined, line drawing, one colour), background, things in the way, light, blur and noise. Colours say little
 about the class, and classes share their parts: wheels, legs, handles, boxes, triangles; the same parts lie about in the
 backgrounds. What it shows: that the code runs, and that methods order as they should (pixels below a small network
 below a larger one: nearest neighbour 0.33, a plain CNN of 24 K parameters 0.70, one of 95 K parameters 0.79, both after
-12 epochs). What it does not show: that anything works on photographs. No number from it belongs beside a
-published one.
-
-The drawing depends on nothing but a seed: numpy's PCG64 seeded per class and picture, polygons filled by Pillow, PNG
-files. Arrays of pixels see only + - * / and comparisons, whose last bit is the same on every processor; another Pillow
-may fill polygons otherwise, which a test notices.
+12 epochs). What it does not show: that anything works on photographs.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw
 
-from trainkit.data.synthetic.faces import drawn_once
+from trainkit.data.synthetic.drawing import (
+    blurred,
+    drawn_once,
+    exposed,
+    generator,
+    oval,
+    save,
+    to_bytes,
+    write_about,
+)
 
 VERSION = 1
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -37,15 +40,10 @@ _MAIN, _SECOND, _DARK, _LIGHT, _LINE = 1, 2, 3, 4, 5  # what a part is made of; 
 
 
 def folder(image_size: int = 32) -> Path:
-    """The sample set as a folder of classes, drawn when first asked for (about 10 s on one core, 10 MB at 32).
+    """Return the sample set as a folder of classes, by `drawn_once` (about 10 s on one core, 10 MB at 32).
 
-    Holds `train/<class>/<n>.png`, `val/<class>/<n>.png` and `sample.json`, which says how it was made. Pictures are RGB
-    and `image_size` x `image_size` pixels. Any number of processes may call this at the same time: one draws, the
-    others wait, and a folder that exists is whole.
-
-    Raises:
-        ValueError: `image_size` is not in 16..256.
-        UserError: the folder cannot be written (no permission, disk full).
+    Holds `train/<class>/<n>.png`, `val/<class>/<n>.png` and `sample.json`. Pictures are RGB, `image_size` x
+    `image_size` pixels. Raises ValueError when `image_size` is not in 16..256.
     """
     if not 16 <= image_size <= 256:
         raise ValueError(f"image_size must be in 16..256, not {image_size}")
@@ -54,8 +52,7 @@ def folder(image_size: int = 32) -> Path:
 
 def draw(kind: str, number: int, split: str = "train", image_size: int = 32) -> np.ndarray:
     """Picture `number` of class `kind` in `split` ("train" or "val"): uint8, (image_size, image_size, 3), RGB."""
-    seeds = [SEED, ("train", "val").index(split), CLASSES.index(kind), number]
-    rng = np.random.Generator(np.random.PCG64(seeds))
+    rng = generator(SEED, ("train", "val").index(split), CLASSES.index(kind), number)
     side = image_size * _SUPERSAMPLING
     draft = _Draft(rng)
     _SHAPES[kind](draft)
@@ -70,18 +67,17 @@ def _write(to: Path, image_size: int) -> None:
             home = to / split / kind
             home.mkdir(parents=True)
             for number in range(pictures):
-                drawn = Image.fromarray(draw(kind, number, split, image_size))
-                drawn.save(home / f"{number:03d}.png", compress_level=1)
-    about = {
-        "what": "drawn objects made by trainkit.data.synthetic.objects; they show that code runs, no more",
-        "version": VERSION,
-        "seed": SEED,
-        "image_size": image_size,
-        "classes": CLASSES,
-        "train": len(CLASSES) * TRAIN,
-        "val": len(CLASSES) * VAL,
-    }
-    (to / "sample.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+                save(draw(kind, number, split, image_size), home / f"{number:03d}.png")
+    write_about(
+        to,
+        "drawn objects made by trainkit.data.synthetic.objects; they show that code runs, no more",
+        version=VERSION,
+        seed=SEED,
+        image_size=image_size,
+        classes=CLASSES,
+        train=len(CLASSES) * TRAIN,
+        val=len(CLASSES) * VAL,
+    )
 
 
 # ---- shapes: an object is a list of polygons from back to front; x right, y down, the object fills -1..1 ----
@@ -112,7 +108,7 @@ class _Draft:
         self.fill([(x0 + nx, y0 + ny), (x1 + nx, y1 + ny), (x1 - nx, y1 - ny), (x0 - nx, y0 - ny)], of)
 
     def oval(self, x: float, y: float, rx: float, ry: float, of: int, tilt: float = 0.0) -> None:
-        self.fill(_oval(x, y, rx, ry, tilt), of)
+        self.fill(oval(x, y, rx, ry, tilt), of)
 
     def arc(self, x: float, y: float, rx: float, ry: float, start: float, end: float, width: float, of: int) -> None:
         """A band along an ellipse from angle `start` to `end` in degrees, 0 right and 90 down: a handle, a wing."""
@@ -400,18 +396,12 @@ CLASSES = tuple(_SHAPES)
 # ---- drawing: what surrounds an object, how it is laid into the picture, and the camera ----
 
 
-def _oval(x: float, y: float, rx: float, ry: float, tilt: float = 0.0, n: int = 20) -> np.ndarray:
-    c, s = math.cos(tilt), math.sin(tilt)
-    circle = [(rx * math.cos(2 * math.pi * i / n), ry * math.sin(2 * math.pi * i / n)) for i in range(n)]
-    return np.array([(x + a * c - b * s, y + a * s + b * c) for a, b in circle])
-
-
 def _colours(rng: np.random.Generator, n: int, low: float = 15, high: float = 240) -> np.ndarray:
     """n colours between grey and strong whose mean over the channels is in low..high, uint8, (n, 3)."""
     grey = rng.uniform(low, high, (n, 1))
     strong = rng.uniform(-70, 70, (n, 3))
     strong = strong - (strong[:, :1] + strong[:, 1:2] + strong[:, 2:]) / 3
-    return np.clip(np.rint(grey + strong * rng.uniform(0.2, 1.0, (n, 1))), 0, 255).astype(np.uint8)
+    return to_bytes(grey + strong * rng.uniform(0.2, 1.0, (n, 1)))
 
 
 def _flat(at: np.ndarray, side: int) -> list[float]:
@@ -422,7 +412,7 @@ def _scrap(rng: np.random.Generator) -> np.ndarray:
     """A polygon such as objects are made of: an oval, a bar, a triangle or a box, turned at random; radius below 1."""
     kind, turn = int(rng.integers(4)), float(rng.uniform(0, math.pi))
     if kind == 0:
-        return _oval(0, 0, float(rng.uniform(0.4, 1.0)), float(rng.uniform(0.4, 1.0)))
+        return oval(0, 0, float(rng.uniform(0.4, 1.0)), float(rng.uniform(0.4, 1.0)))
     if kind == 1:
         points = [(-1.0, -0.12), (1.0, -0.12), (1.0, 0.12), (-1.0, 0.12)]
     elif kind == 2:
@@ -528,13 +518,9 @@ def _in_the_way(rng: np.random.Generator, canvas: Image.Image) -> Image.Image:
 def _photograph(rng: np.random.Generator, canvas: Image.Image, image_size: int) -> np.ndarray:
     """A light from one side, then blur, exposure, colour of the light, contrast and noise of a camera; to uint8."""
     image = canvas.reduce(_SUPERSAMPLING)
-    if (blur := float(rng.uniform(-0.8, 0.7)) * image_size / 32) > 0.2:
-        image = image.filter(ImageFilter.GaussianBlur(blur))
+    image = blurred(image, float(rng.uniform(-0.8, 0.7)) * image_size / 32)
     at = ((np.arange(image_size) + 0.5) * (2 / image_size) - 1).astype(np.float32)
     lx, ly = (np.float32(v) for v in rng.uniform(-0.35, 0.35, 2))
-    contrast, exposure = float(rng.uniform(0.7, 1.1)), float(rng.uniform(0.8, 1.2))
-    gain = (contrast * exposure * (1 + rng.uniform(-0.12, 0.12, 3))).astype(np.float32)
     light = 1 + at[None, :, None] * lx + at[:, None, None] * ly
-    noise = np.float32(rng.uniform(1, 10)) * rng.standard_normal((image_size, image_size, 3), dtype=np.float32)
-    picture = np.asarray(image, dtype=np.float32) * (light * gain) + noise + np.float32(110 * (1 - contrast))
-    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+    picture = np.asarray(image, dtype=np.float32)
+    return exposed(rng, picture, light, contrast=(0.7, 1.1), exposure=(0.8, 1.2), tint=0.12, noise=10, grey=110)

@@ -17,11 +17,12 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Fraction, Side
+from trainkit.data import sources
 from trainkit.data.leakage import Held
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
 from trainkit.data.storage import volume_store
-from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes
 from trainkit.data.volumes import importer, residency
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
@@ -79,7 +80,7 @@ class Volumes:
     fold: Annotated[int, Field(ge=0, lt=1000)] | None = None
     """Number of the part that is kept from training, 0 .. folds-1."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What a patient or a volume that is both trained on and scored does: end the run, or warn."""
+    """A patient or a volume that is both trained on and scored ends the run, or is warned of."""
     clinical: str | None = None
     """Table (CSV with a column of patients) whose columns stand beside the scores of each case."""
     few: Annotated[int, Field(ge=1, le=1000)] = 4
@@ -99,11 +100,9 @@ class Volumes:
             raise ValueError("names must be those of the labels 1, 2, ...: at least one, each another")
         if self.patient is not None:
             try:
-                parts = re.compile(self.patient).groups
-            except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"patient is {self.patient!r}, no regular expression ({error})") from None
-            if parts != 1:
-                raise ValueError(f"patient is {self.patient!r}; one part in parentheses is needed, others as (?:...)")
+                sources.finding(self.patient, "patient")
+            except UserError as error:
+                raise ValueError(str(error)) from None
         check_evaluate(self.evaluate, self.fold is not None, "fold", "patients")
 
     def open(self, seed: int) -> Opened:
@@ -123,10 +122,10 @@ class Volumes:
         for name, place in places.items():
             packed, cases = (whole, held) if place == HELD_OUT else (sets[name], np.arange(len(sets[name])))
             scored[name] = CaseSplit(name, packed, cases)
-            self._check_fit(f"data.evaluate.{name}", whole, packed)
+            _check_fit(f"data.evaluate.{name}", whole, packed)
         self._check_leaks(train, scored)
         self.augment.checked(whole.names, whole.axes)
-        place, told = residency.decide(self.cache, int(_shapes(whole, kept).prod(1).sum()))
+        place, told = residency.decide(self.cache, sum(math.prod(info.shape) for info in train.infos))
         evaluations: dict[str, CaseSplit | PatchSplit] = {}
         for name, split in {**scored, "train": train}.items():
             evaluations |= self._kinds(name, split)
@@ -150,7 +149,7 @@ class Volumes:
         return missing(self.train, self.evaluate, also=also)
 
     def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, list[str] | None]:
-        """What a path leads to: an imported set, or files and the names of their labels."""
+        """Find what a path leads to: an imported set, or files and the names of their labels."""
         clinical, names = None if self.clinical is None else locate(self.clinical), self.names
         if text.startswith(SAMPLE):
             drawn = _sample(text)
@@ -165,7 +164,7 @@ class Volumes:
     def _packed(
         self, found: PackedVolumes | tuple[VolumeSource, list[str] | None], like: PackedVolumes | None = None
     ) -> PackedVolumes:
-        """The imported form; of files to be scored as that of the training set, whose `like` it must be."""
+        """Import files where they are not yet; to be scored, as the training set `like` was imported."""
         if not isinstance(found, PackedVolumes):
             (source, names), axes, spacing = found, None, self.spacing
             if like is not None:
@@ -180,41 +179,26 @@ class Volumes:
         if self.spacing is not None and not _same(asked, self.spacing):
             raise UserError(where, f"volumes {_grid(asked)}", f"{_grid(self.spacing)} (data.spacing)", again)
         infos = [found.case(case) for case in range(len(found))]
-        if self.patient is not None:
-            for info in infos:
-                matched = re.search(self.patient, info.id)
-                if matched is None or matched.group(1) != info.patient:
-                    place = f"{where}, case {info.id}"
-                    raise UserError(place, f"patient {info.patient!r}", f"what {self.patient!r} finds", again)
+        for info in infos if self.patient is not None else ():
+            matched = re.search(self.patient or "", info.id)
+            if matched is None or matched.group(1) != info.patient:
+                place = f"{where}, case {info.id}"
+                raise UserError(place, f"patient {info.patient!r}", f"what {self.patient!r} finds", again)
         if self.clinical is not None and not any(info.clinical for info in infos):
             raise UserError(where, "was imported without a clinical table", "one (data.clinical)", again)
         return found
 
     def _divided(self, whole: PackedVolumes) -> tuple[np.ndarray, np.ndarray]:
-        """Cases to train on, and cases that are held out."""
+        """Return the cases to train on, and those that are held out, int64 each."""
         if self.fold is None:
             return np.arange(len(whole)), np.arange(0)
-        patients = [whole.case(case).patient for case in range(len(whole))]
+        patients = whole.patients()
         if len(set(patients)) < self.folds:
             found = f"{self.folds} folds of {len(set(patients))} patients ({few(sorted(set(patients)))})"
             raise UserError("data.folds", found, "a patient or more for each fold")
         part = fold_of(patients, self.folds)
         out = np.asarray([part[patient] == self.fold for patient in patients])
         return np.flatnonzero(~out), np.flatnonzero(out)
-
-    def _check_fit(self, where: str, train: PackedVolumes, other: PackedVolumes) -> None:
-        place = f"{where} ({other.manifest['made_from'] or other.path})"
-        if other.names != train.names:
-            found, expected = (few(one.names[1:], 20) for one in (other, train))
-            raise UserError(
-                place, f"labels {found}", f"those of data.train: {expected}", "data.names gives both sets the same"
-            )
-        if other.axes != train.axes:
-            found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
-            raise UserError(place, found, f"{expected}, as in data.train", "a network sees the axes of its training")
-        if not _same(other.preparation.spacing, train.preparation.spacing):
-            found, expected = (_grid(one.preparation.spacing) for one in (other, train))
-            raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")
 
     def _check_leaks(self, train: CaseSplit, scored: Mapping[str, CaseSplit]) -> None:
         held = {name: split.held() for name, split in scored.items()}
@@ -230,7 +214,7 @@ class Volumes:
         )
 
     def _kinds(self, name: str, split: CaseSplit) -> dict[str, CaseSplit | PatchSplit]:
-        """The splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is scored, by the words that evaluations name them by."""
         few = split.some(self.few)
         disk = Shelf(split.packed, split.cases, "disk")
         return {
@@ -242,7 +226,7 @@ class Volumes:
         }
 
     def _other_spacings(self, train: PackedVolumes, scored: Mapping[str, CaseSplit]) -> Iterable[str]:
-        """Sets to be scored whose voxels are of another shape than a network sees in training, in sentences."""
+        """Yield sentences about sets to be scored whose voxels are of another shape than in training."""
         for name, split in scored.items():
             ratio = np.divide(split.packed.spacing, train.spacing)
             if not 1 / _ALIKE <= ratio.min() <= ratio.max() <= _ALIKE:
@@ -250,7 +234,7 @@ class Volumes:
                 yield f"data.evaluate.{name}: voxels of {found} mm in the median, of data.train {expected} mm"
 
     def _notes(self, train: PatchSplit, held: np.ndarray) -> Iterable[str]:
-        """What was decided, and what is odd, in sentences."""
+        """Yield sentences about what was decided, and what is odd."""
         packed = train.packed
         if self.fold is not None:
             patients = [len({packed.case(case).patient for case in cases.tolist()}) for cases in (train.cases, held)]
@@ -260,12 +244,11 @@ class Volumes:
             )
         if any(train.margin):
             yield f"patches are read with {_by(train.margin)} voxels more on each side, for their augmentation"
-        shapes = _shapes(packed, train.cases)
-        short = (shapes < self.patch).sum(0)
+        short = (train.shelf.shapes < self.patch).sum(0)
         if short.any():
             along = [f"{n} along {axis}" for n, axis in zip(short, ("depth", "height", "width"), strict=True) if n]
             yield (
-                f"volumes smaller than the patch of {_by(self.patch)}: {', '.join(along)}, of {len(shapes)}; "
+                f"volumes smaller than the patch of {_by(self.patch)}: {', '.join(along)}, of {len(train.cases)}; "
                 f"the rest of a patch is filled with the volume's lowest value"
             )
         empty = [name for name, n in zip(packed.names[1:], (train.counts > 0).sum(0), strict=True) if not n]
@@ -274,50 +257,29 @@ class Volumes:
 
 
 @dataclass(frozen=True, eq=False)
-class CaseSplit:
-    """Whole cases of an imported set, read one by one.
-
-    Keys: image, float16 (1, 1, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
-    (1, D0, H0, W0) as annotated; spacing (of the mask's grid) and mirrors, (1, 3); index, view; and, where pictures are
-    wanted, overlay, bool (1,).
-    """
+class _Cases:
+    """Cases of an imported set."""
 
     name: str
     packed: PackedVolumes
     cases: np.ndarray
-    """int64 (size,), cases of the packed set."""
-    kind: Literal["whole", "overlays"] = "whole"
-    mirrored: bool = False
-    """Whether predictions are averaged over mirror images along all axes."""
+    """int64 (cases,), cases of the packed set."""
 
     @property
-    def at_once(self) -> int:
-        """One: volumes differ in size."""
-        return 1
+    def infos(self) -> list[CaseInfo]:
+        """Shapes, patients and clinical data of the cases."""
+        return [self.packed.case(case) for case in self.cases.tolist()]
 
     @property
-    def views(self) -> int:
-        """One: nothing is augmented."""
-        return 1
-
-    @property
-    def size(self) -> int:
-        """Number of cases."""
-        return len(self.cases)
-
-    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of volumes, labels and names; that of the packed set where it is taken whole."""
-        return _digest(self.packed, self.cases)
-
-    @functools.cached_property
-    def protocol(self) -> Segmentation:
-        """What cases are called, whose they are, and what the clinical table says of each."""
-        return _protocol(self.packed, self.cases, self.kind)
+        if np.array_equal(self.cases, np.arange(len(self.packed))):
+            return self.packed.digest
+        return hashlib.sha256(self.packed.digest.encode() + b"\n" + self.cases.astype("<i8").tobytes()).hexdigest()
 
     def held(self) -> Held:
-        """What it can be compared with other splits by: its patients, and its volumes as they were in their files."""
-        infos = [self.packed.case(case) for case in self.cases.tolist()]
+        """Return what splits are compared by: patients, and volumes as they were in their files."""
+        infos = self.infos
         return Held(
             noun="volumes",
             prints=self.packed.fingerprints()[self.cases],
@@ -329,16 +291,55 @@ class CaseSplit:
             unit="mm3",
         )
 
+    def _protocol(self, kind: Literal["whole", "patches", "overlays"], each: int = 1) -> Segmentation:
+        """Return ids, patients and clinical data of the cases, each as often as it has samples."""
+        infos = [info for info in self.infos for _ in range(each)]
+        columns = dict.fromkeys(name for info in infos for name in info.clinical)
+        clinical = {name: tuple(info.clinical.get(name) for info in infos) for name in columns}
+        ids, patients = tuple(info.id for info in infos), tuple(info.patient for info in infos)
+        return Segmentation(ids, patients, self.packed.names, kind, clinical)
+
+
+@dataclass(frozen=True, eq=False)
+class CaseSplit(_Cases):
+    """Whole cases of an imported set, read one by one.
+
+    Keys: image, float16 (1, 1, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
+    (1, D0, H0, W0) as annotated; spacing (of the mask's grid) and mirrors, (1, 3); index, view; and, where pictures are
+    wanted, overlay, bool (1,).
+    """
+
+    kind: Literal["whole", "overlays"] = "whole"
+    mirrored: bool = False
+    """True: predictions are averaged over mirror images along all axes."""
+
+    at_once: int = field(default=1, init=False)
+    """Volumes differ in size."""
+    views: int = field(default=1, init=False)
+    """Nothing is augmented."""
+
+    @property
+    def size(self) -> int:
+        """Number of cases."""
+        return len(self.cases)
+
+    @functools.cached_property
+    def protocol(self) -> Segmentation:
+        """Names, patients and clinical data of the cases."""
+        return self._protocol(self.kind)
+
     def some(self, most: int) -> CaseSplit:
-        """At most so many of the cases, spread evenly over the sizes: of volumes, and where these are equal, of organs.
+        """Choose at most so many cases, spread evenly over the sizes: of volumes, and where these are equal, of organs.
 
         The same ones in every run; neither the smallest nor the largest where there is a choice.
         """
         if self.size <= most:
             return self
 
+        infos = self.infos
+
         def size(place: int) -> tuple[int, float, str]:
-            info = self.packed.case(int(self.cases[place]))
+            info = infos[place]
             return math.prod(info.shape), sum(info.volumes_mm3[1:]), info.id
 
         order = sorted(range(self.size), key=size)
@@ -346,11 +347,11 @@ class CaseSplit:
         return replace(self, cases=self.cases[chosen])
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """What is scored is not trained on: raises ValueError."""
+        """Raise ValueError: a split that is scored is not trained on."""
         raise ValueError(f"{self.name} is a split to be scored")
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The case at the one index. Raises UserError where it was damaged, ValueError when asked for several."""
+        """Read the case at the one index. Raises UserError where it was damaged, ValueError for several indices."""
         indices = np.array(indices, dtype=np.int64)
         if len(indices) != 1:
             raise ValueError(f"{self.name}: {len(indices)} cases at once; whole volumes are read one by one")
@@ -370,7 +371,7 @@ class CaseSplit:
         return batch | ({"overlay": torch.ones(1, dtype=torch.bool)} if self.kind == "overlays" else {})
 
     def on_device(self, batch: Batch) -> Batch:
-        """The image as float32."""
+        """Return the batch with the image as float32."""
         return {**batch, "image": batch["image"].float()}
 
     @functools.cached_property
@@ -380,7 +381,7 @@ class CaseSplit:
 
 
 @dataclass(frozen=True, eq=False)
-class PatchSplit:
+class PatchSplit(_Cases):
     """Patches of cases: row r is draw r % patches of case r // patches. Where it lies is a hash of seed, epoch and row.
 
     Keys after `on_device`: image, float32 (B, 1, *patch); mask, uint8 (B, *patch); index, view. Before, image is
@@ -388,10 +389,6 @@ class PatchSplit:
     (B, 3), the first voxel of each. And the numbers of the augmentation, `augment_*`.
     """
 
-    name: str
-    packed: PackedVolumes
-    cases: np.ndarray
-    """int64 (cases,), cases of the packed set."""
     shelf: Shelf
     """The volumes of these cases."""
     seed: int
@@ -404,13 +401,11 @@ class PatchSplit:
     kind: Literal["train", "patches"] = "train"
     """To train on, other ones in each epoch; or to be scored, always the same."""
 
+    at_once: None = field(default=None, init=False)
+    """Patches are read in batches of any size."""
+
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_kept_starts"}
-
-    @property
-    def at_once(self) -> None:
-        """Patches are read in batches of any size."""
-        return None
 
     @property
     def size(self) -> int:
@@ -423,35 +418,24 @@ class PatchSplit:
         return 0 if self.kind == "train" else 1
 
     @functools.cached_property
-    def digest(self) -> str:
-        """SHA-256 of volumes, labels and names; that of the packed set where it is taken whole."""
-        return _digest(self.packed, self.cases)
-
-    @functools.cached_property
     def protocol(self) -> Segmentation | None:
-        """How the patches are scored; None for training."""
-        if self.kind == "train":
-            return None
-        return _protocol(self.packed, np.repeat(self.cases, self.patches), "patches")
-
-    def held(self) -> Held:
-        """What its cases can be compared with other splits by."""
-        return CaseSplit(self.name, self.packed, self.cases).held()
+        """Names, patients and clinical data of the patches; None for training."""
+        return None if self.kind == "train" else self._protocol("patches", self.patches)
 
     @functools.cached_property
     def margin(self) -> tuple[int, int, int]:
         """Voxels more that are read on each side, for what the augmentation moves into the patch."""
-        return tuple(self.augment.margin(self.patch, self.packed.spacing))
+        return self.augment.margin(self.patch, self.packed.spacing)
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """How many places of each organ are known in each case, int64 (cases, classes - 1)."""
+        """Known places of each organ in each case, int64 (cases, classes - 1)."""
         organs = range(1, len(self.packed.names))
         known = [[len(self.packed.foreground(case, organ)) for organ in organs] for case in self.cases.tolist()]
         return np.asarray(known, np.int64).reshape(len(self.cases), len(organs))
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
+        """Shuffle the rows of one epoch, int64 (updates, batch_size); what fills no batch is left for other epochs.
 
         Raises UserError when a batch takes more than there are.
         """
@@ -463,7 +447,7 @@ class PatchSplit:
         return rows.astype(np.int64).reshape(updates, batch_size)
 
     def starts(self, rows: np.ndarray, epoch: int) -> np.ndarray:
-        """The first voxel of each patch in its volume, int64 (rows, 3).
+        """Return the first voxel of each patch in its volume, int64 (rows, 3).
 
         A patch lies inside its volume; along axes where the volume is the smaller, all of it lies inside the patch.
         """
@@ -497,7 +481,7 @@ class PatchSplit:
         return np.clip(starts, lowest, highest)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The patches at `indices`, in training with the numbers for their augmentation.
+        """Read the patches at `indices`, in training with the numbers for their augmentation.
 
         Raises UserError where a case was damaged.
         """
@@ -515,7 +499,7 @@ class PatchSplit:
         return batch
 
     def on_device(self, batch: Batch) -> Batch:
-        """Patches cut, where volumes are on the device, and augmented; the image as float32."""
+        """Cut patches, where volumes are on the device, and augment them; the image as float32."""
         done = {key: batch[key] for key in ("index", "view")}
         if "start" in batch:
             image, mask = self.shelf.patches_on(batch["index"] // self.patches, batch["start"], self._region)
@@ -529,7 +513,8 @@ class PatchSplit:
 
     @functools.cached_property
     def _region(self) -> tuple[int, int, int]:
-        return tuple(p + 2 * m for p, m in zip(self.patch, self.margin, strict=True))
+        depth, height, width = (p + 2 * m for p, m in zip(self.patch, self.margin, strict=True))
+        return depth, height, width
 
     @functools.cached_property
     def _augmented(self) -> bool:
@@ -537,7 +522,7 @@ class PatchSplit:
 
 
 def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:
-    """The fold of each patient, 0 .. folds-1: ordered by a hash of their names, and cut into parts of one size.
+    """Return the fold of each patient, 0 .. folds-1: ordered by a hash of their names, and cut into parts of one size.
 
     No seed has a say: a fold is the same in every run, and its scores can be compared. Parts differ by one patient.
     """
@@ -553,23 +538,20 @@ def _sample(text: str) -> Any:
     return importlib.import_module(SAMPLES[word])
 
 
-def _shapes(packed: PackedVolumes, cases: np.ndarray) -> np.ndarray:
-    """Voxels of cases along each axis, int64 (cases, 3)."""
-    return np.asarray([packed.case(case).shape for case in cases.tolist()], np.int64).reshape(-1, 3)
-
-
-def _digest(packed: PackedVolumes, cases: np.ndarray) -> str:
-    if np.array_equal(cases, np.arange(len(packed))):
-        return packed.digest
-    return hashlib.sha256(packed.digest.encode() + b"\n" + cases.astype("<i8").tobytes()).hexdigest()
-
-
-def _protocol(packed: PackedVolumes, cases: np.ndarray, kind: Literal["whole", "patches", "overlays"]) -> Segmentation:
-    infos = [packed.case(case) for case in cases.tolist()]
-    columns = dict.fromkeys(name for info in infos for name in info.clinical)
-    clinical = {name: tuple(info.clinical.get(name) for info in infos) for name in columns}
-    ids, patients = tuple(info.id for info in infos), tuple(info.patient for info in infos)
-    return Segmentation(ids, patients, packed.names, kind, clinical)
+def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
+    """Raise UserError where a set to be scored differs from the training set in labels, axes or grid."""
+    place = f"{where} ({other.manifest['made_from'] or other.path})"
+    if other.names != train.names:
+        found, expected = (few(one.names[1:], 20) for one in (other, train))
+        raise UserError(
+            place, f"labels {found}", f"those of data.train: {expected}", "data.names gives both sets the same"
+        )
+    if other.axes != train.axes:
+        found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
+        raise UserError(place, found, f"{expected}, as in data.train", "a network sees the axes of its training")
+    if not _same(other.preparation.spacing, train.preparation.spacing):
+        found, expected = (_grid(one.preparation.spacing) for one in (other, train))
+        raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")
 
 
 def _by(numbers: Iterable[int]) -> str:
@@ -577,7 +559,7 @@ def _by(numbers: Iterable[int]) -> str:
 
 
 def _same(one: tuple[float, ...] | None, other: tuple[float, ...] | None) -> bool:
-    """Whether two spacings that were asked for are one."""
+    """Return whether two spacings that were asked for are one."""
     return one is other or (one is not None and other is not None and np.allclose(one, other, rtol=1e-4, atol=0))
 
 

@@ -1,4 +1,4 @@
-"""What a set of volumes is like: shapes, scanners, organs in mm3, and what a radiologist would want to look at."""
+"""Statistics of a set of volumes: shapes, scanners, organs in mm3, and cases that a radiologist should look at."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from trainkit.data.formats import volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.storage.volume_store import CaseInfo
 from trainkit.data.volumes.preprocess import PLANES, Preparation
-from trainkit.errors import few
+from trainkit.errors import few, number_of
+from trainkit.text_table import aligned
 
 _FEW = 5
 _STRAY = 0.05
@@ -42,7 +44,7 @@ class Record:
 
 
 def seen_organs(truth: np.ndarray, label: np.ndarray, image: np.ndarray) -> dict[str, dict[str, float]]:
-    """What is seen of each organ: slices that have it, pieces, voxels in stray ones, sides where it is cut, its grey.
+    """Measure each organ: slices that have it, pieces, voxels in stray ones, sides where it is cut, its grey.
 
     Pieces hang together by faces, edges or corners. Grey is in deviations, on the prepared grid.
     """
@@ -54,7 +56,8 @@ def seen_organs(truth: np.ndarray, label: np.ndarray, image: np.ndarray) -> dict
         if box is None:
             continue
         mask = truth[box] == number
-        pieces, count = ndimage.label(mask, np.ones((3, 3, 3)))
+        pieces = np.empty(mask.shape, np.int32)
+        ndimage.label(mask, np.ones((3, 3, 3)), output=pieces)
         sizes = np.bincount(pieces.ravel())[1:]
         small = sizes < _STRAY * sizes.max()
         cut = sum(
@@ -66,7 +69,7 @@ def seen_organs(truth: np.ndarray, label: np.ndarray, image: np.ndarray) -> dict
         seen = counts[number]
         found[str(number)] = {
             "slices": int(mask.any((1, 2)).sum()),
-            "pieces": int(count - small.sum()),
+            "pieces": int((~small).sum()),
             "strays": int(small.sum()),
             "stray_voxels": int(sizes[small].sum()),
             "cut": int(cut),
@@ -76,7 +79,7 @@ def seen_organs(truth: np.ndarray, label: np.ndarray, image: np.ndarray) -> dict
 
 
 def counted(labels: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """For each of 256 labels the number of its voxels, or the sum of their weights, float64.
+    """Sum, for each of 256 labels, its voxels or their weights, float64 (256,).
 
     Slice by slice: of a whole volume bincount makes 8 bytes of every label and of every weight.
     """
@@ -88,16 +91,16 @@ def counted(labels: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray
 
 
 def codes(header: Header) -> str:
-    """Where the axes of a file grow to: `RAS`, `LPS`, `RSA` ..."""
+    """Return where the axes of a file grow to: `RAS`, `LPS`, `RSA` ..."""
     letters = [""] * 3
     grid = volume_grid.orientation(header.affine, "xyz")
     for world, (axis, flip) in enumerate(zip(grid.order, grid.flip, strict=True)):
-        letters[axis] = ("RAS", "LPI")[flip][world]
+        letters[axis] = ("LPI" if flip else "RAS")[world]
     return "".join(letters)
 
 
 def tilt(header: Header) -> float:
-    """Largest angle between an axis of the file and the world axis that it stands for, in degrees."""
+    """Return the largest angle between an axis of the file and the world axis that it stands for, in degrees."""
     grid = volume_grid.orientation(header.affine, "xyz")
     cosines = header.affine[:3, :3] / np.linalg.norm(header.affine[:3, :3], axis=0)
     aligned = [abs(float(cosines[world, axis])) for world, axis in enumerate(grid.order)]
@@ -105,7 +108,7 @@ def tilt(header: Header) -> float:
 
 
 def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) -> list[str]:
-    """A table of a set: shape, spacing and intensities over the cases, then each organ's size, place and brightness."""
+    """Tabulate a set: shape, spacing and intensities over the cases, then each organ's size, place and brightness."""
     infos = [record.info for record in records]
     facts = [info.facts for info in infos]
     patients = len({info.patient for info in infos})
@@ -114,7 +117,7 @@ def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) 
         middle = np.median([info.shape for info in infos], axis=0)
         resampled = f"resampled to {by(how.spacing)} mm ({by(middle, '.0f')} voxels in the median)"
     slices = f"{PLANES[how.axes]} slices (axes {how.axes}: depth runs {_WORLD[how.axes[0]]})"
-    lines = [f"{many(len(infos), 'case')} of {many(patients, 'patient')}, {slices}, {resampled}"]
+    lines = [f"{number_of(len(infos), 'cases')} of {number_of(patients, 'patients')}, {slices}, {resampled}"]
     rows = []
     for axis, side in enumerate(("depth", "height", "width")):
         rows.append((f"{side} ({how.axes[axis]}), voxels", [info.original_shape[axis] for info in infos], "{:.0f}"))
@@ -123,7 +126,7 @@ def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) 
     for key, word in _INTENSITIES.items():
         rows.append((word, [fact[key] for fact in facts], "{:.4g}"))
     head = ["", "least", "5 %", "median", "95 %", "most"]
-    lines += ["", *_aligned([head, *([word, *_five(values, form)] for word, values, form in rows)])]
+    lines += ["", *aligned([head, *([word, *_five(values, form)] for word, values, form in rows)])]
     head = ["organ", "cases", "mm3: least", "5 %", "median", "95 %", "most", "share", "slices", "pieces", "cut", "grey"]
     body = []
     for label in range(1, len(names)):
@@ -145,7 +148,7 @@ def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) 
                 f"{np.median([organ['grey'] for organ in organs]):+.2f}",
             ]
         )
-    lines += ["", *_aligned([head, *body])]
+    lines += ["", *aligned([head, *body])]
     lines.append("share of the voxels, slices and pieces: in the median; cut: cases where it reaches the border of the")
     lines.append("volume; grey: its intensity, in deviations from the mean of the volume, in the median")
     if clinical := _clinical(infos):
@@ -176,80 +179,74 @@ def _clinical(infos: Sequence[CaseInfo]) -> list[str]:
 
 
 def oddities(names: Sequence[str], records: Sequence[Record]) -> list[str]:
-    """Sentences about what is odd but usable in a set: doubles, strange grids, scanners, organs that are not there."""
+    """Return sentences about what is odd but usable in a set: doubles, strange grids, scanners, missing organs."""
     infos = [record.info for record in records]
     return [*_odd_cases(records), *_odd_grids(infos), *_odd_intensities(infos), *_odd_organs(names, infos)]
 
 
+def _listed(names: Iterable[str], noun: str, said: str) -> list[str]:
+    """A sentence about those that are named, where there are any: `2 cases tilted by over 5 degrees: a, b`."""
+    which = list(names)
+    return [f"{f'{number_of(len(which), noun)} {said}'.rstrip()}: {few(which)}"] if which else []
+
+
 def _odd_cases(records: Sequence[Record]) -> list[str]:
-    notes = []
     infos = [record.info for record in records]
     by_print: dict[int, list[str]] = {}
     for record in records:
         by_print.setdefault(record.fingerprint, []).append(record.info.id)
-    if same := [ids for ids in by_print.values() if len(ids) > 1]:
-        notes.append(f"{many(len(same), 'volume')} under two or more ids: {few(' = '.join(ids) for ids in same)}")
+    same = (" = ".join(ids) for ids in by_print.values() if len(ids) > 1)
+    notes = _listed(same, "volumes", "under two or more ids")
     scans = Counter(info.patient for info in infos)
-    if several := [f"{patient} ({count})" for patient, count in scans.items() if count > 1]:
-        notes.append(f"{many(len(several), 'patient')} with more than one case: {few(several)}")
+    several = (f"{patient} ({count})" for patient, count in scans.items() if count > 1)
+    notes += _listed(several, "patients", "with more than one case")
     alike: dict[str, list[tuple[str, str]]] = {}
     for info in infos:
         for note in info.facts.get("notes", ()):
             # Sentences that differ in their numbers say the same of many cases.
             alike.setdefault(_NUMBER.sub("#", note), []).append((note, info.id))
     for said in alike.values():
-        example = "such as: " if len({note for note, _ in said}) > 1 else ""
-        notes.append(f"{len(said)} of {many(len(infos), 'case')}, {example}{said[0][0]} ({few(id for _, id in said)})")
+        example = ("such as: " if len({note for note, _ in said}) > 1 else "") + said[0][0]
+        notes.append(f"{len(said)} of {number_of(len(infos), 'cases')}, {example} ({few(id for _, id in said)})")
     return notes
 
 
 def _odd_grids(infos: Sequence[CaseInfo]) -> list[str]:
-    notes = []
     spacing = np.asarray([info.original_spacing for info in infos])
     middle = np.median(spacing, axis=0)
-    if (far := (np.abs(spacing / middle - 1) > 0.1).any(1)).any():
-        which = [f"{infos[i].id} ({by(spacing[i])})" for i in np.flatnonzero(far)]
-        notes.append(
-            f"{many(len(which), 'case')} with a spacing over 10 % off the median of {by(middle)} mm: {few(which)}"
-        )
+    far = (np.abs(spacing / middle - 1) > 0.1).any(1)
+    which = [f"{infos[i].id} ({by(spacing[i])})" for i in np.flatnonzero(far).tolist()]
+    notes = _listed(which, "cases", f"with a spacing over 10 % off the median of {by(middle)} mm")
     extent = spacing * np.asarray([info.original_shape for info in infos])
     usual = np.median(extent, axis=0)
-    if (far := ((extent > 1.5 * usual) | (extent < usual / 1.5)).any(1)).any():
-        which = [f"{infos[i].id} ({by(extent[i], '.3g')})" for i in np.flatnonzero(far)]
-        median = f"the median of {by(usual, '.3g')} mm"
-        notes.append(f"{many(len(which), 'case')} covering much more or less than {median}: {few(which)}")
-    stored = Counter(info.facts["stored"] for info in infos)
-    if len(stored) > 1:
-        said = ", ".join(f"{codes} {count}" for codes, count in stored.most_common())
-        notes.append(f"files store their axes in {len(stored)} ways ({said}); all were turned to one")
-    tilted = [(info.facts["tilt"], info.id) for info in infos if info.facts["tilt"] > 5]
-    if tilted:
-        which = [f"{id} ({angle:.0f} degrees)" for angle, id in sorted(tilted, reverse=True)]
-        notes.append(f"{many(len(which), 'case')} tilted by over 5 degrees, which keep their own axes: {few(which)}")
-    return notes
+    far = ((extent > 1.5 * usual) | (extent < usual / 1.5)).any(1)
+    which = [f"{infos[i].id} ({by(extent[i], '.3g')})" for i in np.flatnonzero(far).tolist()]
+    notes += _listed(which, "cases", f"covering much more or less than the median of {by(usual, '.3g')} mm")
+    stored = [info.facts["stored"] for info in infos]
+    if (ways := len(set(stored))) > 1:
+        notes.append(f"files store their axes in {ways} ways ({commonest(stored)}); all were turned to one")
+    tilted = sorted(((info.facts["tilt"], info.id) for info in infos if info.facts["tilt"] > 5), reverse=True)
+    which = [f"{id} ({angle:.0f} degrees)" for angle, id in tilted]
+    return notes + _listed(which, "cases", "tilted by over 5 degrees, which keep their own axes")
 
 
 def _odd_intensities(infos: Sequence[CaseInfo]) -> list[str]:
-    notes = []
     facts = [info.facts for info in infos]
-    if flat := [info.id for info in infos if info.facts["std"] == 0]:
-        notes.append(f"{many(len(flat), 'image')} without contrast between its percentiles: {few(flat)}")
+    flat = [info.id for info in infos if info.facts["std"] == 0]
+    notes = _listed(flat, "images", "without contrast between its percentiles")
     width = np.asarray([fact["clip_high"] - fact["clip_low"] for fact in facts])
     if (seen := width[width > 0]).size and seen.max() > 10 * seen.min():
         middle = np.median(seen)
-        far = np.flatnonzero((width > 10 * middle) | ((width < middle / 10) & (width > 0)))
+        far = np.flatnonzero((width > 10 * middle) | ((width < middle / 10) & (width > 0))).tolist()
         which = [f"{infos[i].id} ({facts[i]['clip_low']:.4g} to {facts[i]['clip_high']:.4g})" for i in far]
         said = f"; over 10 times off the median: {few(which)}" if which else ""
         notes.append(
             f"intensities differ in scale by a factor of {seen.max() / seen.min():.0f}; each volume was normalised by "
             f"its own{said}"
         )
-    if top := [(fact["at_highest"], info.id) for fact, info in zip(facts, infos, strict=True) if fact["std"] > 0]:
-        cut = [f"{id} ({share:.1%})" for share, id in sorted(top, reverse=True) if share > 0.01]
-        if cut:
-            notes.append(
-                f"{many(len(cut), 'image')} with over 1 % of their voxels at the highest value (saturated): {few(cut)}"
-            )
+    top = ((fact["at_highest"], info.id) for fact, info in zip(facts, infos, strict=True) if fact["std"] > 0)
+    cut = [f"{id} ({share:.1%})" for share, id in sorted(top, reverse=True) if share > 0.01]
+    notes += _listed(cut, "images", "with over 1 % of their voxels at the highest value (saturated)")
     types = Counter(fact["type"] for fact in facts)
     if len(types) > 1:
         notes.append(f"files hold {', '.join(f'{name} ({count})' for name, count in types.most_common())}")
@@ -257,10 +254,8 @@ def _odd_intensities(infos: Sequence[CaseInfo]) -> list[str]:
 
 
 def _odd_organs(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
-    notes = []
     blank = [info.id for info in infos if not any(info.volumes_mm3[1:])]
-    if blank:
-        notes.append(f"{many(len(blank), 'case')} without any organ: {few(blank)}")
+    notes = _listed(blank, "cases", "without any organ")
     for label in range(1, len(names)):
         name = f"{label} {names[label]}"
         has = [info for info in infos if info.volumes_mm3[label] > 0]
@@ -269,40 +264,39 @@ def _odd_organs(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
             notes.append(f"{name}: in no case")
             continue
         if without:
-            notes.append(f"{name}: not in {len(without)} of {many(len(infos), 'case')}: {few(without)}")
+            notes.append(f"{name}: not in {len(without)} of {number_of(len(infos), 'cases')}: {few(without)}")
         volumes = np.asarray([info.volumes_mm3[label] for info in has])
         middle, far = _far(np.log(volumes), least=math.log(1.5))
-        if len(far):
+        if far:
             which = [f"{has[i].id} ({volumes[i]:,.0f})" for i in far]
             notes.append(f"{name}: {len(far)} far from the median of {math.exp(middle):,.0f} mm3: {few(which)}")
         organs = [(info, organ) for info in has if (organ := _organ(info, label))]
         stray = sorted(((o["stray_voxels"], o["strays"], info.id) for info, o in organs if o["strays"]), reverse=True)
-        if stray:
-            which = [f"{id} ({many(voxels, 'voxel')} in {count})" for voxels, count, id in stray]
-            said = f"{name}: stray pieces, under {_STRAY:.0%} of the largest"
-            notes.append(f"{said}, in {many(len(stray), 'case')}: {few(which)}")
+        which = [f"{id} ({number_of(voxels, 'voxels')} in {count})" for voxels, count, id in stray]
+        said = f"{name}: stray pieces, under {_STRAY:.0%} of the largest, in"
+        notes += [f"{said} {listed}" for listed in _listed(which, "cases", "")]
         pieces = Counter(int(organ["pieces"]) for _, organ in organs)
         usual = pieces.most_common(1)[0][0]
-        if more := [f"{info.id} ({organ['pieces']})" for info, organ in organs if organ["pieces"] > usual]:
-            notes.append(f"{name}: in more pieces than the usual {usual} in {many(len(more), 'case')}: {few(more)}")
+        more = [f"{info.id} ({organ['pieces']})" for info, organ in organs if organ["pieces"] > usual]
+        notes += [f"{name}: in more pieces than the usual {usual} in {said}" for said in _listed(more, "cases", "")]
         grey = np.asarray([organ["grey"] for _, organ in organs])
         middle, far = _far(grey, least=0.5)
-        if len(far):
+        if far:
             which = [f"{organs[i][0].id} ({grey[i]:+.2f})" for i in far]
             notes.append(f"{name}: {len(far)} of unusual intensity, the median is {middle:+.2f}: {few(which)}")
     return notes
 
 
-def _far(values: np.ndarray, least: float) -> tuple[float, np.ndarray]:
+def _far(values: np.ndarray, least: float) -> tuple[float, list[int]]:
     """The median, and where values are far from it: by robust deviations and by `least`; the farthest first."""
     middle = float(np.median(values))
     away = np.abs(values - middle)
     limit = max(least, _MARGIN * 1.4826 * float(np.median(away)))
     far = np.flatnonzero(away > limit)
-    return middle, far[np.argsort(-away[far], kind="stable")]
+    return middle, far[np.argsort(-away[far], kind="stable")].tolist()
 
 
-def _organ(info: CaseInfo, label: int) -> Mapping[str, float] | None:
+def _organ(info: CaseInfo, label: int) -> Mapping[str, Any] | None:
     return info.facts.get("organs", {}).get(str(label))
 
 
@@ -311,21 +305,11 @@ def _five(values: Sequence[float], form: str) -> list[str]:
     return [form.format(value) for value in np.percentile(array, (0, 5, 50, 95, 100))]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines: the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
 def by(numbers: Iterable[float], form: str = ".4g") -> str:
-    """Lengths of three sides: `1 x 1 x 3.85`."""
+    """Write lengths of three sides: `1 x 1 x 3.85`."""
     return " x ".join(format(number, form) for number in numbers)
 
 
-def many(count: int, noun: str) -> str:
-    """`1 case`, `2 cases`."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+def commonest(words: Iterable[str]) -> str:
+    """Count words, the commonest first: `RAS 3, LPS 1`."""
+    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common())

@@ -1,4 +1,4 @@
-"""From the voxels of a file to what networks see: oriented, resampled where asked, and of comparable intensity.
+"""Preparation of the voxels of a file for networks: oriented, resampled where asked, and of comparable intensity.
 
 Arrays are in stored order (depth, height, width) unless said otherwise; depth is the axis across slices.
 
@@ -12,7 +12,7 @@ shows every edge twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -96,23 +96,24 @@ def prepare(array: np.ndarray, header: Header, how: Preparation) -> Prepared:
     orientation = volume_grid.orientation(header.affine, how.axes)
     # In one order in memory, so that sums do not depend on how the axes of the file run.
     oriented = np.ascontiguousarray(orientation.apply(array), np.float32)
-    spacing = _three(orientation.spacing(header))
+    spacing = three(orientation.spacing(header))
     shape = _shape(oriented.shape, spacing, header, how)
     resampled = resample(oriented, shape, kernels(oriented.shape, spacing, shape, "cubic"))
     image, facts = normalise(resampled)
     facts = {"lowest": float(array.min()), "highest": float(array.max()), **facts}
-    reached = tuple(s * n / m for s, n, m in zip(spacing, oriented.shape, shape, strict=True))
-    return Prepared(image, orientation, oriented.shape, spacing, shape, reached, facts)
+    reached = three(s * n / m for s, n, m in zip(spacing, oriented.shape, shape, strict=True))
+    depth, height, width = oriented.shape
+    return Prepared(image, orientation, (depth, height, width), spacing, shape, reached, facts)
 
 
 def prepare_labels(labels: np.ndarray, header: Header, how: Preparation) -> np.ndarray:
-    """A label map, uint8 in the axes of its file, on the grid of its prepared image; raises as `prepare` does.
+    """Bring a label map, uint8 in the axes of its file, to the grid of its prepared image; raises as `prepare` does.
 
     `header` is the image's: the two lie on one grid, up to rounding.
     """
     orientation = volume_grid.orientation(header.affine, how.axes)
     oriented = np.ascontiguousarray(orientation.apply(labels))
-    spacing = _three(orientation.spacing(header))
+    spacing = three(orientation.spacing(header))
     shape = _shape(oriented.shape, spacing, header, how)
     return resample_labels(oriented, shape, kernels(oriented.shape, spacing, shape, "linear"))
 
@@ -138,17 +139,18 @@ def normalise(array: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
 def kernels(
     shape: Sequence[int], spacing: Sequence[float], new: Sequence[int], kernel: Kernel
 ) -> tuple[Kernel, Kernel, Kernel]:
-    """What interpolates along each axis: `kernel`, and `nearest` across slices that are or become thick."""
+    """Return the kernel of each axis: `kernel`, and `nearest` across slices that are or become thick."""
     reached = [s * n / m for s, n, m in zip(spacing, shape, new, strict=True)]
-    for grid in (spacing, reached):
+    along: list[Kernel] = [kernel] * 3
+    for grid in (reached, spacing):
         if max(grid) > THICK * min(grid):
-            across = int(np.argmax(grid))
-            return tuple("nearest" if axis == across else kernel for axis in range(3))
-    return kernel, kernel, kernel
+            along = [kernel] * 3
+            along[int(np.argmax(grid))] = "nearest"
+    return along[0], along[1], along[2]
 
 
 def resample(array: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -> np.ndarray:
-    """An image of three axes brought to `shape`, float32, each axis by its kernel."""
+    """Bring an image of three axes to `shape`, float32, each axis by its kernel."""
     array = np.asarray(array, np.float32)
     # Axes that shrink come first: what follows has less to do.
     for axis in sorted(range(3), key=lambda axis: shape[axis] / array.shape[axis]):
@@ -163,11 +165,13 @@ def resample(array: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -
 
 
 def resample_labels(labels: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -> np.ndarray:
-    """Labels uint8 of three axes brought to `shape`: each class by the kernels, then the class with the largest share.
+    """Bring labels, uint8 of three axes, to `shape`: each class by the kernels, then the class with the largest share.
 
     Where shares are equal the nearest voxel decides: were it the lower number, halving a volume would take half a voxel
     off many surfaces. Each class is resampled in the box that it fills, so time and memory hardly grow with classes.
     """
+    from scipy import ndimage
+
     if tuple(shape) == labels.shape:
         return labels.copy()
     taps = [_taps(n, m, kernel) for n, m, kernel in zip(labels.shape, shape, along, strict=True)]
@@ -177,10 +181,10 @@ def resample_labels(labels: np.ndarray, shape: Sequence[int], along: Sequence[Ke
     result = np.zeros(tuple(shape), np.uint8)
     best, own = np.zeros(tuple(shape), np.float32), np.zeros(tuple(shape), np.float32)
     rest = np.ones(tuple(shape), np.float32)
-    for label in (int(value) for value in np.unique(labels) if value):
-        own_voxels = labels == label
-        box = _box(own_voxels)
-        share, block = own_voxels[box].astype(np.float32), []
+    for label, box in enumerate(ndimage.find_objects(labels), start=1):
+        if box is None:
+            continue
+        share, block = (labels[box] == label).astype(np.float32), []
         for axis, (places, weights) in enumerate(taps):
             first, last = box[axis].start, box[axis].stop
             weights = np.where((places >= first) & (places < last), weights, 0)
@@ -204,7 +208,7 @@ def resample_labels(labels: np.ndarray, shape: Sequence[int], along: Sequence[Ke
 
 
 def to_original(scores: Tensor, shape: Sequence[int]) -> Tensor:
-    """Class scores (C, D, H, W) of a prepared grid as labels uint8 of the original one (D0, H0, W0).
+    """Turn class scores (C, D, H, W) of a prepared grid into labels of the original one, uint8 (D0, H0, W0).
 
     Scores are interpolated (trilinear, extents aligned as in `prepare`) and then the largest is taken, lower numbers
     first, so that borders between organs are smooth where voxels become finer. Slices are done a few at a time, which
@@ -234,14 +238,16 @@ def to_original(scores: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _shape(shape: Sequence[int], spacing: Sequence[float], header: Header, how: Preparation) -> tuple[int, int, int]:
+    depth, height, width = shape
     if how.spacing is None:
-        return tuple(int(n) for n in shape)
+        return depth, height, width
     exact = [n * s / t for n, s, t in zip(shape, spacing, how.spacing, strict=True)]
     if np.prod(np.maximum(exact, 1)) > nifti_header.VOXEL_LIMIT:
         asked = " x ".join(f"{mm:g}" for mm in how.spacing)
         found = f"{' x '.join(f'{n:.4g}' for n in exact)} voxels at {asked} mm"
         raise UserError(str(header.path), found, f"at most {nifti_header.VOXEL_LIMIT}", "choose a larger spacing")
-    return tuple(max(1, round(n)) for n in exact)
+    depth, height, width = (max(1, round(n)) for n in exact)
+    return depth, height, width
 
 
 def _summed(array: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:
@@ -253,15 +259,6 @@ def _summed(array: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: in
     for place, weight in zip(places, weights, strict=True):
         total += np.take(array, place, axis) * weight.reshape(line)
     return total
-
-
-def _box(mask: np.ndarray) -> tuple[slice, slice, slice]:
-    """The smallest box around the voxels of a mask that has some."""
-    sides = []
-    for axis in range(3):
-        hit = np.flatnonzero(mask.any(tuple(other for other in range(3) if other != axis)))
-        sides.append(slice(int(hit[0]), int(hit[-1]) + 1))
-    return tuple(sides)
 
 
 def _nearest(length: int, new: int) -> np.ndarray:
@@ -290,6 +287,7 @@ def _cubic(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
-def _three(spacing: Sequence[float]) -> tuple[float, float, float]:
-    depth, height, width = (float(mm) for mm in spacing)
+def three(numbers: Iterable[float]) -> tuple[float, float, float]:
+    """Return three numbers as a tuple. Raises ValueError for more or fewer."""
+    depth, height, width = map(float, numbers)
     return depth, height, width

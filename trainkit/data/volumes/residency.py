@@ -1,4 +1,4 @@
-"""Where volumes are while they are trained on: memory-mapped files, the machine's memory, or the device."""
+"""Placement of volumes during a training: memory-mapped files, the machine's memory, or the device."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _VOXEL_BYTES = 3
 
 
 def decide(asked: Literal["auto", "disk", "ram", "device"], voxels: int) -> tuple[Place, str]:
-    """Where so many voxels go, and a sentence that says so with the numbers it rests on.
+    """Choose where so many voxels go, and a sentence that says so with the numbers it rests on.
 
     Raises UserError where `ram` or `device` was asked for and there is not that much memory.
     """
     needed, processes = voxels * _VOXEL_BYTES, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if asked == "disk":
-        return "disk", f"cache disk: {_size(needed)} of volumes stay memory-mapped"
+        return "disk", f"cache disk: {size(needed)} of volumes stay memory-mapped"
     gpu, ram = _free_on_gpu(), _free_in_memory()
     if asked == "device" or (asked == "auto" and gpu is not None and needed <= DEVICE_SHARE * gpu):
         free, where = (gpu, "the GPU") if gpu is not None else (ram, "this machine")
         if needed > free:
-            raise _too_large("device", needed, f"{where} has {_size(free)} free")
-        return "device", f"cache device: {_size(needed)} of volumes; {where} has {_size(free)} free"
+            raise _too_large("device", needed, f"{where} has {size(free)} free")
+        return "device", f"cache device: {size(needed)} of volumes; {where} has {size(free)} free"
     each = f" for each of {processes} processes" if processes > 1 else ""
-    told = f"{_size(needed)} of volumes{each}; {_size(ram)} of memory are free"
+    told = f"{size(needed)} of volumes{each}; {size(ram)} of memory are free"
     if asked == "ram" and needed * processes > ram:
-        raise _too_large("ram", needed, f"{_size(ram)} of memory are free{', in all' if each else ''}")
+        raise _too_large("ram", needed, f"{size(ram)} of memory are free{', in all' if each else ''}")
     if asked == "ram" or needed * processes <= RAM_SHARE * ram:
         return "ram", f"cache ram: {told}"
     return "disk", f"cache disk, memory-mapped: {told}, of which volumes get {RAM_SHARE:.0%} at most"
@@ -120,7 +120,7 @@ class Shelf:
         self._start()
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Image, float16, and mask, uint8, of a case, (D, H, W) each; not to be written to.
+        """Return image, float16, and mask, uint8, of a case, (D, H, W) each; not to be written to.
 
         Raises UserError where it is not what was packed.
         """
@@ -145,7 +145,7 @@ class Shelf:
         return image, label
 
     def patches(self, numbers: np.ndarray, starts: np.ndarray, size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        """Windows of cases, from memory or disk: float16 (B, 1, *size) and uint8 (B, *size).
+        """Cut windows of cases, from memory or disk: float16 (B, 1, *size) and uint8 (B, *size).
 
         `starts`, int64 (B, 3), may lie outside, where the image is the case's floor and the mask 0.
         """
@@ -154,7 +154,7 @@ class Shelf:
         to_image, to_mask = images.numpy(), masks.numpy()
         for place, (number, start) in enumerate(zip(numbers.tolist(), starts.tolist(), strict=True)):
             image, label = self.read(number)
-            cut(image, start, to_image[place, 0], self.floors[number])
+            cut(image, start, to_image[place, 0], float(self.floors[number]))
             cut(label, start, to_mask[place], 0)
         return images, masks
 
@@ -191,7 +191,7 @@ class Shelf:
 
 
 def _free_on_gpu() -> int | None:
-    """Bytes free on the GPU that this process trains on; None where it trains on the CPU."""
+    """Return the bytes free on the GPU that this process trains on; None where it trains on the CPU."""
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     if on_cpu or not torch.cuda.is_available():
         return None
@@ -199,7 +199,7 @@ def _free_on_gpu() -> int | None:
 
 
 def _free_in_memory() -> int:
-    """Bytes of memory that may still be taken: of the machine, or of the container that this runs in."""
+    """Return the bytes of memory that may still be taken: of the machine, or of the container that this runs in."""
     free = psutil.virtual_memory().available
     try:
         group = Path("/sys/fs/cgroup")
@@ -211,10 +211,11 @@ def _free_in_memory() -> int:
 
 def _too_large(place: str, needed: int, why: str) -> UserError:
     remedy = "cache: auto takes the fastest place that they fit"
-    return UserError("data.cache", f"{place}, for {_size(needed)} of volumes", f"less: {why}", remedy)
+    return UserError("data.cache", f"{place}, for {size(needed)} of volumes", f"less: {why}", remedy)
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """Write a number of bytes with three digits and its unit: `25.3 MB`."""
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

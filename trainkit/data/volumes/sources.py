@@ -1,4 +1,4 @@
-"""Where volumes come from: each layout of folders becomes a list of cases, an image and its label map each.
+"""Sources of volumes: each layout of folders becomes a list of cases, an image and its label map each.
 
 | layout                                          | splits                                   | names of labels from |
 |-------------------------------------------------|------------------------------------------|----------------------|
@@ -92,7 +92,7 @@ class VolumeSource:
 def open_volumes(
     path: Path | str, *, patient: str | None = None, clinical: Path | str | None = None, labelled: bool = True
 ) -> VolumeSource:
-    """The volumes at `path`, whatever the layout, as `path#split` where there are splits. Reads no voxels.
+    """Open the volumes at `path`, whatever the layout, as `path#split` where there are splits. Reads no voxels.
 
     `patient` is a regular expression with one part in parentheses that finds the patient in the id of a case; without
     it every case is a patient of its own. `clinical` is a CSV table with a column of patients. With `labelled` only
@@ -132,7 +132,7 @@ def open_volumes(
 
 
 def named_labels(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Names of labels 0, 1, ... from a list with or without the background.
+    """Return the names of labels 0, 1, ... from a list with or without the background.
 
     Raises UserError for names that are empty or there twice.
     """
@@ -194,12 +194,12 @@ def _layout(root: Path, split: str | None, labelled: bool, where: str) -> _Found
 
 
 def splits_below(root: Path) -> list[str]:
-    """Names of the folders in a folder that are sets of volumes themselves: `train` and `val` of TOM500."""
+    """Return the names of the folders in a folder that are sets of volumes themselves: `train` and `val` of TOM500."""
     return [entry.name for entry in _folders(root) if _pair(entry, labelled=True) is not None]
 
 
 def _pair(folder: Path, labelled: bool) -> tuple[Path, Path | None] | None:
-    """The folders of images and of labels in a folder."""
+    """Find the folders of images and of labels in a folder."""
     below = _folders(folder)
     chosen: list[Path | None] = []
     for words in (IMAGE_FOLDERS, LABEL_FOLDERS):
@@ -214,7 +214,7 @@ def _pair(folder: Path, labelled: bool) -> tuple[Path, Path | None] | None:
 
 
 def _paired(folder: Path, images: Path, labels: Path | None, labelled: bool, *, channels: bool = False) -> _Found:
-    """Images and labels of the same names, or, where no two are called alike, of the same but for `_seg` and its kind.
+    """Pair images and labels of the same names, or, where no two are called alike, of the same but for `_seg` and such.
 
     With `channels` images are called `<id>_0000`, as nnU-Net has it.
     """
@@ -265,7 +265,7 @@ def _put(found: _Found, id: str, image: Path, label: Path | None, where: str) ->
 
 
 def _decathlon(root: Path, split: str | None, labelled: bool) -> _Found:
-    """The layout of the Medical Segmentation Decathlon, and nnU-Net's, whose `dataset.json` lists no files."""
+    """Read the layout of the Medical Segmentation Decathlon, and nnU-Net's, whose `dataset.json` lists no files."""
     file = root / "dataset.json"
     said = _json(file)
     if not isinstance(said, dict):
@@ -318,7 +318,7 @@ def _of_other_split(ending: str) -> tuple[str, str]:
 
 
 def _listed(root: Path, entry: Any, where: str) -> tuple[Path, Path | None]:
-    """An entry of `dataset.json`: an image and its label map, or an image alone."""
+    """Read an entry of `dataset.json`: an image and its label map, or an image alone."""
     both = (entry.get("image"), entry.get("label")) if isinstance(entry, dict) else (entry, None)
     if isinstance(both[0], list) or not isinstance(both[0], str) or not isinstance(both[1], str | None):
         raise UserError(where, repr(entry)[:200], "paths of one image and its label map")
@@ -332,7 +332,7 @@ def _listed(root: Path, entry: Any, where: str) -> tuple[Path, Path | None]:
 
 
 def _label_names(labels: Any, where: str) -> tuple[str, ...] | None:
-    """`{"0": "background", "1": "Anterior"}`, or nnU-Net's `{"background": 0, "Anterior": 1}`."""
+    """Read `{"0": "background", "1": "Anterior"}`, or nnU-Net's `{"background": 0, "Anterior": 1}`."""
     if labels is None:
         return None
     wanted = 'names of labels 0, 1, ... such as {"0": "background", "1": "liver"}'
@@ -363,11 +363,21 @@ def _names_beside(folder: Path, split: str | None) -> tuple[tuple[str, ...] | No
 
 def _json(file: Path) -> Any:
     try:
-        if file.stat().st_size > TEXT_LIMIT:
-            raise UserError(str(file), f"{file.stat().st_size} bytes", f"at most {TEXT_LIMIT}")
-        return json.loads(file.read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(_text(file, "JSON"))
+    except (ValueError, RecursionError) as error:
         raise UserError(str(file), f"cannot be read ({error})"[:300], "JSON") from None
+
+
+def _text(file: Path, expected: str) -> str:
+    """Read a file of at most `TEXT_LIMIT` bytes."""
+    try:
+        if (length := folders.size_of(file, str(file), expected)) > TEXT_LIMIT:
+            raise UserError(str(file), f"{length} bytes", f"at most {TEXT_LIMIT}")
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(str(file), "not UTF-8", expected, "save it as UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise UserError(str(file), f"cannot be read ({getattr(error, 'strerror', None) or error})", expected) from None
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -383,13 +393,13 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _volumes(folder: Path) -> list[Path]:
-    """NIfTI files in a folder itself, without hidden ones."""
+    """List NIfTI files in a folder itself, without hidden ones."""
     entries = _entries(folder) if folder.is_dir() else []
     return [folder / e.name for e in entries if not e.name.startswith(".") and is_nifti(e.name) and e.is_file()]
 
 
 def _others(root: Path, folders: Iterable[Path]) -> list[str]:
-    """Sentences about what else lies in the folders of images and labels."""
+    """Return sentences about what else lies in the folders of images and labels."""
     said = []
     for folder in sorted(folders):
         if not folder.is_dir() or folder == root:
@@ -409,7 +419,7 @@ def _others(root: Path, folders: Iterable[Path]) -> list[str]:
 
 
 def _strays(folder: Path, kept: set[Path], why: str, root: Path | None = None) -> list[str]:
-    """Sentences about NIfTI files in a folder and those below, except in `kept` ones."""
+    """Return sentences about NIfTI files in a folder and those below, except in `kept` ones."""
     root = root or folder
     found: list[str] = []
     looked_at = 0
@@ -432,7 +442,7 @@ def _strays(folder: Path, kept: set[Path], why: str, root: Path | None = None) -
 
 
 def _joined(cases: list[Case], file: Path) -> tuple[list[Case], list[str]]:
-    """The cases with the rows of their patients, and a sentence about patients that have none."""
+    """Join the cases with the rows of their patients; also a sentence about patients that have none."""
     columns, rows = _table(file)
     loose: dict[str, list[str]] = {}
     for name in rows:
@@ -461,20 +471,11 @@ def _loosely(name: str) -> str:
 
 
 def _table(file: Path) -> tuple[list[str], dict[str, dict[str, Value]]]:
-    """Columns without that of the patients, and the row of each patient."""
+    """Read a table: its columns without that of the patients, and the row of each patient."""
     if file.suffix.lower() in (".xlsx", ".xls", ".ods"):
         raise UserError(str(file), "a spreadsheet", "a CSV table", "save it as CSV (UTF-8)")
-    try:
-        if file.stat().st_size > TEXT_LIMIT:
-            raise UserError(str(file), f"{file.stat().st_size} bytes", f"at most {TEXT_LIMIT}")
-        text = file.read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(str(file), "not UTF-8", "a CSV table", "save it as CSV (UTF-8)") from None
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise UserError(str(file), f"cannot be read ({said})", "a CSV table of patients") from None
-    first = text.split("\n", 1)[0]
-    comma = max(",;\t", key=first.count)
+    text = _text(file, "a CSV table of patients")
+    comma = max(",;\t", key=text.split("\n", 1)[0].count)
     rows: dict[str, dict[str, Value]] = {}
     try:
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
@@ -503,7 +504,7 @@ def _table(file: Path) -> tuple[list[str], dict[str, dict[str, Value]]]:
 
 
 def _value(cell: str) -> Value:
-    """A cell as a number where it is one, None where it says nothing."""
+    """Read a cell as a number where it is one, None where it says nothing."""
     text = cell.strip()
     if text.lower() in _EMPTY:
         return None
