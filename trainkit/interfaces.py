@@ -97,33 +97,16 @@ class RowOrder(Protocol):
 class Split(Protocol):
     """A set of samples to train on or to evaluate on."""
 
-    @property
-    def name(self) -> str:
-        """The word that evaluations name it by; `train` of the training split."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of samples; of a training split whose epoch is drawn, how many an epoch draws."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the content, hexadecimal."""
-        ...
-
-    @property
-    def views(self) -> int:
-        """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
-        ...
-
-    @property
-    def protocol(self) -> Any:
-        """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
-
-    @property
-    def at_once(self) -> int | None:
-        """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
+    name: str
+    size: int
+    """Number of samples; of a training split whose epoch is drawn, how many an epoch draws."""
+    digest: str
+    views: int
+    """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
+    protocol: Any
+    """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
+    at_once: int | None
+    """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Sample rows of one epoch in training order, int64, (updates, batch_size), the same on every rank.

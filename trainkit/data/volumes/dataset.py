@@ -30,7 +30,7 @@ from trainkit.data.volumes.residency import Shelf
 from trainkit.data.volumes.sources import VolumeSource
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Segmentation
-from trainkit.interfaces import Batch, Meta, Opened
+from trainkit.interfaces import Batch, Meta, Opened, Split
 from trainkit.paths import locate
 
 SAMPLES = {"orbits": "trainkit.data.synthetic.orbits"}
@@ -257,7 +257,7 @@ class Volumes:
 
 
 @dataclass(frozen=True, eq=False)
-class _Cases:
+class _Cases(Split):
     """Cases of an imported set."""
 
     name: str
