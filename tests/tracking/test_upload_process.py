@@ -19,12 +19,8 @@ from trainkit.tracking.upload_process import Courier
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    found = Store.locate()
-    found.prepare()
-    return found
+def store(store):
+    return Store.locate()
 
 
 @pytest.fixture
