@@ -86,6 +86,19 @@ def test_nothing_new_lies_at_the_top():
     assert {file.stem for file in PACKAGE.glob("*.py")} == TOP
 
 
+OF_NO_PACKAGE = {"benchmarks", "docs", "golden", "plugin", "recipes", "security", "support", "whole_runs"}
+"""Folders of tests that stand for no package."""
+
+
+def test_tests_lie_where_what_they_test_lies():
+    tests = ROOT / "tests"
+    folders = {file.parent.relative_to(tests).as_posix() for file in tests.rglob("*.py")}
+    packages = {file.parent.relative_to(PACKAGE).as_posix() for file in FILES}
+    assert {folder for folder in folders if folder.split("/")[0] not in OF_NO_PACKAGE} <= packages
+    flat = {file.stem for file in tests.glob("*.py")}
+    assert flat <= {"conftest", "test_architecture", *(f"test_{name}" for name in TOP)}
+
+
 @pytest.mark.parametrize("folder", sorted({file.parent for file in FILES}), ids=lambda path: path.name)
 def test_a_package_has_no_more_than_25_files(folder):
     assert len(list(folder.glob("*.py"))) <= 25

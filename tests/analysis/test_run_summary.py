@@ -29,7 +29,8 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
     recipe = SimpleNamespace(
         evaluations={"patches": None, "val": None, "never": None}, best=best and SimpleNamespace(metric=best)
     )
-    run = SimpleNamespace(recipe=recipe, folder=SimpleNamespace(name="orbits-s0", journal=path))
+    folder = SimpleNamespace(name="orbits-s0", journal=path)
+    run = SimpleNamespace(recipe=recipe, require_folder=lambda: folder)
     outcome = SimpleNamespace(
         status="FINISHED", step=100, speed=SPEED, verdict="3.6 samples/s.\nIt waited.\n  untested: x"
     )

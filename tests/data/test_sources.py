@@ -128,7 +128,7 @@ def test_what_a_recipe_names_lies_below_the_data_root(tmp_path, monkeypatch):
     put(tmp_path / "set", "train/cat/1.png", "val/cat/2.png")
     assert ids(sources.named("set#val")) == ["cat/2.png"]
     assert sources.missing("set#val") is None and "nowhere does not exist" in sources.missing("nowhere#val")
-    assert "fetch" in sources.missing("hf://owner/name#val")
+    assert "download" in sources.missing("hf://owner/name#val")
 
 
 # Groups

@@ -18,18 +18,31 @@ OVERFLOW = "task={name: poisoned, jump: 1e36, steps: [5, 6, 13]}"
 """Gradients are finite, and infinite times a scale of 65536: that is the scaler's affair. The loss stays finite."""
 
 
-@pytest.fixture
-def scaled(monkeypatch):
-    """Machines scale the loss as for fp16: by 2^16, twice as much after every four updates."""
+def scale(patch: pytest.MonkeyPatch) -> None:
+    """Let machines scale the loss as for fp16: by 2^16, twice as much after every four updates."""
 
     def init(self, recipe, plain=Machine.__init__):
         plain(self, recipe)
         self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=4)
         self.accelerator.native_amp = True
-        monkeypatch.setattr(type(self.accelerator), "mixed_precision", "fp16")
+        patch.setattr(type(self.accelerator), "mixed_precision", "fp16")
         self._scale = self.accelerator.scaler.state_dict()
 
-    monkeypatch.setattr(Machine, "__init__", init)
+    patch.setattr(Machine, "__init__", init)
+
+
+@pytest.fixture
+def scaled(monkeypatch):
+    scale(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A scaled run with three overflows, not interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        scale(patch)
+        poisoned(folder := tmp_path_factory.mktemp("scaled"), *LONG, OVERFLOW)
+    return folder
 
 
 @pytest.fixture
@@ -40,25 +53,34 @@ def anew():
     AcceleratorState._reset_state(True)
 
 
+BF16 = ("train.precision=bf16", "checkpoints={every: 1 steps, keep_last: 50}")
+
+
+@pytest.fixture(scope="module")
+def in_bf16(tmp_path_factory):
+    """A run in bf16, not interrupted."""
+    AcceleratorState._reset_state(True)
+    poisoned(folder := tmp_path_factory.mktemp("bf16"), *BF16)
+    AcceleratorState._reset_state(True)
+    return folder
+
+
 def scales(folder) -> list[tuple[float, int]]:
     return [(c.state["scaler"]["scale"], c.state["scaler"]["_growth_tracker"]) for c in held(folder)]
 
 
-def test_an_overflow_leaves_the_update_out_and_halves_the_scale(tmp_path, scaled):
-    poisoned(tmp_path, *LONG, OVERFLOW)
-    by_step = {c.step: c for c in held(tmp_path)}
+def test_an_overflow_leaves_the_update_out_and_halves_the_scale(whole):
+    by_step = {c.step: c for c in held(whole)}
     assert len(by_step) == 24 and by_step[24].state["left_out"] == []
     for step in (5, 6, 13):
         weights = [bits(by_step[s])["model"] for s in (step, step + 1)]
         assert same({"a": {"w": weights[0]["head.weight"]}}, {"a": {"w": weights[1]["head.weight"]}})
-    told = [scale for scale, _ in scales(tmp_path)]
+    told = [scale for scale, _ in scales(whole)]
     assert told[3] == 2.0**17 and told[5] == 2.0**16 and told[6] == 2.0**15, "up after four, down at each overflow"
     assert told[13] == told[12] / 2 and len(set(told)) >= 3
 
 
-def test_a_resumed_run_scales_as_an_uninterrupted_one(promise, tmp_path, scaled):
-    whole = tmp_path / "whole"
-    poisoned(whole, *LONG, OVERFLOW)
+def test_a_resumed_run_scales_as_an_uninterrupted_one(promise, tmp_path, whole, scaled):
     for step in promise.trials("N2", "a scaled loss, resumed: the same bits and the same scales", of=[4, 6, 7, 14]):
         with promise.trial(step):
             rest = tmp_path / str(step)
@@ -66,11 +88,10 @@ def test_a_resumed_run_scales_as_an_uninterrupted_one(promise, tmp_path, scaled)
             assert same(bits(held(whole)[-1]), bits(held(rest)[-1])) and scales(rest) == scales(whole)[step:]
 
 
-def test_with_the_scale_not_loaded_it_does_not(tmp_path, scaled, monkeypatch):
-    poisoned(tmp_path / "whole", *LONG, OVERFLOW)
+def test_with_the_scale_not_loaded_it_does_not(tmp_path, whole, scaled, monkeypatch):
     monkeypatch.setattr(torch.amp.GradScaler, "load_state_dict", lambda self, state: None)
-    poisoned(tmp_path / "rest", *LONG, OVERFLOW, at=tmp_path / "whole" / "checkpoints" / "step-000000014")
-    assert scales(tmp_path / "rest") != scales(tmp_path / "whole")[14:]
+    poisoned(tmp_path, *LONG, OVERFLOW, at=whole / "checkpoints" / "step-000000014")
+    assert scales(tmp_path) != scales(whole)[14:]
 
 
 def test_skipping_and_scaling_live_together(tmp_path, scaled):
@@ -91,11 +112,11 @@ def test_a_weight_that_is_no_number_is_seen_although_gradients_are_the_scalers_a
 
 
 @pytest.mark.parametrize("step", [3, 6, 11])
-def test_bf16_resumes_to_the_same_bits(tmp_path, anew, step):
-    words = ["train.precision=bf16", "checkpoints={every: 1 steps, keep_last: 50}"]
-    poisoned(tmp_path / "whole", *words)
-    poisoned(tmp_path / "rest", *words, at=tmp_path / "whole" / "checkpoints" / f"step-{step:09d}")
-    assert same(bits(held(tmp_path / "whole")[-1]), bits(held(tmp_path / "rest")[-1]))
-    AcceleratorState._reset_state(True)
-    poisoned(tmp_path / "plain", "checkpoints={every: null}")
-    assert not same(bits(held(tmp_path / "whole")[-1]), bits(held(tmp_path / "plain")[-1])), "it was not bf16"
+def test_bf16_resumes_to_the_same_bits(tmp_path, in_bf16, anew, step):
+    poisoned(tmp_path, *BF16, at=in_bf16 / "checkpoints" / f"step-{step:09d}")
+    assert same(bits(held(in_bf16)[-1]), bits(held(tmp_path)[-1]))
+
+
+def test_bf16_is_not_float32(tmp_path, in_bf16, anew):
+    poisoned(tmp_path, "checkpoints={every: null}")
+    assert not same(bits(held(in_bf16)[-1]), bits(held(tmp_path)[-1]))

@@ -47,33 +47,42 @@ def two(tmp_path_factory, database):
         return one.ran()
 
 
-def test_one_of_two_that_dies_ends_both_and_is_named(promise, two, tmp_path, database):
+def dies(seed: int, two, home: Path, database: Path) -> None:
+    """One trial: one of two processes dies, and both are begun again."""
     every = [(name, rank) for name in ENDINGS for rank in (1, 0)]
-    for seed in promise.trials("P1", "one of two processes dies: both are gone, the first is named", few=2, many=12):
+    name, rank = every[seed % len(every)]
+    do, said = ENDINGS[name]
+    home.mkdir()
+    plan = [{"at": "toy.ToyTask.loss", "call": 5 + seed // len(every), "do": do, "rank": rank}]
+    with own_store(home, database):
+        with job(home, processes=2, plan=plan) as one:
+            one.until_struck()
+            began = time.monotonic()
+            codes = one.end()
+            one.gone()
+            print(f"{name}, process {rank}: all gone after {time.monotonic() - began:.1f} s", flush=True)
+            # What has not ended 15 s after the first is killed, as a launcher does: nothing had to be.
+            assert codes[1 - rank] == 1, one.said
+            assert said.replace("process 1", f"process {rank}") in one.said, one.said
+            if rank:
+                assert one.ran().folder.info().status == "FAILED"
+        with job(home, "--resume-or-start", processes=2) as again:
+            assert again.end() == [0, 0], again.said
+            ran = again.ran()
+        assert all_same(ran, two) and ran.repeatable == two.repeatable
+        assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
+
+
+def test_one_of_two_that_dies_ends_both_and_is_named(promise, two, tmp_path, database):
+    for seed in promise.trials("P1", "one of two processes dies: both are gone, the first is named", few=1, many=12):
         with promise.trial(seed):
-            name, rank = every[seed % len(every)]
-            do, said = ENDINGS[name]
-            home = tmp_path / str(seed)
-            home.mkdir()
-            plan = [{"at": "toy.ToyTask.loss", "call": 5 + seed // len(every), "do": do, "rank": rank}]
-            with own_store(home, database):
-                with job(home, processes=2, plan=plan) as one:
-                    one.until_struck()
-                    began = time.monotonic()
-                    codes = one.end()
-                    one.gone()
-                    print(f"{name}, process {rank}: all gone after {time.monotonic() - began:.1f} s", flush=True)
-                    # The nursery kills what has not ended 15 s after the first, as a launcher does: nothing had to be.
-                    assert codes[1 - rank] == 1, one.said
-                    assert said.replace("process 1", f"process {rank}") in one.said, one.said
-                    if rank:
-                        assert one.ran().folder.info().status == "FAILED"
-                words = ("--resume-or-start",)
-                with job(home, *words, processes=2) as again:
-                    assert again.end() == [0, 0], again.said
-                    ran = again.ran()
-                assert all_same(ran, two) and ran.repeatable == two.repeatable
-                assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
+            dies(seed, two, tmp_path / str(seed), database)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 2 * len(ENDINGS)))
+def test_whichever_of_two_dies_in_whatever_way_it_is_named(seed, two, tmp_path, database):
+    dies(seed, two, tmp_path / "store", database)
 
 
 @pytest.mark.slow

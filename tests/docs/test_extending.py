@@ -10,6 +10,7 @@ from runs import ROOT, Ran, newest, stop_after
 from trainkit.config.run_request import Order
 from trainkit.experiments.launch import launch
 
+pytestmark = pytest.mark.usefixtures("store")
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 

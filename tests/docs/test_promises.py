@@ -22,7 +22,7 @@ from trainkit.config.units import Safeguard
 from trainkit.data.loader import worker_pool
 from trainkit.data.storage import hashed_folder
 from trainkit.experiments import launch
-from trainkit.training import loss_spikes, rollback
+from trainkit.training import checkpointer, loss_spikes
 
 NAMES = ("reliability", "running", "distributed", "troubleshooting", "gates", "recipes", "data", "integrity")
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
@@ -135,7 +135,7 @@ def _judged() -> int:
 
 def test_numbers_in_words_are_those_of_the_code():
     assert worker_pool.RESTARTS == 3 and "is replaced, three times" in PAGES["reliability"]
-    assert rollback.MOST_ROLLBACKS == 5 and "After five rollbacks the run ends" in PAGES["running"]
+    assert checkpointer.MOST_ROLLBACKS == 5 and "After five rollbacks the run ends" in PAGES["running"]
     assert f"{loss_spikes._LEAST} at least" in PAGES["running"]
     assert f"from {Safeguard.SOONEST:g} s on" in PAGES["gates"]
     assert f"at least {Safeguard.DEAREST:g} times that" in PAGES["gates"]

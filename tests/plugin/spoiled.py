@@ -45,9 +45,9 @@ def averages() -> None:
     load = TrainState.load
 
     def without(self, *given, **named):
-        average, self.average = self.average, None
+        average, self.ema = self.ema, None
         load(self, *given, **named)
-        self.average = average
+        self.ema = average
 
     TrainState.load = without
 

@@ -28,7 +28,10 @@ from trainkit.tracking import store as store_module
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
-WORDS = ("checkpoints={every: 3 steps, keep_last: 50}", "log={every: 2 steps, figures: 4 steps, system_every: null}")
+WORDS = (
+    "checkpoints={every: 3 steps, keep_last: 50, lose_at_most: null}",
+    "log={every: 2 steps, figures: 4 steps, system_every: null}",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +60,21 @@ def after(steps: int, act):
 
 # ------------------------------------------------------------------------------------------------ disks (K2, D1)
 
+SAVING = {"thread": "trainkit-checkpoint"}
 FAULTS = {
-    "figures, tables and tags": ("trainkit.tracking.upload_queue.UploadQueue._write_job", "OSError 28", 4, 30, None),
-    "a checkpoint": ("trainkit.checkpoint.storage._write_file", "OSError 28", 7, 7, "checkpoint_failed"),
-    "a checkpoint over the quota": (
-        "trainkit.checkpoint.storage._write_file", "OSError 122", 8, 8, "checkpoint_failed"),
-    "a checkpoint, by PyTorch": (
-        "trainkit.checkpoint.storage._serialised", "RuntimeError memory", 5, 5, "checkpoint_failed"),
-}  # fmt: skip
+    "figures, tables and tags": {"at": "os.mkdir", "to": "/outbox/", "do": "OSError 28", "call": 7, "until": 33},
+    "a checkpoint": {"at": "os.write", **SAVING, "do": "OSError 28", "call": 7},
+    "a checkpoint over the quota": {"at": "os.write", **SAVING, "do": "OSError 122", "call": 8},
+    "a checkpoint, by PyTorch": {"at": "torch.Tensor.contiguous", **SAVING, "do": "RuntimeError memory", "call": 20},
+}
 
 
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=[pytest.mark.slow] if "over" in what or "by" in what else []) for what in FAULTS]
 )
 def test_a_disk_that_refuses_for_a_while_costs_nothing(store, whole, what):
-    at, do, first, last, event = FAULTS[what]
-    with fault_injection.installed([{"at": at, "do": do, "call": first, "until": last}]):
+    event = "checkpoint_failed" if what.startswith("a checkpoint") else None
+    with fault_injection.installed([FAULTS[what]]):
         ran = run(*WORDS)
     assert ran.code == 0 and all_same(ran, whole) and ran.repeatable == whole.repeatable
     in_store = kept(ran)

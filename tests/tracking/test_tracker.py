@@ -263,7 +263,7 @@ def test_the_error_is_kept_without_the_secrets_in_it(store, begin):
     run = client.get_run(tracker.run_id)
     assert run.data.tags["trainkit.error"] == "RuntimeError: cannot open postgresql://db/x with password=[hidden]"
     text = Path(client.download_artifacts(tracker.run_id, "error.txt")).read_text()
-    assert "Traceback" in text and "test_tracking.py" in text and "hunter2" not in text
+    assert "Traceback" in text and "test_tracker.py" in text and "hunter2" not in text
 
 
 CRASHING = """

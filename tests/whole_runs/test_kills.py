@@ -49,8 +49,9 @@ PHASES: dict[str, dict[str, Any]] = {
     },
     "telling": {
         "at": [
-            "trainkit.tracking.upload_queue.UploadQueue._send_batch",
-            "trainkit.tracking.upload_queue.UploadQueue._send_job",
+            "mlflow.tracking.MlflowClient.log_batch",
+            "mlflow.tracking.MlflowClient.log_artifact",
+            "mlflow.tracking.MlflowClient.set_terminated",
             *SYSTEM,
         ],
         "thread": "trainkit-uploader",
@@ -58,7 +59,7 @@ PHASES: dict[str, dict[str, Any]] = {
     "ending": {
         "at": [
             "trainkit.analysis.run_summary.write",
-            "trainkit.tracking.tracker.Tracker._end",
+            "trainkit.tracking.tracker.Tracker.finish",
             "trainkit.tracking.tracker.Tracker.model",
         ]
     },
@@ -70,6 +71,8 @@ FORKED = (
     "saving", "telling", "leaving", "saving", "steps",
 )  # fmt: skip
 """In which phase each trial of 15 is killed."""
+FEW = 4
+"""Trials of the default tests; the slow ones make the others of the 15."""
 FULL = "OSError 28"
 """What a full disk does."""
 IMPORTS = 3000
@@ -189,11 +192,18 @@ def toy(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Job:
 @pytest.mark.timeout(1800)
 def test_killed_at_a_random_moment_and_resumed_a_run_ends_as_if_nothing_had_been(toy, promise, tmp_path, database):
     text = "kill -9 at a random call of a phase, resumed: bits, scores, rows and history of the uninterrupted run"
-    for seed in promise.trials("K3", text, few=len(FORKED), many=150):
+    for seed in promise.trials("K3", text, few=FEW, many=150):
         with promise.trial(seed):
             killed_once(toy, FORKED[seed % len(FORKED)], random.Random(f"K3 {seed}"), tmp_path / str(seed), database)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(FEW, len(FORKED)))
+def test_killed_at_other_moments_too(toy, seed, tmp_path, database):
+    killed_once(toy, FORKED[seed], random.Random(f"K3 {seed}"), tmp_path / "store", database)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_launch(toy, promise, tmp_path, database):
     command = [sys.executable, str(ROOT / "tests" / "support" / "fault_injection.py")]
@@ -313,7 +323,7 @@ SPOILED = {
         {"at": "trainkit.tracking.upload_queue.UploadQueue.acknowledge", "call": 1, "after": True},
     ),
     "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.storage.prune", "call": 3}),
-    "verification": ("missing", {"at": "trainkit.checkpoint.storage.encoded_manifest", "call": 2}),
+    "verification": ("missing", {"at": "os.write", "thread": "trainkit-checkpoint", "call": 17}),  # in the third of 7
 }
 """Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
 

@@ -106,6 +106,7 @@ def test_workers_change_no_bit(whole, sets):
     assert all_same(other, whole)
 
 
+@pytest.mark.slow
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, sets, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [spawn(n, str(REID), *words(sets), "--score", whole.folder.name) for n in (1, 2)]

@@ -81,6 +81,7 @@ def test_workers_and_places_of_the_volumes_change_no_bit(whole, bodies):
     assert all_same(other, whole)
 
 
+@pytest.mark.slow
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, bodies, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [spawn(n, str(TOM500), *words(bodies), "--score", whole.folder.name) for n in (1, 2)]

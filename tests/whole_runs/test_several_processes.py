@@ -99,6 +99,7 @@ def launch(*words: str, **options) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
+@pytest.mark.slow
 def test_the_two_process_config_starts_two_processes(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
     config = str(ROOT / "accelerate_configs" / "cpu_2proc.yaml")
@@ -108,6 +109,7 @@ def test_the_two_process_config_starts_two_processes(monkeypatch):
     assert "2 process(es) x 1 x 8" in text and newest().info().status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_fewer_processes_than_asked_for_end_the_run(tmp_path, monkeypatch):
     """With MULTI_CPU, Accelerate 1.15 starts one process, whatever number it was given, and says nothing."""
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
@@ -144,6 +146,7 @@ def test_every_accelerate_config_is_understood_by_accelerate():
     for file in files:
         config = load_config_from_file(str(file))
         assert config.num_processes >= 1 and file.read_text().startswith("# ")
+        assert file.stem != "cpu_2proc" or (config.num_processes, config.distributed_type) == (2, "MULTI_GPU")
 
 
 @pytest.mark.slow

@@ -41,9 +41,16 @@ class Phase:
     """The update that is under way; None: there is no checkpoint yet."""
     until: int = 0
     """The last call that takes as long; 0: this one alone."""
+    thread: str = ""
 
     def plan(self) -> list[fault_injection.Fault]:
-        return [{"at": self.at, "call": self.call, "until": max(self.call, self.until), "do": self.do}]
+        until = max(self.call, self.until)
+        return [{"at": self.at, "call": self.call, "until": until, "do": self.do, "thread": self.thread}]
+
+
+def save(seconds: str) -> Phase:
+    """The second checkpoint takes so long: each has seven files, of one write each."""
+    return Phase("os.write", 9, f"sleep {seconds}", step=5, thread="trainkit-checkpoint")
 
 
 ORACLE = ("task.teacher=oracle",)
@@ -51,7 +58,7 @@ PHASES = {
     "evaluation": Phase("toy.ToyTask.predict", 13, "sleep 3", step=6, until=10**6),
     "mid accumulation": Phase("toy.ToyTask.loss", 14, "sleep 1", step=6),
     "data opening": Phase("toy.ToyData.open"),
-    "inside a save": Phase("trainkit.checkpoint.storage._write_file", 9, "sleep 1", step=5),
+    "inside a save": save("1"),
     "report": Phase("trainkit.analysis.run_summary.write", step=12),
     "first step": Phase("toy.ToyTask.loss"),
     "import": Phase("toy.ToyTask.needs"),
@@ -65,7 +72,7 @@ PHASES = {
     "stored outputs": Phase("trainkit.training.teacher_cache._compute", words=(*ORACLE, "task.stored=true")),
     "scoring": Phase("toy.ToyTask.score", 3, step=6),
     "last evaluation": Phase("toy.ToyTask.predict", 37, "sleep 3", step=12, until=10**6),
-    "sending": Phase("trainkit.tracking.upload_queue.UploadQueue._send_job", 4, step=12),
+    "sending": Phase("mlflow.tracking.MlflowClient.log_artifact", 2, step=12),
     "shutdown": Phase("trainkit.distributed.runtime.Machine.close", 1, "sleep 1", step=12),
 }
 """The first few in the order in which default tests take them."""
@@ -203,7 +210,7 @@ def test_nobody_needs_to_read_what_is_said(store, whole):
 @pytest.mark.slow
 def test_a_disk_that_is_too_slow_is_left_behind_and_a_checkpoint_is_there(store, whole):
     """The second checkpoint takes a minute. 25 s after the signal the training leaves, with the first one whole."""
-    with job(store, plan=[{"at": "trainkit.checkpoint.storage._write_file", "call": 9, "do": LONG}]) as one:
+    with job(store, plan=save("60").plan()) as one:
         took = interrupted(one, Phase("", do=LONG), signal.SIGTERM, False)
         assert 20 < took < 60 and one.end() == [143] and "still here" in one.said, one.said
         cut = one.ran()
@@ -212,8 +219,8 @@ def test_a_disk_that_is_too_slow_is_left_behind_and_a_checkpoint_is_there(store,
 
 
 def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(store, whole):
-    for pause, kept in ((0.0, True), (1.5, False)):
-        with job(store, plan=[{"at": "trainkit.checkpoint.storage._write_file", "call": 9, "do": "sleep 5"}]) as one:
+    for pause, kept, seconds in ((0.0, True, "1"), (1.5, False, "5")):
+        with job(store, plan=save(seconds).plan()) as one:
             one.until_struck()
             one.signal(signal.SIGTERM)
             time.sleep(pause)

@@ -100,7 +100,8 @@ def exportable(
         return compare_rows(file.name, by_name(again), pixels, expected)
 
     def write_config(folder: Path) -> RowAgreement:
-        assert isinstance(net, Classifier)  # the format `hub-folder` is refused of others
+        if not isinstance(net, Classifier):  # the format `hub-folder` is refused of others
+            raise TypeError("a hub folder is of a classifier")
         write_aside(folder / CONFIG, json.dumps(timm_config(recipe, meta, prepared, net), indent=1) + "\n")
         return compare_rows(CONFIG, _by_timm(folder, prepared), pixels, {"logits": expected["logits"]})
 

@@ -39,7 +39,8 @@ def predict(asked: Request) -> Predicted:
     tables.check_target(asked.out)
     meta, found = asked.meta, open_pictures(asked.source)
     prepared = preprocess.of(asked.recipe.data)
-    assert prepared is not None  # as `predict.predict` has seen
+    if prepared is None:  # `predict.predict` has refused it
+        raise TypeError("the recipe's data are no images")
     with rebuilt(asked.folder, asked.recipe, meta) as made:
         names = meta.class_names or tuple(map(str, range(meta.classes)))
         run = _Network(made, prepared, names, asked.mirror, found.kind != PLAIN, found.names)

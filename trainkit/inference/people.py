@@ -72,7 +72,8 @@ def predict(asked: Request) -> Predicted:
     if not every:
         raise UserError(asked.source, "; ".join(notes) or "no records", f"some of {', '.join(known)}")
     data, prepared = asked.recipe.data, preprocess.of(asked.recipe.data)
-    assert prepared is not None  # as `predict.predict` has seen
+    if prepared is None:  # `predict.predict` has refused it
+        raise TypeError("the recipe's data are no images")
     with rebuilt(asked.folder, asked.recipe, asked.meta) as made:
         coder = data.text.make() if MODALITIES[TEXT] in known else None
         run = _Network(made, prepared, known, coder, found.labelled)

@@ -55,7 +55,8 @@ def _convolution_backward(grad: Shape, x: Shape, weight: Shape, *rest: object, o
     _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, mask = rest
     where = x if transposed else grad
     forward = 2 * x[0] * math.prod(where[2:]) * math.prod(weight)
-    assert isinstance(mask, list | tuple)
+    if not isinstance(mask, list | tuple):
+        raise TypeError("torch gives a mask of the gradients that are asked for")
     return forward * (bool(mask[0]) + bool(mask[1]))
 
 

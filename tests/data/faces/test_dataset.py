@@ -239,8 +239,8 @@ def test_what_is_missing_is_said_without_failing(tmp_path):
     faces = Faces(train=str(tmp_path / "no"), evaluate={"lfw": str(tmp_path / "lfw.bin"), "own": "sample"})
     assert [line.split(":")[0] for line in faces.missing()] == ["data.train", "data.evaluate.lfw"]
     assert Faces(train="sample").missing() == []
-    assert "fetch" in Faces(train="hf://owner/name").missing()[0]
-    with pytest.raises(UserError, match="fetch"):
+    assert "download" in Faces(train="hf://owner/name").missing()[0]
+    with pytest.raises(UserError, match="download"):
         Faces(train="hf://owner/name").open(0)
 
 
@@ -312,8 +312,8 @@ def test_a_training_takes_from_the_hub_only_what_fetch_has_brought(tmp_path, mon
     saved_set(tmp_path, monkeypatch, ["zoe", "adam"], [0, 1, 1])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     faces = Faces(train="hf://some/faces@v1", image_size=SIZE)
-    assert "fetch" in faces.missing()[0]
-    with pytest.raises(UserError, match="fetch"):
+    assert "download" in faces.missing()[0]
+    with pytest.raises(UserError, match="download"):
         faces.open(0)
     assert all(options["local_files_only"] for _, options in asked)
     hub.download(faces.train)
