@@ -22,8 +22,16 @@ from runs import PLUGIN, TOY, run
 
 from trainkit.config import loader, yaml_editor
 from trainkit.config.run_request import Order, load
-from trainkit.diagnostics import benchmark, stepped_process, stepping_child, switches
-from trainkit.diagnostics.benchmark import Start, State
+from trainkit.diagnostics import (
+    benchmark,
+    benchmark_command,
+    benchmark_report,
+    stepped_process,
+    stepping_child,
+    switches,
+)
+from trainkit.diagnostics.benchmark import Start
+from trainkit.diagnostics.benchmark_report import TOGETHER, BenchmarkState
 from trainkit.diagnostics.stepped_process import Block, PaceError, Ready
 from trainkit.errors import UserError
 from trainkit.plots import benchmark as drawing
@@ -462,12 +470,14 @@ def world(monkeypatch):
     assert not Fake.alive, "a child was left"
 
 
-def climbed(*chosen: str, order: Order | None = None, state: State | None = None, **more):
+def climbed(*chosen: str, order: Order | None = None, state: BenchmarkState | None = None, **more):
     order = order or toy()
     said: list[str] = []
-    one = benchmark.Ladder(order, load(order), state or State(), repeats=4, steps=10, say=said.append, **more)
+    one = benchmark.Benchmark(
+        order, load(order), state or BenchmarkState(), repeats=4, steps=10, say=said.append, **more
+    )
     try:
-        one.climb(chosen)
+        one.run(chosen)
     finally:
         one.close()
     return one, said
@@ -481,7 +491,7 @@ def test_what_helps_is_kept_together_and_what_does_not_is_not(world):
     assert verdicts["compiled, default"] == "faster" and verdicts["without channels_last"] == "slower"
     assert verdicts["without fused"] in ("no difference", "faster by less than 1 %", "slower")
     kept = one.kept()
-    assert kept.rung == benchmark.TOGETHER and set(kept.words) == {"train.compile=default", "loader.workers=2"}
+    assert kept.rung == TOGETHER and set(kept.words) == {"train.compile=default", "loader.workers=2"}
     assert kept.ratio == pytest.approx(1.56, rel=0.02)
     assert any("together" in line for line in said)
 
@@ -498,7 +508,7 @@ def test_the_best_alone_is_kept_where_together_is_slower(world):
 
     benchmark.Paced = Clash
     one, _ = climbed("compile", "workers")
-    assert [r.verdict for r in one.state.results if r.rung == benchmark.TOGETHER] == ["slower"]
+    assert [r.verdict for r in one.state.results if r.rung == TOGETHER] == ["slower"]
     assert one.kept().title == "compiled, default"
 
 
@@ -549,7 +559,7 @@ def test_what_fits_only_alone_is_measured_alone(world):
     result = one.state.found("batch", "batch 32")
     assert "not measured in turns" in result.note and result.ratio == pytest.approx(2.0, rel=0.05)
     assert one.state.found("batch", "batch 64").ratio == pytest.approx(4.0, rel=0.05)
-    assert benchmark.largest(one.state) == (64, "more were not tried")
+    assert benchmark_report.largest(one.state) == (64, "more were not tried")
 
 
 def test_the_largest_batch_is_looked_for_beyond_the_fastest(world):
@@ -559,8 +569,8 @@ def test_the_largest_batch_is_looked_for_beyond_the_fastest(world):
     one, _ = climbed("batch")
     assert one.state.found("batch", "batch 32").ratio < 0.6
     assert one.state.found("batch", "batch 64").failed == "out of memory: CUDA out of memory"
-    assert benchmark.largest(one.state) == (32, "64 do not")
-    assert "micro-batches of 32 fit into memory; 64 do not" in benchmark.table(one.state, None)
+    assert benchmark_report.largest(one.state) == (32, "64 do not")
+    assert "micro-batches of 32 fit into memory; 64 do not" in benchmark_report.table(one.state, None)
     world["machine"] = MACHINE
     two, _ = climbed("batch")
     assert two.state.found("batch", "batch 64") is None, "of use on a CPU is what is faster"
@@ -621,10 +631,10 @@ def test_a_ladder_is_not_continued_on_another_machine(world):
 def test_the_state_reads_back(tmp_path, world):
     one, _ = climbed("fused", "threads", "tf32", "evaluations")
     one.state.save(tmp_path / "ladder.json")
-    again = State.read(tmp_path / "ladder.json")
+    again = BenchmarkState.read(tmp_path / "ladder.json")
     assert again == one.state and again.absent == {"tf32": "of no effect on a CPU"}
     (tmp_path / "ladder.json").write_text('{"results": [{"nonsense": 1}]}')
-    assert State.read(tmp_path / "ladder.json") == State()
+    assert BenchmarkState.read(tmp_path / "ladder.json") == BenchmarkState()
     before = len(Fake.started)
     climbed("fused", "threads", state=again)
     assert len(Fake.started) == before + 1, "only the recipe as shipped is started"
@@ -643,10 +653,10 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
 
     only = ("fused", "workers")
     with pytest.raises(KeyboardInterrupt):
-        benchmark.command(toy(), only=only, repeats=3, steps=5, say=stop)
+        benchmark_command.command(toy(), only=only, repeats=3, steps=5, say=stop)
     assert [folder.info().status for folder in Store.locate().runs() if "ladder" in folder.name] == ["KILLED"]
     begun, there = len(Fake.started), signal.getsignal(signal.SIGTERM)
-    assert benchmark.command(toy(), only=only, repeats=3, steps=5, resume=True, write=new, say=said.append) == 0
+    assert benchmark_command.command(toy(), only=only, repeats=3, steps=5, resume=True, write=new, say=said.append) == 0
     assert signal.getsignal(signal.SIGTERM) is there
     assert not any(word == ("loader.workers=1",) for word in Fake.started[begun:]), "measured again"
     text = new.read_text()
@@ -668,7 +678,7 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
     assert files == {"tables/ladder.txt", "tables/ladder.csv"}
     assert {f.path for f in client.list_artifacts(parent.info.run_id, "figures")} == {"figures/ladder.png"}
     with pytest.raises(UserError, match="no unfinished run"):
-        benchmark.command(toy(), only=only, resume=True)
+        benchmark_command.command(toy(), only=only, resume=True)
 
 
 def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
@@ -683,24 +693,24 @@ def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
         ({"write": tmp_path / "x.txt"}, "YAML"),
     ):
         with pytest.raises(UserError, match=what):
-            benchmark.command(toy(), **words)
+            benchmark_command.command(toy(), **words)
     teacher = Order(loader.RECIPES / "adadistill.yaml")
     with pytest.raises(UserError, match="face_teacher"):
-        benchmark.command(teacher, write=tmp_path / "x.yaml")
+        benchmark_command.command(teacher, write=tmp_path / "x.yaml")
     assert not Fake.started
 
 
 def test_nothing_is_written_where_nothing_helps(world, tmp_path):
     one, _ = climbed("batch")
     new = tmp_path / "fast.yaml"
-    told = benchmark._write(toy(), load(toy()), one.state, one.kept(), new, None)
+    told = benchmark_command._write(toy(), load(toy()), one.state, one.kept(), new, None)
     assert "is not written" in told and not new.exists()
 
 
 def test_the_table_says_what_was_measured(world):
     world["speeds"] = {"loader.workers=2": 1.4, "device.channels_last=false": 0.5}
     one, _ = climbed("workers", "channels_last", "pin")
-    text = benchmark.table(one.state, one.kept())
+    text = benchmark_report.table(one.state, one.kept())
     lines = text.splitlines()
     assert lines[1].split()[:2] == ["as", "shipped"]
     assert next(line for line in lines if "2 workers" in line).endswith("kept")
@@ -834,7 +844,7 @@ def test_frozen_children_do_not_outlive_a_parent_that_is_killed():
 def test_a_real_ladder_of_the_toy(store, tmp_path):
     said: list[str] = []
     only = ("channels_last", "checkpoints", "evaluations")
-    assert benchmark.command(toy(), only=only, repeats=2, steps=5, say=said.append) == 0
+    assert benchmark_command.command(toy(), only=only, repeats=2, steps=5, say=said.append) == 0
     table = "\n".join(said)
     assert "without channels_last" in table and "checkpoints half as often" in table
     result = next(line for line in said if line.startswith("channels_last"))

@@ -137,7 +137,7 @@ def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeyp
     )
     alone = throughput_limits._Alone(recipe, data, machine, {}, 0.1, None, lambda: False)
     alone.plan = throughput_limits.Plan.make(recipe, data, 1, 0)
-    frozen = throughput_limits._Frozen(data.train, alone.plan, machine)
+    frozen = throughput_limits.RepeatedBatches(data.train, alone.plan, machine)
     seconds, counted = alone._model(frozen)
     assert seconds > 0 and counted > 0
     assert sum(read) == 16 + 1 + 2 * 16  # the batch, one for the shape of the table, and its samples in both views
@@ -145,7 +145,7 @@ def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeyp
 
 def test_a_batch_that_is_changed_in_place_is_whole_the_next_time(toy):
     recipe, data, machine = toy()
-    frozen = throughput_limits._Frozen(data.train, throughput_limits.Plan.make(recipe, data, 1, 0), machine)
+    frozen = throughput_limits.RepeatedBatches(data.train, throughput_limits.Plan.make(recipe, data, 1, 0), machine)
     first = frozen.fetch(np.arange(8), 0)
     kept = first["image"].clone()
     first["image"].zero_()

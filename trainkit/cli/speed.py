@@ -46,9 +46,11 @@ def bench(
 ) -> int:
     """Measure the switches of RECIPE one by one and together on this machine: speed, memory and numeric drift."""
     order = announced_order(**asked)
-    from trainkit.diagnostics import benchmark
+    from trainkit.diagnostics import benchmark_command
 
-    return benchmark.command(order, only=only, repeats=repeats, steps=steps, write=write, resume=resume, say=echo)
+    return benchmark_command.command(
+        order, only=only, repeats=repeats, steps=steps, write=write, resume=resume, say=echo
+    )
 
 
 @recipe_command()

@@ -1,168 +1,47 @@
-"""The ladder: the switches of a recipe measured one by one and together, on this machine.
+"""Measure the switches of a recipe one by one and together, on this machine.
 
-Every try trains beside the recipe as shipped, in processes of their own, in blocks of seconds that take turns
-(`paced`): the ratio is of neighbours in time, its interval from their repeats. The first updates of every try are
-compared with those of float32, eager: the same samples, so that what differs is arithmetic. What helps and drifts
-little is measured together, and `--write` puts it into a copy of the recipe.
+Every setting trains beside the recipe as shipped, in processes of their own, in blocks of seconds that take turns
+(`stepped_process`): the ratio is of neighbours in time, its interval from their repeats. The first updates of every
+setting are compared with those of float32, eager: the same samples, so that what differs is arithmetic. What helps and
+drifts little is measured together, and `--write` puts it into a copy of the recipe.
 
-What is done is kept in `ladder.json` in the folder of the ladder's run; with `--resume` it is not measured again.
+What is done is kept in `ladder.json` in the folder of its run; with `--resume` it is not measured again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
-import platform
-import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainkit.config import loader, yaml_editor
 from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
 from trainkit.diagnostics import stepped_process, switches
+from trainkit.diagnostics.benchmark_report import (
+    LEAST,
+    TOGETHER,
+    BenchmarkState,
+    Result,
+    said,
+)  # fmt: skip
 from trainkit.diagnostics.stepped_process import Block, Paced, PaceError, Ratio
 from trainkit.diagnostics.switches import Rung, Try
-from trainkit.errors import UserError, number_of
-from trainkit.files import write_aside
+from trainkit.errors import UserError
 from trainkit.speed.eta import checkpoint_cost
-from trainkit.tracking.run_lifecycle import about, begin, ending
-from trainkit.tracking.store import Store
 
-LEAST = 1.01
-"""Ratio from which a switch is worth a line in a recipe."""
-LOSS_DRIFT = 0.02
-"""Of the loss: what is chosen may differ from float32 by so much in any of the first updates."""
-OUTPUT_DRIFT = 0.05
-"""Of the outputs, root mean squares: the same after the first update."""
 SECONDS = 2.0
 """Of a block, where the number of updates is not given."""
-TOGETHER = "together"
 _COMPARED = (3, 10)
 """Least and most updates whose losses are compared; they warm up too."""
 _COMPARED_SECONDS = 5.0
 _OUTPUT_SECONDS = 30.0
 """Outputs that take longer than this are not compared."""
-_ALIKE = 1.05
-"""An interval around 1 that is narrower than this, end over end, says that there is no difference."""
-_STATE = "ladder.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What was measured of one try."""
-
-    rung: str
-    title: str
-    words: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str | None], ...] = ()
-    gives_up: str = ""
-    number: int = 0
-    rates: tuple[float, ...] = ()
-    """Samples a second, by repeat."""
-    shipped: tuple[float, ...] = ()
-    """Of the recipe as shipped, in the same repeats."""
-    ratio: float | None = None
-    low: float | None = None
-    """Ends of the ratio's 95 % interval; None where the ratio was computed."""
-    high: float | None = None
-    memory_gb: float | None = None
-    loss_drift: float | None = None
-    """Greatest difference from float32, eager, in the first updates, as a share of the mean loss."""
-    output_drift: float | None = None
-    failed: str = ""
-    """Why there are no figures."""
-    note: str = ""
-
-    @property
-    def rate(self) -> float | None:
-        """Samples a second, median over the repeats."""
-        return float(np.median(self.rates)) if self.rates else None
-
-    @property
-    def drifts(self) -> bool:
-        """Whether it differs from float32 by more than is chosen without asking."""
-        limits = ((self.loss_drift, LOSS_DRIFT), (self.output_drift, OUTPUT_DRIFT))
-        return any(drift is not None and not drift <= limit for drift, limit in limits)
-
-    @property
-    def helps(self) -> bool:
-        """Whether it is faster beyond doubt, and by enough to be worth a line."""
-        return self.low is not None and self.low > 1 and self.ratio >= LEAST
-
-    @property
-    def choosable(self) -> bool:
-        """Whether the ladder may choose it."""
-        return self.helps and not self.failed and not self.gives_up and not self.drifts
-
-    @property
-    def verdict(self) -> str:
-        """In words."""
-        if self.failed:
-            return self.failed
-        if self.low is None:
-            return f"computed, not chosen: {self.gives_up}"
-        if self.high < 1:
-            return "slower"
-        if self.low <= 1:
-            return "no difference" if self.high / self.low < _ALIKE else "not certain"
-        if self.gives_up:
-            return f"faster, not chosen: {self.gives_up}"
-        if self.drifts:
-            return "faster, not chosen: it drifts"
-        return "faster" if self.helps else f"faster by less than {100 * (LEAST - 1):.0f} %"
-
-
-@dataclass
-class State:
-    """What a ladder has found so far; a file, so that an interrupted one goes on."""
-
-    machine: dict[str, Any] = field(default_factory=dict)
-    shipped_gb: float | None = None
-    shipped_drift: tuple[float | None, float | None] = (None, None)
-    """Of loss and outputs of the recipe as shipped, from float32."""
-    shipped: list[float] = field(default_factory=list)
-    """Samples a second of the recipe as shipped, in all blocks."""
-    compared: int = 0
-    results: list[Result] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
-    """Rungs without anything to measure, and why."""
-
-    def save(self, path: Path) -> None:
-        """Write it; a crash leaves the old one."""
-        write_aside(path, json.dumps(asdict(self), indent=1) + "\n")
-
-    @staticmethod
-    def read(path: Path) -> State:
-        """Read it back; a file that is missing or cannot be read is a ladder that begins."""
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            known = {f.name for f in fields(State)}
-            state = State(**{key: value for key, value in kept.items() if key in known})
-            state.results = [_result(values) for values in kept["results"]]
-            state.shipped_drift = tuple(state.shipped_drift)
-            return state
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return State()
-
-    def found(self, rung: str, title: str) -> Result | None:
-        """What was measured of a try."""
-        return next((r for r in self.results if (r.rung, r.title) == (rung, title)), None)
-
-
-def _result(values: Mapping[str, Any]) -> Result:
-    lists = {"words": tuple, "rates": tuple, "shipped": tuple, "environment": lambda v: tuple(tuple(e) for e in v)}
-    return Result(**{key: lists[key](value) if key in lists else value for key, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -173,14 +52,14 @@ class Start:
     outputs: Mapping[str, np.ndarray]
 
 
-class Ladder:
+class Benchmark:
     """Measures the tries of a recipe beside the recipe as shipped. At most two trainings are alive at a time."""
 
     def __init__(
         self,
         order: Order,
         recipe: Recipe,
-        state: State,
+        state: BenchmarkState,
         *,
         repeats: int,
         steps: int | None,
@@ -195,7 +74,20 @@ class Ladder:
         self._reference: Start | None = None
         self._pace = self._took = self._begun = 0.0
         self._compare_outputs = True
-        self.ready: stepped_process.Ready | None = None
+        self._ready: stepped_process.Ready | None = None
+
+    @property
+    def ready(self) -> stepped_process.Ready:
+        """Facts of the recipe as shipped. Raises RuntimeError before `open`."""
+        if self._ready is None:
+            raise RuntimeError("the recipe as shipped was not started")
+        return self._ready
+
+    @property
+    def _shipped(self) -> Paced:
+        if self._plain is None:
+            raise RuntimeError("the recipe as shipped is not running")
+        return self._plain
 
     def close(self) -> None:
         """End the training of the recipe as shipped."""
@@ -219,7 +111,7 @@ class Ladder:
         began = time.monotonic()
         self._plain = self._child((), ())
         self._begun = time.monotonic() - began
-        self.ready = self._plain.ready
+        self._ready = self._plain.ready
         machine = dict(self.ready.machine)
         if self.state.machine and self.state.machine != machine:
             changed = [key for key in machine if machine[key] != self.state.machine.get(key)]
@@ -300,18 +192,18 @@ class Ladder:
     def _best_of(self, rung: str) -> Result | None:
         """The fastest try of a rung that may be chosen."""
         found = [r for r in self.state.results if r.rung == rung and r.choosable]
-        return max(found, key=lambda r: r.ratio, default=None)
+        return max(found, key=_ratio, default=None)
 
-    def climb(self, chosen: Sequence[str]) -> None:
+    def run(self, chosen: Sequence[str]) -> None:
         """Measure the tries of these rungs, and then what helps, together."""
         self.open()
         for name in switches.NAMES:
             if name in chosen:
                 rung = next(rung for rung in self.listed() if rung.name == name)
-                self._climb(rung)
+                self._run_switch(rung)
         self._together()
 
-    def _climb(self, rung: Rung) -> None:
+    def _run_switch(self, rung: Rung) -> None:
         if not rung.tries:
             self.state.absent[rung.name] = rung.absent or "there is nothing else to try"
             self._say(f"{rung.name:18} not measured: {self.state.absent[rung.name]}")
@@ -323,7 +215,7 @@ class Ladder:
         for one in rung.tries:
             result = self._try(rung.name, one)
             if result.ratio is not None:
-                if rung.climbs and result.high * LEAST < best:
+                if rung.climbs and (result.high or math.inf) * LEAST < best:
                     break
                 best = max(best, result.ratio)
             elif rung.climbs or rung.fills:
@@ -380,7 +272,7 @@ class Ladder:
         own = child.go(1)
         updates = self._updates(self._pace), self._updates(own.seconds)
         try:
-            return list(stepped_process.in_turns(self._plain, child, updates, self._repeats))
+            return list(stepped_process.in_turns(self._shipped, child, updates, self._repeats))
         except PaceError as error:
             if error.child is not self._plain:
                 raise
@@ -388,7 +280,7 @@ class Ladder:
             self.close()
             self.open()
             try:
-                return list(stepped_process.in_turns(self._plain, child, updates, self._repeats))
+                return list(stepped_process.in_turns(self._shipped, child, updates, self._repeats))
             except PaceError as again:
                 if again.child is self._plain:
                     raise again.mistake or UserError("the recipe as shipped", again.reason) from None
@@ -406,7 +298,7 @@ class Ladder:
             return replace(result, failed=_why(error))
         finally:
             self.open()
-        shipped = [self._plain.go(self._updates(self._pace)).rate for _ in range(self._repeats)]
+        shipped = [self._shipped.go(self._updates(self._pace)).rate for _ in range(self._repeats)]
         rates = [block.rate for block in blocks]
         result = replace(result, note="too large to stand beside the recipe as shipped: not measured in turns")
         return self._figures(result, one, start, stepped_process.unpaired(rates, shipped), rates, shipped, blocks)
@@ -435,7 +327,7 @@ class Ladder:
         )
 
     def _compute(self, rung: Rung) -> None:
-        """What fewer evaluations or checkpoints would bring, from the seconds of one and the recipe's plan."""
+        """Compute what fewer evaluations or checkpoints would bring, from the seconds of one and the recipe's plan."""
         left = [one for one in rung.tries if self.state.found(rung.name, one.title) is None]
         costs: dict[str, float] = {}
         if left:
@@ -462,13 +354,14 @@ class Ladder:
                 )
             )
         for one in rung.tries:
-            self._say(said(self.state.found(rung.name, one.title)))
+            if (result := self.state.found(rung.name, one.title)) is not None:
+                self._say(said(result))
 
     def _costs(self, rung: str) -> dict[str, float]:
         """Seconds of one of what is held between updates."""
         if rung == "evaluations":
             twice = 2 if self._recipe.train.ema else 1
-            return {name: twice * self._plain.evaluate(name)[0] for name in self._recipe.evaluations}
+            return {name: twice * self._shipped.evaluate(name)[0] for name in self._recipe.evaluations}
         with self._child(("checkpoints.every=1 step",), (), keep=("checkpoints",)) as child:
             block = child.go(3)
         written = block.phases["checkpoint"] / block.updates  # each waits for the one before
@@ -483,7 +376,7 @@ class Ladder:
     def _together(self) -> None:
         best = [result for name in switches.NAMES if (result := self._best_of(name)) is not None]
         # A later one that sets a key of an earlier one, as prefetch sets workers, stands in its place if it is faster.
-        best.sort(key=lambda result: -result.ratio)
+        best.sort(key=_ratio, reverse=True)
         taken: list[Result] = []
         for result in best:
             clash = [other for other in taken if _keys(other) & _keys(result)]
@@ -497,10 +390,10 @@ class Ladder:
             self._try(TOGETHER, Try(" + ".join(result.title for result in taken), words, environment))
 
     def kept(self) -> Result | None:
-        """What is chosen: what helps together, or the best alone where together is not better; None for nothing."""
+        """Return the choice: what helps together, or the best alone where together is not better; None for nothing."""
         single = max((r for r in self.state.results if r.choosable and r.rung != TOGETHER), key=_ratio, default=None)
         joint = [r for r in self.state.results if r.rung == TOGETHER and r.choosable]
-        if single is not None and joint and joint[-1].ratio >= single.ratio:
+        if single is not None and joint and _ratio(joint[-1]) >= _ratio(single):
             return joint[-1]
         return single
 
@@ -511,7 +404,7 @@ def _why(error: PaceError) -> str:
 
 
 def _ratio(result: Result) -> float:
-    return result.ratio
+    return result.ratio or 0.0
 
 
 def _keys(result: Result) -> set[str]:
@@ -578,324 +471,3 @@ def seconds(recipe: Recipe, ready: stepped_process.Ready, pace: float, costs: Ma
         each = checkpoint_cost(costs["checkpoint"], written, learned / max(many, 1))
         total += each * many + (max(0.0, written - each) if recipe.checkpoints.at_end else 0.0)
     return total
-
-
-# ---- In words --------------------------------------------------------------------------------------------------------
-
-
-def said(result: Result) -> str:
-    """A result as a line."""
-    head = f"{result.rung:18} {result.title}: "
-    if result.failed:
-        return head + result.failed
-    if result.low is None:
-        return head + f"x {result.ratio:.3f} ({result.note}); {result.verdict}"
-    parts = [f"{result.rate:.4g} samples/s", f"x {result.ratio:.3f} ({result.low:.3f} to {result.high:.3f})"]
-    parts.append(f"{result.memory_gb:.2f} GB")
-    if result.loss_drift is not None:
-        parts.append(f"loss {_percent(result.loss_drift)} off float32")
-    return head + ", ".join(parts) + f": {result.verdict}" + (f" ({result.note})" if result.note else "")
-
-
-def _percent(share: float | None) -> str:
-    if share is None:
-        return ""
-    return "not finite" if math.isinf(share) else "0" if share == 0 else f"{100 * share:.2g} %"
-
-
-def rows(state: State, kept: Result | None) -> list[dict[str, Any]]:
-    """The table: one row for each try, by column; the recipe as shipped first, rungs without a try last."""
-    loss, outputs = state.shipped_drift
-    table = [
-        {
-            "rung": "",
-            "change": "as shipped",
-            "samples_per_s": float(np.median(state.shipped)) if state.shipped else None,
-            "ratio": 1.0,
-            "low": None,
-            "high": None,
-            "memory_gb": state.shipped_gb,
-            "loss_drift": loss,
-            "output_drift": outputs,
-            "words": "",
-            "verdict": "",
-        }
-    ]
-    for r in state.results:
-        chosen = kept is not None and (r is kept or (kept.rung == TOGETHER and r.title in kept.title.split(" + ")))
-        table.append(
-            {
-                "rung": r.rung,
-                "change": r.title,
-                "samples_per_s": r.rate,
-                "ratio": r.ratio,
-                "low": r.low,
-                "high": r.high,
-                "memory_gb": r.memory_gb,
-                "loss_drift": r.loss_drift,
-                "output_drift": r.output_drift,
-                "words": " ".join([*r.words, *(f"{k}={v}" if v is not None else f"-{k}" for k, v in r.environment)]),
-                "verdict": "kept" if chosen and r.choosable else r.verdict,
-            }
-        )
-    return table
-
-
-def largest(state: State) -> tuple[int, str] | None:
-    """The largest micro-batch that was trained, and in words whether a larger one fits; None where none was tried."""
-    tried = [result for result in state.results if result.rung == "batch"]
-    fit = max((result.number for result in tried if not result.failed), default=0)
-    over = next((result for result in tried if result.failed.startswith("out of memory")), None)
-    if not fit:
-        return None
-    return fit, f"{over.number} do not" if over is not None else "more were not tried"
-
-
-def table(state: State, kept: Result | None) -> str:
-    """The table as text."""
-    head = ["rung", "change", "samples/s", "x as shipped (95 %)", "GB", "loss drift", "output drift", ""]
-    lines = [head]
-    for row in rows(state, kept):
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
-        if row["low"] is not None:
-            ratio += f" ({row['low']:.3f} to {row['high']:.3f})"
-        lines.append(
-            [
-                row["rung"],
-                row["change"],
-                "" if row["samples_per_s"] is None else f"{row['samples_per_s']:.4g}",
-                ratio,
-                "" if row["memory_gb"] is None else f"{row['memory_gb']:.2f}",
-                _percent(row["loss_drift"]),
-                _percent(row["output_drift"]),
-                row["verdict"],
-            ]
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    machine = state.machine
-    where = machine.get("gpu") or f"{machine.get('cpu')} ({machine.get('instructions')})"
-    text += [
-        "",
-        f"{where}, {machine.get('cores'):g} cores, {number_of(machine.get('threads'), 'threads')} as shipped, "
-        f"torch {machine.get('torch')}, {switches.WORDS.get(machine.get('precision'), machine.get('precision'))} as "
-        f"shipped. Drift is from float32, eager: of the loss over the first {state.compared} updates, of the outputs "
-        "after the first.",
-    ]
-    if (most := largest(state)) is not None:
-        text.append(f"micro-batches of {most[0]} fit into memory; {most[1]}")
-    text += [f"not measured  {name}: {why}" for name, why in state.absent.items()]
-    return "\n".join(text)
-
-
-# ---- The verb --------------------------------------------------------------------------------------------------------
-
-
-def command(
-    order: Order,
-    *,
-    only: Sequence[str] = (),
-    repeats: int = 5,
-    steps: int | None = None,
-    write: Path | None = None,
-    resume: bool = False,
-    say: Callable[[str], Any] = print,
-) -> int:
-    """`trainkit bench`. Returns 0. Raises UserError for what the user can mend."""
-    recipe = load(order)
-    chosen = _refuse(order, recipe, only, repeats, steps, write)
-    store = Store.locate()
-    store.ready()
-    begun = replace(order, resume="" if resume else None)
-    with _told_to_stop(), _tracked(begun, recipe, store, say) as (tracker, folder):
-        for left in folder.path.glob(f"{stepped_process.PREFIX}*"):  # of one that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        file = folder.path / _STATE
-        state = State.read(file)
-
-        def save(result: Result | None) -> None:
-            state.save(file)
-            if result is not None:
-                _nested(order, recipe, result, folder, store)
-
-        ladder = Ladder(order, recipe, state, repeats=repeats, steps=steps, within=folder.path, say=say, save=save)
-        try:
-            many, took = ladder.estimate(chosen)
-            state.save(file)
-            size = f"{steps} updates" if steps else f"about {SECONDS:g} s"
-            say(
-                f"{number_of(many, 'tries', 'try')} of {repeats} pairs of blocks of {size}: {_duration(took)} or so; "
-                "what is compiled takes longer. Interrupted, it goes on with --resume."
-            )
-            ladder.climb(chosen)
-        finally:
-            ladder.close()
-        kept = ladder.kept()
-        _conclude(state, kept, tracker)
-        say("\n" + table(state, kept))
-        say(_outcome(kept))
-        if write is not None:
-            say(_write(order, recipe, state, kept, write, tracker))
-    return 0
-
-
-def _refuse(
-    order: Order, recipe: Recipe, only: Sequence[str], repeats: int, steps: int | None, write: Path | None
-) -> list[str]:
-    """The rungs that are asked for. Raises UserError."""
-    unknown = [name for name in only if name not in switches.NAMES]
-    if unknown:
-        raise UserError("--only", f"no rung {', '.join(map(repr, unknown))}", f"one of {', '.join(switches.NAMES)}")
-    if repeats < 2:
-        raise UserError("--repeats", f"{repeats}", "2 or more", "an interval needs repeats")
-    if steps is not None and steps < 1:
-        raise UserError("--steps", f"{steps}", "1 or more")
-    if not hasattr(os, "killpg"):
-        raise UserError("ladder", "this system cannot freeze processes", remedy="run it on Linux or macOS")
-    if missing := recipe.data.missing():
-        raise UserError(str(order.path), "; ".join(missing))
-    if write is not None:
-        yaml_editor.refuse(write, order.path, [s.recipe for s in recipe.task.needs().values() if s.recipe is not None])
-    return [name for name in switches.NAMES if name in only] if only else list(switches.NAMES)
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """A scheduler's signal ends the ladder as Ctrl-C does: trainings closed, state kept, run KILLED."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _tracked(order: Order, recipe: Recipe, store: Store, say: Callable[[str], Any]) -> Iterator[tuple[Any, Any]]:
-    """The tracker and the folder of the run that stands above those of the tries."""
-    from trainkit.tracking.tracker import Silent, Tracker
-
-    text = loader.dump(recipe)
-    # Of the whole text: what bears on speed, such as the loader, is no part of a recipe's hash.
-    digest = hashlib.sha256(f"ladder\n{text}".encode()).hexdigest()
-    tracker: Any = Silent()
-    with ending(lambda: tracker):
-        folder, resuming = begin(order, store, f"{recipe.name}-ladder", recipe.seed, digest, text, False)
-        tracker = Tracker.start(
-            folder,
-            store,
-            experiment=_experiment(recipe),
-            run_name=folder.name,
-            params=loader.flat(recipe),
-            tags={"trainkit.recipe": recipe.name, "trainkit.ladder": "ladder"},
-            note=f"What switches bring: `trainkit bench {order.path.name}`.\n\n{about(order)}",
-            resume=resuming,
-            system_metrics_every=0.0,
-        )
-        if resuming:
-            tracker.cut_back(0)
-        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
-        say(f"run {folder.name}{', continued' if resuming else ''}")
-        yield tracker, folder
-        tracker.finish("FINISHED")
-
-
-def _experiment(recipe: Recipe) -> str:
-    return f"{recipe.log.experiment or recipe.name}-ladder"
-
-
-def _nested(order: Order, recipe: Recipe, result: Result, folder: Any, store: Store) -> None:
-    """Write one try down as a run beneath the ladder's."""
-    from trainkit.tracking.tracker import Tracker
-
-    digest = hashlib.sha256(json.dumps(asdict(result), sort_keys=True).encode()).hexdigest()
-    own = store.new_run(f"{recipe.name}-{result.rung}", recipe.seed, digest, parent=folder.name)
-    tracker = Tracker.start(
-        own,
-        store,
-        experiment=_experiment(recipe),
-        run_name=f"{result.rung}: {result.title}"[:200],
-        params={
-            "rung": result.rung,
-            "change": result.title,
-            "overrides": " ".join(result.words),
-            "environment": " ".join(f"{k}={v}" for k, v in result.environment),
-            "gives_up": result.gives_up,
-        },
-        tags={"trainkit.recipe": recipe.name, "trainkit.ladder": folder.name, "trainkit.verdict": result.verdict},
-        parent=folder.name,
-        system_metrics_every=0.0,
-    )
-    tracker.log(0, metrics(result))
-    tracker.finish("FAILED" if result.failed else "FINISHED", result.failed or None)
-
-
-def metrics(result: Result) -> dict[str, float]:
-    """The figures of a try under names of metrics; what was not measured is not there."""
-    found = {
-        "speed/samples_per_s": result.rate,
-        "speed/shipped_samples_per_s": float(np.median(result.shipped)) if result.shipped else None,
-        "speed/ratio": result.ratio,
-        "speed/ratio_low": result.low,
-        "speed/ratio_high": result.high,
-        "speed/peak_memory_gb": result.memory_gb,
-        "speed/loss_drift": result.loss_drift,
-        "speed/output_drift": result.output_drift,
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _conclude(state: State, kept: Result | None, tracker: Any) -> None:
-    from trainkit.plots import benchmark as drawing
-
-    listed = rows(state, kept)
-    found = metrics(kept) if kept is not None else {"speed/ratio": 1.0}
-    if (most := largest(state)) is not None:
-        found["speed/largest_micro_batch"] = most[0]
-    tracker.log(0, found)
-    tracker.artifact_text("tables/ladder.txt", table(state, kept) + "\n")
-    # A column of CSV holds one kind: what was not measured is not a number.
-    numbers = ("samples_per_s", "ratio", "low", "high", "memory_gb", "loss_drift", "output_drift")
-    columns = {
-        key: [math.nan if row[key] is None else row[key] for row in listed]
-        if key in numbers
-        else [row[key] for row in listed]
-        for key in listed[0]
-    }
-    tracker.table("tables/ladder.csv", columns)
-    tracker.figure("figures/ladder.png", drawing.figure(listed))
-
-
-def _outcome(kept: Result | None) -> str:
-    if kept is None:
-        return "nothing helps beyond doubt without giving something up: the recipe stays as it is"
-    ratio = Ratio(kept.ratio, kept.low, kept.high)
-    return f"kept: {kept.title}, {ratio}: {' '.join(kept.words) or 'in the environment alone'}"
-
-
-def _write(order: Order, recipe: Recipe, state: State, kept: Result | None, new: Path, tracker: Any) -> str:
-    if kept is None or not kept.words:
-        return f"{new} is not written: there is no switch to put into it"
-    machine = state.machine
-    lines = [f"speed    {Ratio(kept.ratio, kept.low, kept.high)} as {order.path.name}, {kept.rate:.4g} samples/s, by"]
-    lines.append(f"         {kept.title}; trainkit bench, {time.strftime('%Y-%m-%d')}")
-    where = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores'):g} cores"
-    lines.append(f"         on {where}, torch {machine.get('torch')}, {platform.system()}")
-    lines += [f"         with {key}={value}" for key, value in kept.environment if key != "OMP_NUM_THREADS"]
-    text = yaml_editor.rewrite(
-        order.path, switches.merge(order.overrides, kept.words), [line[:117] for line in lines], order.plugins
-    )
-    new.write_text(text, encoding="utf-8")
-    tracker.artifact_text(f"recipe/{new.name}", text)
-    return f"wrote {new}"
-
-
-def _duration(took: float) -> str:
-    return f"{took / 60:.0f} minutes" if took >= 90 else f"{took:.0f} seconds"

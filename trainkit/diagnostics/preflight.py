@@ -46,7 +46,7 @@ SECONDS, MOST = 15.0, 200
 
 @dataclass(kw_only=True)
 class Tried:
-    """What the trial of a training found."""
+    """Findings of the trial of a training."""
 
     steps: Steps
     """Times of the updates after the checkpoint, without the first and those made while another was being written."""
@@ -187,7 +187,7 @@ def apart(steps: Steps, beside: Sequence[int]) -> tuple[Steps, float | None]:
 
 
 def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
-    """What the whole training will take.
+    """Forecast what the whole training will take.
 
     One checkpoint is written at a time: where they follow each other faster than that, each waits for the one before.
     """

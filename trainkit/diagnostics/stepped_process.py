@@ -25,7 +25,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a child said when its first update had been made."""
+    """Facts that a child tells when its first update is made."""
 
     setup_s: float
     """Seconds from its start to then: libraries, data, networks, compiling."""
@@ -205,6 +205,18 @@ class Paced:
             self.close()
             raise
 
+    @property
+    def _stdin(self) -> IO[bytes]:
+        if self._child.stdin is None:
+            raise RuntimeError("the child has no pipe")
+        return self._child.stdin
+
+    @property
+    def _stdout(self) -> IO[bytes]:
+        if self._child.stdout is None:
+            raise RuntimeError("the child has no pipe")
+        return self._child.stdout
+
     def go(self, updates: int) -> Block:
         """Make so many updates."""
         if updates < 1:
@@ -212,7 +224,7 @@ class Paced:
         return self._block(self._ask({"do": "go", "updates": updates}))
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """What the network, as it is now, predicts for the first samples of the recipe's first evaluation.
+        """Return what the network, as it is now, predicts for the first samples of the recipe's first evaluation.
 
         At most 32; by name of the column, one row per sample. Empty without evaluations. The training is as before.
         """
@@ -238,7 +250,7 @@ class Paced:
             if self._child.poll() is None:
                 self._freeze(False)
                 with contextlib.suppress(OSError):
-                    self._child.stdin.close()
+                    self._stdin.close()
                 for ask in (lambda: None, lambda: self._signal(signal.SIGTERM)):
                     ask()
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -247,7 +259,7 @@ class Paced:
         finally:  # and workers that outlive their parent, also where waiting was interrupted
             self._signal(signal.SIGKILL)
             self._child.wait()
-            for pipe in (self._child.stdin, self._child.stdout):
+            for pipe in (self._stdin, self._stdout):
                 with contextlib.suppress(OSError):
                     pipe.close()
             self._aside.cleanup()
@@ -263,8 +275,8 @@ class Paced:
     def _ask(self, word: Mapping[str, Any]) -> dict[str, Any]:
         self._freeze(False)
         try:
-            self._child.stdin.write(json.dumps(word).encode() + b"\n")
-            self._child.stdin.flush()
+            self._stdin.write(json.dumps(word).encode() + b"\n")
+            self._stdin.flush()
         except OSError:
             error = self._gone()
             error.child = self
@@ -278,7 +290,7 @@ class Paced:
         return answer
 
     def _answer(self) -> dict[str, Any]:
-        pipe, end = self._child.stdout.fileno(), time.monotonic() + self._patience
+        pipe, end = self._stdout.fileno(), time.monotonic() + self._patience
         while b"\n" not in self._buffer:
             # Asked now and then whether it lives: its workers hold the pipe open after its death.
             if select.select([pipe], [], [], 0.5)[0]:

@@ -94,7 +94,8 @@ class _Session:
             self._mark = dict(self._trainer.clock.seconds)
             self._tell(self.go(word["updates"]))
         elif word["do"] == "outputs":
-            np.savez(word["file"], **self._outputs())
+            arrays: dict[str, Any] = self._outputs()
+            np.savez(word["file"], **arrays)
             self._tell({})
         else:
             self._tell(self._evaluate(word["name"], word["most"]))

@@ -161,7 +161,7 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
 
 
 def _teacher(recipe: Recipe, ready: Ready) -> Rung:
-    """Whether a frozen teacher runs in every step. Losses are not compared: one output may stand for a large table."""
+    """List what caching a frozen teacher brings. Losses are not compared: one output may stand for many."""
     on = getattr(recipe.task, "cache_teacher", None)
     if on is None:
         return Rung("cache_teacher", absent="this task has no teacher that could be asked once")
@@ -222,10 +222,11 @@ def _between(recipe: Recipe) -> list[Rung]:
     every = recipe.checkpoints.every
     checkpoints: tuple[Try, ...] = ()
     if every is not None:
-        kept = {"gives_up": FEWER_CHECKPOINTS}
+        less, half = FEWER_CHECKPOINTS, (f"checkpoints.every={times(every, 2)}",)
+        none = ("checkpoints.every=null", "checkpoints.lose_at_most=null")
         checkpoints = (
-            Try("checkpoints half as often", (f"checkpoints.every={times(every, 2)}",), number=2, **kept),
-            Try("a checkpoint at the end alone", ("checkpoints.every=null", "checkpoints.lose_at_most=null"), **kept),
+            Try("checkpoints half as often", half, gives_up=less, number=2),
+            Try("a checkpoint at the end alone", none, gives_up=less),
         )
     lines = (
         Try("a log line every update", ("log.every=1 step",), gives_up=TO_SEE),

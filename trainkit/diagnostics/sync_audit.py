@@ -31,7 +31,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found in a short training."""
+    """Waits that were found in a short training."""
 
     recipe: str
     device: str
@@ -78,7 +78,7 @@ def command(order: Order, steps: int) -> Iterable[str]:
 
 
 def lines(found: Audit) -> list[str]:
-    """What an audit found, for people."""
+    """Return the lines that tell people what an audit found."""
     said = [f"{found.recipe} on {found.device}: {found.steps} updates watched", *found.notes]
     inside = found.inside()
     if inside:

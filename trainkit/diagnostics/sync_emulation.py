@@ -1,4 +1,4 @@
-"""Which calls would wait for the device, found out on a CPU.
+"""Find the calls that would wait for the device, on a CPU.
 
 On a CPU nothing waits: a tensor is where it is read. What a GPU would hold is therefore followed. It begins with what
 is moved to the device (`x.to(device)`, `torch.zeros(..., device=device)`) and goes on with whatever is computed from
@@ -26,7 +26,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainkit.speed.sync_points import _T, called
 
 _GPU = torch.device("cuda", 0)
-_WHERE = {_T.device.__get__: _GPU, _T.is_cuda.__get__: True, _T.is_cpu.__get__: False, _T.get_device: 0}
+_PROPERTIES: Any = _T  # torch declares as values what are properties of the class
+_WHERE = {
+    _PROPERTIES.device.__get__: _GPU,
+    _PROPERTIES.is_cuda.__get__: True,
+    _PROPERTIES.is_cpu.__get__: False,
+    _T.get_device: 0,
+}
 """What a followed tensor says when it is asked where it is."""
 _TO_HOST = {_T.tolist, _T.numpy, _T.__array__, _T.__repr__, _T.__format__}
 """Functions that give the host values without any operation that a dispatch mode would see on a CPU."""
@@ -72,7 +78,7 @@ class Following:
         self._stack.close()
 
     def holds(self, x: Any) -> bool:
-        """Whether a GPU would hold a tensor."""
+        """Return whether a GPU would hold a tensor."""
         key = _storage(x)
         ref = None if key is None else self._refs.get(key._cdata)
         return ref is not None and not ref.expired()
@@ -201,7 +207,7 @@ class _Operations(TorchDispatchMode):
                 following.tell(".copy_()", took)
             return out
         if name in _BY_VALUES or _depends(following, name, args, kwargs):
-            following.tell(_BY_VALUES.get(name, name.removeprefix("aten::")), took)
+            following.tell(_BY_VALUES.get(name) or name.removeprefix("aten::"), took)
         for x in _tensors(out):
             following.hold(x)
         return out
@@ -214,7 +220,7 @@ class _Operations(TorchDispatchMode):
 
 
 def _depends(following: Following, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether values on the device decide how many rows there will be, or values of the host are asked for there."""
+    """Return whether values on the device decide the number of rows, or values of the host are asked for there."""
     if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
         masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
         if any(i is not None and i.dim() > 0 and not following.holds(i) for i in args[1]):
@@ -236,7 +242,7 @@ def _moved(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _target(following: Following, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
-    """Whether `.to` moves to the device; False: to the host; None: nowhere, as with a dtype alone."""
+    """Return whether `.to` moves to the device; False: to the host; None: nowhere, as with a dtype alone."""
     for word in (*args, kwargs.get("device"), kwargs.get("other")):
         if isinstance(word, str):
             return False
@@ -253,7 +259,7 @@ def _here(word: Any) -> Any:
 
 
 def _is_device(word: Any) -> bool:
-    """Whether `device=` names the device of the run, which code has as an object, and not the host by its name."""
+    """Return whether `device=` names the device of the run, an object in code, and not the host by its name."""
     return isinstance(word, torch.device)
 
 

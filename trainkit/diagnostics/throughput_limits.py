@@ -34,11 +34,12 @@ from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Log, Recipe
 from trainkit.config.units import Curve, Span
 from trainkit.data.loader import stream as loading
+from trainkit.diagnostics.repeated_batches import RepeatedBatches
 from trainkit.distributed.runtime import Machine
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Batch, Opened, Split
+from trainkit.interfaces import Opened, Split
 from trainkit.speed.limits import Ceilings, lines, metrics, rate_words, turns
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
@@ -61,8 +62,6 @@ _ENDLESS = Span(10**9, "steps")
 _VERSIONS = ("torch", "torchvision", "accelerate", "timm", "numpy", "pillow", "trainkit")
 _WORDS = ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "TORCH_COMPILE_DISABLE", "KMP_AFFINITY", "MKL_NUM_THREADS")
 _STOPPED = "the run was told to stop"
-_KEPT = 4
-"""Micro-batches that are kept to be learned from."""
 
 
 # ---- When they are measured, and where they are kept
@@ -101,7 +100,7 @@ def ensure(
 
 
 def known(store: Store, mark: str) -> Ceilings | None:
-    """What was measured under a fingerprint; None where nothing was, or the file is damaged."""
+    """Return what was measured under a fingerprint; None where nothing was, or the file is damaged."""
     try:
         entry = json.loads((store.home / FOLDER / f"{mark}.json").read_text(encoding="utf-8"))
         if entry["format"] != _FORMAT or entry["fingerprint"] != mark:
@@ -236,11 +235,12 @@ class _Alone:
         """Every figure of `Ceilings`."""
         self.plan = Plan.make(self.recipe, self.data, self.machine.world, self.machine.rank)
         batch = self.plan.batch_size
-        frozen = self._each("model", lambda: _Frozen(self.data.train, self.plan, self.machine))
-        model = self._each("model", lambda: self._model(frozen[self.machine.rank])) if frozen else None
+        frozen = self._each("model", lambda: RepeatedBatches(self.data.train, self.plan, self.machine))
+        own = frozen[self.machine.rank] if frozen else None
+        model = self._each("model", lambda: self._model(own)) if own else None
         counted = [count for _, count in model or ()]
-        if model and not any(counted):
-            counted = self._each("flops_per_sample", lambda: self._flops(frozen[self.machine.rank])) or []
+        if own and model and not any(counted):
+            counted = self._each("flops_per_sample", lambda: self._flops(own)) or []
         # A process that was not ready when the others were has counted nothing; all do the same.
         counted = [count for count in counted if count]
         if frozen and not counted:
@@ -261,7 +261,7 @@ class _Alone:
         }
 
     def _each(self, name: str, act: Callable[[], Any]) -> list[Any] | None:
-        """What `act` returns on each process; None with the reason in `absent` where it fails on any."""
+        """Return what `act` returns on each process; None with the reason in `absent` where it fails on any."""
         done, reason = None, ""
         if any(self.machine.each(self.stopping())):
             reason = _STOPPED
@@ -273,7 +273,7 @@ class _Alone:
                 text = str(error).strip() or type(error).__name__
                 reason = text.splitlines()[0][:300]
         # A batch stays on its process.
-        told = self.machine.each((reason, None if isinstance(done, _Frozen) else done))
+        told = self.machine.each((reason, None if isinstance(done, RepeatedBatches) else done))
         reasons = [reason for reason, _ in told if reason]
         if reasons:
             self.absent.setdefault(name, reasons[0])
@@ -290,17 +290,17 @@ class _Alone:
 
     # ---- the network
 
-    def _model(self, frozen: _Frozen) -> tuple[float, int | None]:
+    def _model(self, frozen: RepeatedBatches) -> tuple[float, int | None]:
         """Return seconds of a step on this process, and its operations where they can be counted on the way."""
         # Compiled code cannot be looked into.
         return self._train(frozen, counted=self.recipe.train.compile == "off", timing=_Timing(self, frozen))
 
-    def _flops(self, frozen: _Frozen) -> int | None:
+    def _flops(self, frozen: RepeatedBatches) -> int | None:
         """Return the operations of a step on this process that is not compiled."""
         return self._train(frozen, counted=True, compile="off")[1]
 
     def _train(
-        self, frozen: _Frozen, counted: bool, timing: _Timing | None = None, **changes: Any
+        self, frozen: RepeatedBatches, counted: bool, timing: _Timing | None = None, **changes: Any
     ) -> tuple[float, int | None]:
         """Train on one batch until `timing` has enough; returns seconds of a step, and operations of one more."""
         from trainkit.speed.flops import Counter  # what torch has of it takes a quarter of a second to import
@@ -443,59 +443,10 @@ class _Alone:
         return flops.peak(self.recipe, self.machine, seconds=min(0.3, self.budget()))
 
 
-class _Frozen:
-    """A training split of one update whose batches are read once, on this process, and handed out again and again."""
-
-    protocol, at_once = None, None
-
-    def __init__(self, split: Split, plan: Plan, machine: Machine):
-        self._split = split
-        self.name, self.views, self.size, self.digest = split.name, split.views, plan.batch_size, split.digest
-        self._rows = np.array(split.order(0, plan.batch_size)[0, 0 : plan.batch_size])
-        # On a CPU a batch is not copied to where it is used, and may be changed there.
-        self.copied = machine.device.type == "cpu"
-        pin = machine.device.type == "cuda"
-        self._kept: dict[int, Batch] = {}
-        for micro in range(plan.accumulation):
-            first = (micro * plan.world + plan.rank) * plan.micro_batch
-            if micro >= _KEPT:  # an update of many needs no more memory than one of a few
-                self._kept[first] = self._kept[(micro % _KEPT * plan.world + plan.rank) * plan.micro_batch]
-                continue
-            batch = self._read(np.arange(first, first + plan.micro_batch), None)
-            self._kept[first] = {key: value.pin_memory() if pin else value for key, value in batch.items()}
-        self.seconds = 0.0
-        """Time spent in handing out."""
-
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """The one update."""
-        return np.arange(self.size)[None]
-
-    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """A batch that was read before; versions of its samples by number, for what is tabulated, are read."""
-        if view is not None:
-            return self._read(indices, view)
-        began = time.perf_counter()
-        batch = self._kept[int(indices[0])]
-        batch = {key: value.clone() if self.copied else value for key, value in batch.items()}
-        self.seconds += time.perf_counter() - began
-        return batch
-
-    def on_device(self, batch: Batch) -> Batch:
-        """As the split does it."""
-        return self._split.on_device(batch)
-
-    def _read(self, indices: np.ndarray, view: int | None) -> Batch:
-        batch = self._split.fetch(self._rows[indices], 0, view)
-        # Tables are looked up by `index`, so it counts the samples of this split.
-        places = {int(row): place for place, row in enumerate(self._rows)}
-        index = [places.get(int(row), -1) for row in batch["index"]]
-        return {**batch, "index": torch.tensor(index, dtype=torch.int64)}
-
-
 class _Timing:
     """When each step ended, and whether enough of them were steady."""
 
-    def __init__(self, alone: _Alone, frozen: _Frozen):
+    def __init__(self, alone: _Alone, frozen: RepeatedBatches):
         self._alone, self._frozen = alone, frozen
         self._ends: list[float] = []
         self._handed: list[float] = []
@@ -556,13 +507,13 @@ def steady(seconds: np.ndarray) -> float:
 def _unchanged(machine: Machine, recipe: Recipe) -> Iterator[None]:
     """Put back what a training leaves in the process: generators, compiled code, memory and its peak."""
     cuda = machine.device.type == "cuda"
-    kept = torch.get_rng_state(), torch.cuda.get_rng_state(machine.device) if cuda else None
+    kept, on_device = torch.get_rng_state(), torch.cuda.get_rng_state(machine.device) if cuda else None
     try:
         yield
     finally:
-        torch.set_rng_state(kept[0])
-        if cuda:
-            torch.cuda.set_rng_state(kept[1], machine.device)
+        torch.set_rng_state(kept)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, machine.device)
         if recipe.train.compile != "off":
             # Else shapes seen here would make the code of the run another one.
             torch._dynamo.reset()

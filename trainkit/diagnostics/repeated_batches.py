@@ -1,0 +1,64 @@
+"""Batches that are read once and trained on again and again."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from trainkit.distributed.runtime import Machine
+from trainkit.interfaces import Batch, Split
+from trainkit.training.plan import Plan
+
+KEPT = 4
+"""Micro-batches that are kept to be learned from."""
+
+
+class RepeatedBatches:
+    """A training split of one update whose batches are read once, on this process, and handed out again and again."""
+
+    protocol, at_once = None, None
+
+    def __init__(self, split: Split, plan: Plan, machine: Machine):
+        self._split = split
+        self.name, self.views, self.size, self.digest = split.name, split.views, plan.batch_size, split.digest
+        self._rows = np.array(split.order(0, plan.batch_size)[0, 0 : plan.batch_size])
+        # On a CPU a batch is not copied to where it is used, and may be changed there.
+        self.copied = machine.device.type == "cpu"
+        pin = machine.device.type == "cuda"
+        self._kept: dict[int, Batch] = {}
+        for micro in range(plan.accumulation):
+            first = (micro * plan.world + plan.rank) * plan.micro_batch
+            if micro >= KEPT:  # an update of many needs no more memory than one of a few
+                self._kept[first] = self._kept[(micro % KEPT * plan.world + plan.rank) * plan.micro_batch]
+                continue
+            batch = self._read(np.arange(first, first + plan.micro_batch), None)
+            self._kept[first] = {key: value.pin_memory() if pin else value for key, value in batch.items()}
+        self.seconds = 0.0
+        """Time spent in handing out."""
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """The one update."""
+        return np.arange(self.size)[None]
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """A batch that was read before; versions of its samples by number, for what is tabulated, are read."""
+        if view is not None:
+            return self._read(indices, view)
+        began = time.perf_counter()
+        batch = self._kept[int(indices[0])]
+        batch = {key: value.clone() if self.copied else value for key, value in batch.items()}
+        self.seconds += time.perf_counter() - began
+        return batch
+
+    def on_device(self, batch: Batch) -> Batch:
+        """As the split does it."""
+        return self._split.on_device(batch)
+
+    def _read(self, indices: np.ndarray, view: int | None) -> Batch:
+        batch = self._split.fetch(self._rows[indices], 0, view)
+        # Tables are looked up by `index`, so it counts the samples of this split.
+        places = {int(row): place for place, row in enumerate(self._rows)}
+        index = [places.get(int(row), -1) for row in batch["index"]]
+        return {**batch, "index": torch.tensor(index, dtype=torch.int64)}
