@@ -1,4 +1,4 @@
-"""What the drawn sets share: the folder that a set is written to once, shapes and colours, and a camera.
+"""Renderer of the drawn sets: the folder that a set is written to once, shapes and colours, and a camera.
 
 A set depends on nothing but a seed: numpy's PCG64 seeded per subject and picture, polygons filled by Pillow, PNG files.
 Arrays of pixels see only + - * / and comparisons, whose last bit is the same on every processor; another Pillow may

@@ -40,7 +40,7 @@ GROUP = 6
 PICTURES = {NIR: 3, CP: 2, SK: 2}
 """Pictures of each person by modality; of rgb there are four to six, each with a caption."""
 LACKS = {NIR: (23, 7), CP: (29, 11), SK: (31, 17), TEXT: (37, 20)}
-"""Which people lack a modality: those whose number leaves the second number when divided by the first."""
+"""People that lack a modality: those whose number leaves the second number when divided by the first."""
 
 
 class Row(NamedTuple):
@@ -155,8 +155,8 @@ FACETS = {
     "shoes": ("shoes_colour", "shoes_tone"),
     "bag": ("bag", "bag_colour", "bag_tone"),
 }
-"""What people are made of; people who are alike differ in few of these. A `tone` is a garment's own colour within its
-name and its reflectance in infrared: four numbers in 0..1."""
+"""Attributes of people by facet; people who are alike differ in few of these. A `tone` is a garment's own colour within
+its name and its reflectance in infrared: four numbers in 0..1."""
 
 
 def attributes(person: int) -> dict[str, Any]:
