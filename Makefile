@@ -22,7 +22,7 @@ test-all: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow"
 
 soak: $(READY)
-	$(BIN)/python tests/soak.py --write docs/reliability.md $(SOAK)
+	$(BIN)/python tests/support/soak.py --write docs/reliability.md $(SOAK)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 3
@@ -31,10 +31,10 @@ bench-full: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 7 --resume --write docs/performance.md
 
 screenshots: $(READY)
-	$(BIN)/python tests/screenshots.py
+	$(BIN)/python tests/support/screenshots.py
 
 lock:
-	$(PYTHON) tests/lock.py
+	$(PYTHON) tests/support/lock_constraints.py
 
 # Strict: what the service does not know, or cannot be asked, fails too. Nothing of what is audited is installed.
 AUDIT := $(VENV)-audit/bin/pip-audit --strict --progress-spinner off --requirement constraints.lock \

@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("default" if os.environ.get("FUZZ") else "same"
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-pytest_plugins = ("promises",)
+pytest_plugins = ("promise_trials",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,7 +74,7 @@ def _unwatched() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _unpainted() -> Iterator[pytest.MonkeyPatch]:
     """Figures of runs are not painted, but for tests that ask for `painted`; those of the figures themselves are."""
-    from painting import leave_unpainted
+    from unpainted_figures import leave_unpainted
 
     patch = pytest.MonkeyPatch()
     leave_unpainted(patch.setattr)
@@ -85,7 +85,7 @@ def _unpainted() -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture
 def painted(_unpainted: pytest.MonkeyPatch) -> Iterator[None]:
     """Figures of runs are painted after all."""
-    from painting import leave_unpainted
+    from unpainted_figures import leave_unpainted
 
     _unpainted.undo()
     yield

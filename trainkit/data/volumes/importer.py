@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from trainkit.data.formats import nifti
-from trainkit.data.formats.nifti import Header
+from trainkit.data.formats import nifti, volume_grid
+from trainkit.data.formats.nifti_header import Header
 from trainkit.data.sources import split_of
 from trainkit.data.storage import cache, image_store, volume_store
 from trainkit.data.storage.import_images import Progress, threads
@@ -179,8 +179,8 @@ def pack_volumes_once(
 
 
 def order(headers: Iterable[Header]) -> str:
-    """Return the order in which the axes of a set are stored, from its headers: see `nifti.slice_axis_order`."""
-    return nifti.slice_axis_order(np.asarray([nifti.ras_spacing(header) for header in headers]))
+    """Return the order in which the axes of a set are stored, from its headers: see `volume_grid.slice_axis_order`."""
+    return volume_grid.slice_axis_order(np.asarray([volume_grid.ras_spacing(header) for header in headers]))
 
 
 def holds_volumes(path: Path | str) -> bool:
@@ -242,7 +242,7 @@ def attempt(work: Callable[[_T], _R]) -> Callable[[_T], _R | UserError]:
 def _headers(case: Case) -> _Pair:
     image = nifti.read_header(case.image)
     label = None if case.label is None else nifti.read_header(case.label)
-    if label is not None and (differs := nifti.same_grid(label, image)) is not None:
+    if label is not None and (differs := volume_grid.same_grid(label, image)) is not None:
         raise UserError(str(case.label), differs, f"the grid of {case.image}")
     return _Pair(case, image, label)
 
@@ -265,10 +265,10 @@ def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
         raise UserError(str(case.image), "an image without a label map")
     labels, _ = nifti.read_labels(case.label, classes)
     array, header = nifti.read_image(case.image)
-    if nifti.same_grid(pair.image, header) is not None:
+    if volume_grid.same_grid(pair.image, header) is not None:
         raise UserError(str(case.image), "changed while it was read")
     ready = preprocess.prepare(array, header, how)
-    print_ = volume_store.fingerprint(nifti.orientation(header.affine, "zyx").apply(array))
+    print_ = volume_store.fingerprint(volume_grid.orientation(header.affine, "zyx").apply(array))
     at_top = float(np.count_nonzero(array == ready.facts["highest"])) / array.size
     del array
     truth = np.ascontiguousarray(ready.orientation.apply(labels))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainkit.data.formats import nifti
+from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import PackedVolumes
@@ -50,7 +50,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
         facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names))
     if pairs:
         axes = importer.order(pair.image for pair in pairs)
-        grids = [nifti.orientation(pair.image.affine, axes) for pair in pairs]
+        grids = [volume_grid.orientation(pair.image.affine, axes) for pair in pairs]
         shapes = [[pair.image.shape[axis] for axis in grid.order] for pair, grid in zip(pairs, grids, strict=True)]
         spacings = [grid.spacing(pair.image) for pair, grid in zip(pairs, grids, strict=True)]
         facts["axes"] = f"{axes} ({PLANES[axes]} slices)"
@@ -216,7 +216,7 @@ def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step
 
         def look(case: Case) -> int:
             array, header = nifti.read_image(case.image)
-            return volume_store.fingerprint(nifti.orientation(header.affine, "zyx").apply(array))
+            return volume_store.fingerprint(volume_grid.orientation(header.affine, "zyx").apply(array))
 
         for case, value in zip(
             other.cases, importer.in_order(importer.attempt(look), other.cases, threads()), strict=True

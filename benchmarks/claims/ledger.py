@@ -1,0 +1,409 @@
+"""The claims ledger: what five guides to faster training promise, and what this machine says to it.
+
+`table.yaml` has one record for each statement about speed or memory. A claim is measured on the recipe that it was
+said of, or the nearest whose data are here (`measurements`). What is measured is kept in `claims/` of the store,
+by machine and versions, as soon as it is known: an interrupted ledger goes on where it stopped, and one for another
+machine stands beside it. `docs/claims.md` is written from that by `python -m benchmarks.claims --write`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import trainkit
+from benchmarks.claims.bench import GUIDES, Bench, Found, Unable
+from benchmarks.claims.table import CLAIMS, Cannot, Claim, Inside, Switch, Whole
+from trainkit.errors import UserError, few, number_of
+from trainkit.files import write_aside
+from trainkit.tracking.store import Store
+
+LEAST = 1.01
+"""A gain below this is none: what promises no number must bring as much."""
+HOLDS, FALSE, UNDECIDED = "holds", "does not hold", "not decided"
+NEEDS_GPU, CANNOT, FAILED, MISSING = "needs a GPU", "cannot be measured", "failed", "not measured yet"
+COMPUTED = {True: "true", False: "not true"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was found of a claim on one machine."""
+
+    claim: str
+    digest: str
+    verdict: str
+    text: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    recipe: str = ""
+    """On which it was measured."""
+    instead: str = ""
+    """Why not on the one before it."""
+    load: float | None = None
+    """Processes that wanted a core, over a minute, when it ended."""
+    date: str = ""
+    seconds: float = 0.0
+    quick: bool = False
+
+
+# ---- Judging ---------------------------------------------------------------------------------------------------------
+
+
+def judge(claim: Claim, found: Found) -> str:
+    """Whether what was found is what was promised.
+
+    A gain holds when its whole interval reaches the least that was promised, and does not when none of it does.
+    """
+    if found.true is not None:
+        return COMPUTED[found.true]
+    least = claim.least if claim.least != 1 else LEAST
+    if found.low >= least:
+        return f"{HOLDS}, and more" if claim.most is not None and found.low > claim.most else HOLDS
+    return FALSE if found.high < least else UNDECIDED
+
+
+def measure(claim: Claim, bench: Bench, quick: bool) -> Outcome:
+    """Measure one claim; what cannot be measured says why."""
+    began = time.monotonic()
+    verdict, text, found, recipe, instead = NEEDS_GPU, "", Found(), "", ""
+    if bench.gpu or not claim.way.gpu:
+        try:
+            if claim.way.recipe:
+                path, instead = bench.chosen(claim.guide)
+                recipe = path.stem
+            found = claim.way(bench, claim.guide)
+            verdict, text = judge(claim, found), found.text
+        except (Unable, UserError) as error:
+            verdict, text = CANNOT, str(error)
+        except Exception as error:  # one claim of many: said, and measured again next time
+            verdict, text = FAILED, f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+    return Outcome(
+        claim=claim.id,
+        digest=claim.digest,
+        verdict=verdict,
+        text=text,
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        recipe=recipe,
+        instead=instead,
+        load=round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        date=time.strftime("%Y-%m-%d"),
+        seconds=round(time.monotonic() - began, 1),
+        quick=quick,
+    )
+
+
+# ---- What is kept ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ledger:
+    """What was measured on one machine with one set of versions; a file in the store."""
+
+    machine: dict[str, str]
+    outcomes: dict[str, Outcome]
+
+    @property
+    def name(self) -> str:
+        """Of its file: a digest of machine and versions."""
+        return hashlib.sha256(json.dumps(self.machine, sort_keys=True).encode()).hexdigest()[:16]
+
+    def path(self, store: Store) -> Path:
+        """Where it is kept."""
+        return store.home / "claims" / f"{self.name}.json"
+
+    def save(self, store: Store) -> None:
+        """Write it; a crash leaves the old one."""
+        file = self.path(store)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kept = {"machine": self.machine, "outcomes": [asdict(outcome) for outcome in self.outcomes.values()]}
+        write_aside(file, json.dumps(kept, indent=1) + "\n")
+
+    def found(self, claim: Claim) -> Outcome | None:
+        """What was found of a claim as it stands now in the table."""
+        found = self.outcomes.get(claim.id)
+        return found if found is not None and found.digest == claim.digest else None
+
+    def known(self, claim: Claim, quick: bool) -> Outcome | None:
+        """The same, if it need not be measured again: what was measured in haste counts in haste alone."""
+        found = self.found(claim)
+        return found if found and found.verdict != FAILED and (quick or not found.quick) else None
+
+    @staticmethod
+    def read(file: Path) -> Ledger | None:
+        """One that was kept; None for a file that cannot be read."""
+        known = {f.name for f in fields(Outcome)}
+        try:
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            outcomes = [Outcome(**{k: v for k, v in row.items() if k in known}) for row in kept["outcomes"]]
+            return Ledger({str(k): str(v) for k, v in kept["machine"].items()}, {o.claim: o for o in outcomes})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    @staticmethod
+    def of(store: Store, machine: dict[str, str]) -> Ledger:
+        """That of this machine, as far as it has come."""
+        fresh = Ledger(machine, {})
+        found = Ledger.read(fresh.path(store))
+        return found if found is not None and found.machine == machine else fresh
+
+
+def here() -> dict[str, str]:
+    """This machine and what is installed on it, as far as it bears on figures."""
+    import torch
+
+    from trainkit.environment.record import cpu_name
+
+    gpu = torch.cuda.is_available()
+    return {
+        "processor": cpu_name(),
+        "cores": f"{_cores():g}",
+        "threads": str(torch.get_num_threads()),
+        "gpu": torch.cuda.get_device_name(0) if gpu else "none",
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "trainkit": trainkit.__version__,
+        "data": os.environ.get("TRAINKIT_DATA", "") and "TRAINKIT_DATA",
+    }
+
+
+def _cores() -> float:
+    from trainkit.tracking.system.load import Load
+
+    return Load().cores()
+
+
+# ---- The page --------------------------------------------------------------------------------------------------------
+
+_HEAD = """# The claims ledger
+
+Five guides to faster training promise factors; most of them were never measured. This page has every statement about
+speed or memory that they make, and what trainkit measured of it on the recipe that it was said of. It is written by
+`python -m benchmarks.claims --write docs/claims.md` and never by hand; `python -m benchmarks.claims` goes on with what
+is not measured yet, `python -m benchmarks.claims people-norms` measures one.
+
+How to read it. A figure is how many times as good something is with what the guide advises, with its 95 % interval
+over paired repeats: of samples/s unless it says otherwise; of memory, before / after. A claim **holds** when its whole
+interval reaches the least that was promised, and **does not hold** when none of it does; between the two it is **not
+decided**. What promises no number must bring 1 %. Statements that follow from numbers are computed: **true** or **not
+true**. What was said of a GPU is measured on one, or **needs a GPU**.
+"""
+
+
+def page(claims: Sequence[Claim], ledgers: Sequence[Ledger]) -> str:
+    """The table as markdown, of all machines that there are ledgers of."""
+    lines = [_HEAD]
+    for number, ledger in enumerate(ledgers, 1):
+        lines.append(f"**Machine {number}.** {_machine(ledger)}\n")
+    if not ledgers:
+        lines.append("Nothing is measured yet.\n")
+    for guide, about in GUIDES.items():
+        own = [claim for claim in claims if claim.guide == guide]
+        if own:
+            lines += [f"## {about.title}\n", *_table(own, ledgers), "", *_notes(own, ledgers), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _machine(ledger: Ledger) -> str:
+    m = ledger.machine
+    device = f"{m.get('gpu')}, " if m.get("gpu", "none") != "none" else ""
+    text = (
+        f"{device}{m.get('processor')}, {m.get('cores')} cores, {m.get('threads')} threads; {m.get('system')}, Python "
+    )
+    text += f"{m.get('python')}, torch {m.get('torch')}, trainkit {m.get('trainkit')}"
+    text += ", with the data of TRAINKIT_DATA" if m.get("data") else ", without TRAINKIT_DATA"
+    loads = [outcome.load for outcome in ledger.outcomes.values() if outcome.load is not None]
+    dates = sorted({outcome.date for outcome in ledger.outcomes.values()})
+    if loads:
+        text += f"; {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}, load {min(loads):g} to {max(loads):g}"
+    return f"{text}." + (" Measured in haste (`--quick`)." if any(o.quick for o in ledger.outcomes.values()) else "")
+
+
+def row(claim: Claim, ledgers: Sequence[Ledger]) -> str:
+    """A claim's row of the table."""
+    cells = [f"`{claim.id}`", claim.said, claim.promised]
+    for ledger in ledgers or [None]:
+        cells += [_figure(ledger and ledger.found(claim)), state(claim, ledger)]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def state(claim: Claim, ledger: Ledger | None) -> str:
+    """A claim's verdict on a machine; some have theirs without a measurement."""
+    found = ledger.found(claim) if ledger is not None else None
+    if found is not None:
+        return found.verdict
+    if isinstance(claim.way, Cannot):
+        return CANNOT
+    return NEEDS_GPU if claim.way.gpu and (ledger is None or ledger.machine.get("gpu") == "none") else MISSING
+
+
+def _table(claims: Sequence[Claim], ledgers: Sequence[Ledger]) -> list[str]:
+    several = len(ledgers) > 1
+    heads = ["claim", "said", "promised"]
+    for number in range(1, max(1, len(ledgers)) + 1):
+        heads += [f"measured ({number})" if several else "measured", "outcome"]
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(row(claim, ledgers) for claim in claims)]
+
+
+def _figure(found: Outcome | None) -> str:
+    if found is None or found.ratio is None:
+        return ""
+    return f"{_ratio(found.ratio)} ({_ratio(found.low)} to {_ratio(found.high)})"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 10 else f"{value:.3f}"
+
+
+def _notes(claims: Sequence[Claim], ledgers: Sequence[Ledger]) -> list[str]:
+    lines = []
+    for claim in claims:
+        lines.append(f"- `{claim.id}`: {claim.how}.")
+        for number, ledger in enumerate(ledgers, 1):
+            found = ledger.found(claim)
+            if found is not None and not isinstance(claim.way, Cannot) and (said := _said(found)):
+                lines.append(f"  {f'Machine {number}: ' if len(ledgers) > 1 else ''}{said}")
+        if isinstance(claim.way, Cannot):
+            lines.append(f"  Cannot be measured: {claim.way.why}.")
+    return lines
+
+
+def _said(found: Outcome) -> str:
+    parts = [f"On {found.recipe}" + (f" ({found.instead})" if found.instead else "")] if found.recipe else []
+    parts += [found.text] if found.text else []
+    if not parts:
+        return ""
+    when = f"load {found.load:g}" if found.load is not None and found.ratio is not None else ""
+    return ": ".join(parts) + (f"; {when}." if when else ".")
+
+
+# ---- The verb --------------------------------------------------------------------------------------------------------
+
+
+def command(
+    claim: Sequence[str],
+    *,
+    listed: bool,
+    write: Path | None,
+    quick: bool,
+    say: Callable[[str], Any],
+    claims: Sequence[Claim] | None = None,
+) -> int:
+    """Measure what is not known yet of all claims, or of those that are named by id or guide.
+
+    `listed` says what is claimed and known, and measures nothing. Returns 0. Raises UserError.
+    """
+    everything = CLAIMS if claims is None else claims
+    chosen = _chosen(claim, everything)
+    if write is not None and not write.absolute().parent.is_dir():
+        raise UserError("--write", f"{write.parent} is no folder")
+    store = Store.locate()
+    ledger = Ledger.of(store, here())
+    if listed:
+        for one in chosen:
+            say(f"{one.id:26} {one.promised:>12}  {state(one, ledger):20} {one.said}")
+    else:
+        _measure(chosen, ledger, store, quick, say)
+    if write is not None:
+        write.write_text(page(everything, _ledgers(store, ledger)), encoding="utf-8")
+        say(f"wrote {write}")
+    return 0
+
+
+def _chosen(words: Sequence[str], claims: Sequence[Claim]) -> list[Claim]:
+    ids = [claim.id for claim in claims]
+    unknown = [word for word in words if word not in ids and word not in GUIDES]
+    if unknown:
+        near = [name for word in unknown for name in difflib.get_close_matches(word, [*ids, *GUIDES], 3)]
+        expected = f"perhaps {few(near)}" if near else f"a guide ({', '.join(GUIDES)}) or a claim"
+        raise UserError(
+            "claims", f"no claim {', '.join(unknown)}", expected, "`python -m benchmarks.claims --list` shows them"
+        )
+    return [claim for claim in claims if not words or claim.id in words or claim.guide in words]
+
+
+def _measure(chosen: Sequence[Claim], ledger: Ledger, store: Store, quick: bool, say: Callable[[str], Any]) -> None:
+    if not hasattr(os, "killpg"):
+        raise UserError("claims", "this system cannot freeze processes", remedy="run it on Linux or macOS")
+    gpu = ledger.machine["gpu"] != "none"
+    left = [claim for claim in chosen if ledger.known(claim, quick) is None]
+    hasty = in_haste(left, gpu) if quick else {}
+    took = estimate([claim for claim in left if claim.id not in hasty], gpu, quick)
+    say(f"{number_of(len(chosen), 'claims')}, {len(left)} to be measured: about {_minutes(took)} on a quiet machine.")
+    say("What is measured is kept: interrupted, it goes on with the same command.")
+    settings = {"repeats": 3, "block": 0.5} if quick else {}
+    bench = Bench(store, gpu, cores=float(ledger.machine["cores"]), **settings)
+    try:
+        for claim in chosen:
+            found = ledger.known(claim, quick)
+            if found is None and claim.id in hasty:
+                say(f"{claim.id:26} left out in haste: {hasty[claim.id]}")
+                continue
+            if found is None:
+                found = measure(claim, bench, quick)
+                ledger.outcomes[claim.id] = found
+                ledger.save(store)
+            say(spoken(claim, found))
+    finally:
+        bench.close()
+    verdicts = [found.verdict for claim in chosen if (found := ledger.known(claim, quick))]
+    say("\n" + ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(sorted(verdicts))))
+
+
+def spoken(claim: Claim, found: Outcome) -> str:
+    """A claim and what was found of it, as a line."""
+    figure = f" x {_figure(found)}" if found.ratio is not None else ""
+    text = f"; {found.text}" if found.text else ""
+    return f"{claim.id:26} {claim.promised}: {found.verdict}{figure}{text}"
+
+
+def in_haste(claims: Sequence[Claim], gpu: bool) -> dict[str, str]:
+    """Claims that a quick ledger leaves out, and why: what compiles, and all but the first of a kind."""
+    out: dict[str, str] = {}
+    first: dict[tuple[str, ...], str] = {}
+    for claim in claims:
+        way = claim.way
+        if way.gpu and not gpu:
+            continue
+        if way.compiles:
+            out[claim.id] = "it compiles"
+            continue
+        keys: tuple[str, ...] = ()
+        if isinstance(way, Switch) and way.of == "samples/s":
+            keys = tuple(sorted({word.partition("=")[0] for word in (*way.before, *way.after)}))
+        elif isinstance(way, Whole):
+            keys = ("evaluations",)
+        elif isinstance(way, Inside):
+            keys = (way.function.removeprefix("spawned_"),)
+        one = first.setdefault(keys, claim.id) if keys else claim.id
+        if one != claim.id:
+            out[claim.id] = f"it is of one kind with {one}"
+    return out
+
+
+def estimate(claims: Sequence[Claim], gpu: bool, quick: bool) -> float:
+    """About how many seconds these will take on a quiet machine."""
+    own = [claim.way for claim in claims if gpu or not claim.way.gpu]
+    return sum((way.seconds + 60 * way.compiles) * (0.5 if quick else 1) for way in own)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+
+
+def _ledgers(store: Store, own: Ledger) -> list[Ledger]:
+    """All that the store holds, this machine's first."""
+    others = [Ledger.read(file) for file in sorted((store.home / "claims").glob("*.json"))]
+    found = [own] if own.outcomes else []
+    return found + [other for other in others if other is not None and other.outcomes and other.name != own.name]

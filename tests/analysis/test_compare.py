@@ -1,0 +1,488 @@
+"""Runs side by side: what is found of them, what is said and written of it, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import fields, is_dataclass
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from pyarrow import parquet
+from runs import own_store, run
+from scipy import stats
+
+from trainkit import rng
+from trainkit.analysis import compare as comparing
+from trainkit.analysis import compare_report, saved_rows
+from trainkit.analysis.compare import Score, compare
+from trainkit.cli import main
+from trainkit.errors import UserError
+from trainkit.experiments import group
+from trainkit.interfaces import Scores
+from trainkit.tracking import journal
+from trainkit.tracking.journal import Point
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
+from trainkit.training import best
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, database):
+    """Runs of the toy recipe: two seeds as it is, two that hardly learn, one that is scored on other data."""
+    with own_store(tmp_path_factory.mktemp("compared"), database):
+        made = {
+            "plain": run(),
+            "slow": run("optim.lr=0.0001"),
+            "plain1": run("seed=1"),
+            "slow1": run("optim.lr=0.0001", "seed=1"),
+            "other": run("data.noise=2.0"),
+        }
+        store = Store.locate()
+    return store, {name: ran.folder for name, ran in made.items()}
+
+
+def last(folder: RunFolder) -> dict[str, float]:
+    return {name: points[-1].value for name, points in journal.read(folder.journal).metrics.items()}
+
+
+def rows(store: Store, folder: RunFolder, when: str, tmp_path) -> np.ndarray:
+    path = store.client().download_artifacts(folder.info().run_id, f"rows/val_{when}.parquet", str(tmp_path))
+    return parquet.read_table(path)["accuracy"].to_numpy().astype(float)
+
+
+def ask(store: Store, monkeypatch, *words: str, code: int = 0) -> str:
+    monkeypatch.setenv("TRAINKIT_STORE", str(store.home))
+    result = CliRunner().invoke(main.main, ["compare", *words], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def span(hits: tuple[np.ndarray, np.ndarray], level: float = 0.95) -> tuple[float, float]:
+    """The interval of a difference of means, written out."""
+    many = len(hits[0])
+    draw = np.random.Generator(np.random.Philox(key=rng.number(0, "bootstrap"))).integers(many, size=(2000, many))
+    gaps = [float(hits[1][line].mean() - hits[0][line].mean()) for line in draw]
+    tail = stats.norm.cdf(math.sqrt(many / (many - 1)) * stats.t.ppf((1 - level) / 2, many - 1))
+    return tuple(np.quantile(gaps, (tail, 1 - tail)) - np.mean(gaps) + hits[1].mean() - hits[0].mean())
+
+
+# ---- What is found ---------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_judged_on_the_rows_that_both_kept(trained, tmp_path):
+    store, runs = trained
+    found = compare(store, [runs["plain"], runs["slow"]])
+    assert [str(change) for change in found.changes] == ["optim.lr  0.05 -> 0.0001"]
+    assert found.same_data == {"val": True} and found.notes == () and found.level == pytest.approx(0.95)
+    assert {score.name for score in found.scores} == {
+        "val/accuracy", "val/ema/accuracy", "best/val/accuracy", "at_best/val/ema/accuracy",
+    }  # fmt: skip
+    ends = [last(runs[name]) for name in ("plain", "slow")]
+    for when, prefix in (("final", "final/val"), ("best", "best/val")):
+        (score,) = [s for s in found.scores if s.name == f"{prefix.removeprefix('final/')}/accuracy"]
+        assert score.values == pytest.approx(tuple(end[f"{prefix}/accuracy"] for end in ends))
+        hits = tuple(rows(store, runs[name], when, tmp_path) for name in ("plain", "slow"))
+        assert score.values == pytest.approx((hits[0].mean(), hits[1].mean()))
+        assert (score.low, score.high) == pytest.approx(span(hits))
+        assert score.difference == pytest.approx(hits[1].mean() - hits[0].mean())
+        assert (score.draws, score.units, score.why) == (2000, "37 samples", "")
+        assert score.verdict == ("worse" if score.high < 0 else "better" if score.low > 0 else "not decided")
+    assert found.primary.name == "best/val/accuracy" and found.primary.verdict == "worse"
+    assert sum(score.primary for score in found.scores) == 1
+    (averaged,) = [s for s in found.scores if s.name == "val/ema/accuracy"]
+    assert averaged.low is None and averaged.verdict == "not decided" and "kept no rows" in averaged.why
+    # The other way round everything is turned over.
+    back = compare(store, [runs["slow"], runs["plain"]])
+    assert back.primary.verdict == "better" and back.primary.difference == pytest.approx(-found.primary.difference)
+    assert (back.primary.low, back.primary.high) == pytest.approx((-found.primary.high, -found.primary.low), abs=0.01)
+
+
+def test_a_run_from_before_that_logged_all_scores_under_best_is_compared_as_others_are(trained, monkeypatch):
+    store, runs = trained
+    read = journal.read
+
+    def as_before(path):
+        history = read(path)
+        if path != runs["plain"].journal:
+            return history
+        return journal.History({name.replace("at_best/", "best/"): own for name, own in history.metrics.items()})
+
+    pair = [runs["plain"], runs["slow"]]
+    assert {name for name in last(runs["plain"]) if "best/" in name} == {
+        "best/val/accuracy", "at_best/val/ema/accuracy",
+    }  # fmt: skip
+    new = compare(store, pair).scores
+    monkeypatch.setattr(journal, "read", as_before)
+    assert "best/val/ema/accuracy" in last(runs["plain"]) and compare(store, pair).scores == new
+
+
+def test_a_run_beside_itself_again_is_not_decided(trained):
+    store, runs = trained
+    found = compare(store, [runs["plain"], runs["plain1"]])
+    assert [change.key for change in found.changes] == ["seed"]
+    one = comparing.replace(found.primary, verdict="better", seeds=None)
+    assert "another seed, or training again" in compare_report._sentence(one, "A", "B", 0.95, True)
+    assert "trainkit repeat" in compare_report._sentence(one, "A", "B", 0.95, False)
+    same = compare(store, [runs["plain"], runs["plain"]])
+    assert (same.primary.low, same.primary.high, same.primary.verdict) == (0.0, 0.0, "not decided")
+
+
+def test_runs_scored_on_other_data_are_not_compared(trained):
+    store, runs = trained
+    found = compare(store, [runs["plain"], runs["other"]])
+    assert found.same_data == {"val": False}
+    assert {score.verdict for score in found.scores} == {"not comparable"}
+    assert all(score.difference is None and score.low is None for score in found.scores)
+    assert "different data" in found.notes[0]
+    place = {change.key: change for change in found.pairs[0].place}
+    assert "training data" in place, "it is another set too"
+    text = compare_report.text(found)
+    assert text.index("different data") < text.index("what B changes") and "cannot be compared" in text
+
+
+def test_where_the_data_of_an_evaluation_is_not_known_nothing_is_judged(trained):
+    store, runs = trained
+    client, run_id, tag = store.client(), runs["slow"].info().run_id, f"{comparing.DATA}.val"
+    known = client.get_run(run_id).data.tags[tag]
+    client.delete_tag(run_id, tag)
+    try:
+        found = compare(store, [runs["plain"], runs["slow"]])
+    finally:
+        client.set_tag(run_id, tag, known)
+    assert found.primary.verdict == "not comparable" and runs["slow"].name in found.primary.why
+    assert found.same_data == {"val": False} and "is not known" in found.notes[0]
+
+
+def test_rows_that_do_not_give_the_score_are_not_trusted(trained, monkeypatch):
+    store, runs = trained
+    slow = runs["slow"].info().run_id
+
+    def altered(client, run_id, name, read=saved_rows.read):
+        if (found := read(client, run_id, name)) is None or run_id != slow:
+            return found
+        return found[0] | {"accuracy": 1 - found[0]["accuracy"]}, found[1]
+
+    monkeypatch.setattr(saved_rows, "read", altered)
+    found = compare(store, [runs["plain"], runs["slow"]])
+    assert found.primary.low is None and found.primary.verdict == "not decided"
+    assert "do not give this score" in found.primary.why
+    fine = comparing.replace(found.primary, metric="other", why="")
+    assert compare_report._whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
+
+
+def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):
+    store, runs = trained
+    found = compare(store, [runs["plain"], runs["slow"], runs["plain1"]])
+    assert found.level == pytest.approx(0.975) and [pair.run for pair in found.pairs] == [
+        runs["slow"].name, runs["plain1"].name,
+    ]  # fmt: skip
+    alone = compare(store, [runs["plain"], runs["slow"]]).primary
+    (strict,) = [score for score in found.pairs[0].scores if score.primary]
+    assert strict.low <= alone.low and strict.high >= alone.high and strict.high - strict.low > alone.high - alone.low
+    assert "97.5 % interval" in compare_report.text(found)
+
+
+def parent(store: Store, beneath: list[RunFolder], kind: str = "seed") -> RunFolder:
+    """A run above others, as repeating a recipe makes one."""
+    client, folder = store.client(), store.new_run("toy-seeds", 0, "abcd")
+    experiment = client.get_experiment_by_name("toy").experiment_id
+    run_id = client.create_run(experiment, run_name=folder.name).info.run_id
+    members = {f"{kind} {k}": child.name for k, child in enumerate(beneath)}
+    (folder.path / group.MEMBERS).write_text(json.dumps(members))
+    folder.recipe.write_text(beneath[0].recipe.read_text())
+    folder.journal.write_text("")
+    folder.update(run_id=run_id, status="FINISHED", experiment="toy")
+    folder.release()
+    return folder
+
+
+def test_repeats_are_compared_by_their_means_and_by_their_spread(trained, tmp_path):
+    store, runs = trained
+    plain, slow = (parent(store, [runs[name], runs[f"{name}1"]]) for name in ("plain", "slow"))
+    found = compare(store, [plain, slow])
+    assert [change.key for change in found.changes] == ["optim.lr"], "the seeds of repeats are no change"
+    (score,) = [s for s in found.scores if s.name == "val/accuracy"]
+    values = {name: [last(runs[f"{name}{k}"])["final/val/accuracy"] for k in ("", "1")] for name in ("plain", "slow")}
+    assert score.values == pytest.approx((np.mean(values["plain"]), np.mean(values["slow"])))
+    expected = stats.ttest_ind(values["slow"], values["plain"], equal_var=False).confidence_interval(0.95)
+    assert (score.seeds.low, score.seeds.high) == pytest.approx((expected.low, expected.high))
+    hits = [
+        np.mean([rows(store, runs[f"{name}{k}"], "final", tmp_path) for k in ("", "1")], 0)
+        for name in ("plain", "slow")
+    ]
+    assert (score.low, score.high) == pytest.approx(span(tuple(hits)))
+    both = score.high < 0 and score.seeds.high < 0
+    assert score.verdict == ("worse" if both else "not decided")
+    assert "over repeats" in compare_report.text(found) and "2 repeats" in compare_report.text(found)
+
+
+def test_a_sweep_is_no_side(trained, monkeypatch):
+    store, runs = trained
+    sweep = parent(store, [runs["plain"], runs["slow"]], "trial")
+    store.client().set_tag(sweep.info().run_id, "trainkit.best", runs["plain"].name)
+    said = ask(store, monkeypatch, sweep.name, runs["slow"].name, code=2)
+    assert f"run {sweep.name}: is a sweep" in said and f"its best is {runs['plain'].name}" in said
+
+
+@pytest.mark.slow
+def test_cross_validations_are_compared_on_every_sample_once(trained):
+    store, _ = trained
+    words = ("data.name=folded", "data.samples=66", "data.noise=2.5", "data.folds=2")
+    words += ("evaluations={held_out: {batch_size: 8}, val: {batch_size: 8}}", "best.metric=held_out/accuracy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINKIT_STORE", str(store.home))
+        for more in ((), ("optim.lr=0.0001",)):
+            run(*words, *more, folds=True)
+        one, other = [folder for folder in Store.locate().runs() if folder.info().recipe == "toy-folds"]
+    found = compare(store, [one, other])
+    assert found.primary.name == "pooled/held_out/accuracy" and found.primary.units == "66 samples"
+    assert found.same_data == {"held_out": True, "val": True}
+
+
+# ---- Words for runs --------------------------------------------------------------------------------------------------
+
+
+def test_last_and_best_are_runs(trained):
+    store, runs = trained
+    above = parent(store, [runs["plain"]])
+    assert store.runs()[-1] == above and store.find("last") == runs["other"], (
+        "nothing was trained in a run above others"
+    )
+    scores = {name: last(folder)["best/val/accuracy"] for name, folder in runs.items()}
+    assert last(store.find("best"))["best/val/accuracy"] == max(scores.values())
+    assert store.find("best", runs["slow"]) == store.find("best")
+    runs["other"].update(experiment="elsewhere")
+    try:
+        with pytest.raises(UserError, match=r"experiment 'elsewhere' has no primary metric"):
+            store.find("best", runs["other"])
+    finally:
+        runs["other"].update(experiment="toy")
+    assert comparing.resolve(store, ["best", runs["slow"].name]) == [store.find("best"), runs["slow"]]
+    assert comparing.resolve(store, [runs["slow"].info().run_id, runs["plain"].name]) == [runs["slow"], runs["plain"]]
+
+
+@pytest.mark.parametrize("found_under", ["at_best/", "best/"])
+def test_the_best_run_by_a_score_that_chose_no_best_is_found_in_runs_new_and_old(trained, monkeypatch, found_under):
+    store, runs = trained
+    scores = {name: last(folder)["at_best/val/ema/accuracy"] for name, folder in runs.items()}
+    tags = {"mlflow.experiment.primaryMetric.name": "val/ema/accuracy"}
+    values = {runs[name].info().run_id: {f"{found_under}val/ema/accuracy": value} for name, value in scores.items()}
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="1", tags=tags),
+        search_runs=lambda *asked, **how: [
+            SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=SimpleNamespace(metrics=metrics))
+            for run_id, metrics in values.items()
+        ],
+    )
+    monkeypatch.setattr(Store, "client", lambda self: client)
+    assert last(store.find("best"))["at_best/val/ema/accuracy"] == max(scores.values())
+
+
+def test_what_names_no_two_runs_is_one_message(trained, monkeypatch, store):
+    empty, (kept, runs) = Store.locate(), trained
+    assert empty.home == store
+    said = ask(kept, monkeypatch, runs["slow"].name, code=2)
+    assert "two at least" in said and "Traceback" not in said
+    assert "are both" in ask(kept, monkeypatch, runs["slow"].name, runs["slow"].info().run_id, code=2)
+    assert runs["slow"].name in ask(kept, monkeypatch, runs["slow"].name[:-1] + "z", "last", code=2)
+    assert "there are no runs yet" in ask(empty, monkeypatch, "some", "other", code=2)
+    assert "no run in" in ask(empty, monkeypatch, "last", "best", code=2)
+
+
+# ---- What is said and written ----------------------------------------------------------------------------------------
+
+
+def test_the_terminal_says_what_changed_what_it_did_and_what_it_cost(trained, monkeypatch):
+    store, runs = trained
+    said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name, "--no-log")
+    lines = [line.split() for line in said.splitlines()]
+    assert ["A", runs["plain"].name] == lines[1][:2] and ["optim.lr", "0.05", "->", "0.0001"] in lines
+    ends = [last(runs[name])["best/val/accuracy"] for name in ("plain", "slow")]
+    (line,) = [line for line in lines if line[:2] == ["accuracy", "*"]]
+    assert line[2:5] == [f"{ends[0]:.4f}", f"{ends[1]:.4f}", f"{ends[1] - ends[0]:+.4f}"]
+    assert line[-3:] == ["worse", "beyond", "chance"]
+    (speed,) = [line for line in lines if line[:1] == ["speed/samples_per_s"]]
+    assert float(speed[3]) == pytest.approx(float(speed[2]) / float(speed[1]), abs=0.02)
+    assert "verdict  B is worse beyond chance than A: best/val/accuracy" in said and "another seed" in said
+
+
+def test_step_times_are_medians_over_steps_not_over_windows():
+    def measured(name: str, *windows: tuple[int, float]) -> float:
+        points = [Point(step, value, 0) for step, value in windows]
+        return comparing._measured(SimpleNamespace(metrics=[{name: points}]))[name]
+
+    # Ten windows of 10 steps before the machine was busy, three of 100 after it.
+    short = [(10 * k, 46.0) for k in range(1, 11)]
+    long = [(100 + 100 * k, 76.0) for k in range(1, 4)]
+    assert measured("speed/step_ms_p50", *short, *long) == 76.0
+    assert measured("speed/step_ms_p99", *short, (150, 76.0)) == 46.0
+    assert measured("speed/step_ms_p50", (10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)) == 2.5
+    assert measured("speed/peak_memory_gb", (10, 1.0), (20, 4.0), (500, 3.0)) == 4.0
+
+
+class Tags(HTMLParser):
+    """Whether tags are closed in their order, and all that is in attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.words, self.seen = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.words += [value or "" for _, value in attrs]
+        if tag not in ("meta", "line", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("line", "circle"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else(trained, tmp_path, monkeypatch):
+    store, runs = trained
+    files = [f"--{ending}={tmp_path / f'out.{ending}'}" for ending in ("html", "png", "json")]
+    said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name, "--no-log", *files)
+    assert said.count("written") == 3
+    text, page = (tmp_path / "out.html").read_text(), Tags()
+    page.feed(text)
+    assert page.seen.count("polyline") == 2, "the score that decides, of both over the steps"
+    assert page.open == [] and "svg" in page.seen and "script" not in page.seen and "link" not in page.seen
+    assert "://" not in text and "prefers-color-scheme: dark" in text
+    assert runs["plain"].name in text and "optim.lr" in text and "worse beyond chance" in text
+    assert (tmp_path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    values = json.loads((tmp_path / "out.json").read_text())
+    (primary,) = [score for score in values["compared"][0]["scores"] if score["primary"]]
+    assert (
+        primary["name"] == "best/val/accuracy" and primary["verdict"] == "worse" and primary["low"] <= primary["high"]
+    )
+    assert [side["name"] for side in values["runs"]] == [runs["plain"].name, runs["slow"].name]
+    assert values["speed"]["speed/samples_per_s"][0] > 0
+
+
+def test_what_ended_at_its_best_is_shown_once(trained):
+    store, runs = trained
+    pair = compare(store, [runs["plain"], runs["slow"]]).pairs[0]
+    best, plain = ([s for s in pair.scores if s.evaluation == name] for name in ("best/val", "val"))
+    same = [comparing.replace(score, values=best[0].values) for score in plain]
+    assert [name for name, _ in compare_report._by_evaluation([*same, *best])] == ["best/val"]
+    assert compare_report._at_their_best([*same, *best]) == ["val: both ended at their best"]
+    other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
+    assert [name for name, _ in compare_report._by_evaluation([*other, *best])] == ["best/val", "val"]
+    assert compare_report._at_their_best([*other, *best]) == []
+
+
+def test_words_of_people_are_no_tags_of_the_page(trained):
+    store, runs = trained
+    found = compare(store, [runs["plain"], runs["slow"]])
+    found = comparing.replace(found, notes=("<b>bold</b> & more",))
+    assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in compare_report.html(found)
+
+    def marked(value, name=""):
+        """With a tag at the end of every text in it: names, keys, values, reasons."""
+        if isinstance(value, str):
+            return value if name in ("verdict", "units") else f'{value}"><script>'
+        if isinstance(value, list | tuple):
+            return type(value)(marked(one) for one in value)
+        if is_dataclass(value) and not isinstance(value, RunFolder | comparing.Side):
+            return type(value)(**{f.name: marked(getattr(value, f.name), f.name) for f in fields(value)})
+        return value
+
+    text = compare_report.html(marked(found))
+    assert text.count('"&gt;&lt;script&gt;') + text.count("&quot;&gt;&lt;script&gt;") > 20 and "<script" not in text
+
+
+def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(trained):
+    store, runs = trained
+    found = compare(store, [runs["plain"], runs["slow"]])
+    axes = compare_report.figure(found).axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    drawn = [s for _, own in compare_report._by_evaluation(found.scores) for s in own if s.low is not None]
+    assert names[0] == "best/val/accuracy" and sorted(names) == sorted(score.name for score in drawn)
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    assert dots[0].get_xdata()[0] < 0, "worse"
+    turned = [comparing.replace(score, lower_is_better=True, verdict="better") for score in found.pairs[0].scores]
+    found = comparing.replace(found, pairs=(comparing.replace(found.pairs[0], scores=turned),))
+    dots = [line for line in compare_report.figure(found).axes[0].lines if line.get_marker() == "o"]
+    assert dots[0].get_xdata()[0] > 0
+    nothing = comparing.replace(found, pairs=(comparing.replace(found.pairs[0], scores=[]),))
+    assert "no difference has an interval" in compare_report.figure(nothing).axes[0].get_xlabel()
+
+
+def judged(metric: str, low: float, gap: float, high: float, **more) -> Score:
+    return Score(
+        run="B", evaluation="val", metric=metric, values=(0.5, 0.5 + gap), difference=gap, low=low, high=high, **more
+    )
+
+
+def test_intervals_of_one_scale_are_drawn_as_one_in_the_picture_and_on_the_page():
+    wide, narrow = judged("accuracy", -0.04, 0.04, 0.08), judged("auc", 0.01, 0.02, 0.04)
+    far, near = judged("hd95_mean_mm", -8, -4, 4, lower_is_better=True), judged("asd_mean_mm", -1, 0, 1)
+    other = judged("nll", -0.3, -0.2, -0.1, lower_is_better=True)
+    scores = [wide, narrow, far, near, other]
+    pair = SimpleNamespace(run="B", scores=scores)
+    drawn = compare_report.figure(
+        SimpleNamespace(sides=(SimpleNamespace(name="one"), SimpleNamespace(name="two")), pairs=(pair,), level=0.95)
+    )
+    panels = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn.axes]
+    assert panels == [["val/accuracy", "val/auc"], ["val/hd95_mean_mm", "val/asd_mean_mm"], ["val/nll"]]
+    bars = [tuple(line.get_xdata()) for line in drawn.axes[0].lines if len(line.get_xdata()) == 2][1:]
+    assert bars == [(-0.04, 0.08), (0.01, 0.04)], "as they are, on an axis with numbers"
+    (better,) = [tuple(line.get_xdata()) for line in drawn.axes[2].lines if line.get_marker() == "o"]
+    assert better == (0.2,) and all(sum(axes.get_xlim()) == pytest.approx(0) for axes in drawn.axes)
+
+    def length(cells: list[str]) -> float:
+        start, end = re.search(r'x1="([\d.]+)" x2="([\d.]+)" y1="7"', "".join(cells)).groups()
+        return float(end) - float(start)
+
+    lengths = [length(cells) for cells in compare_report._rows_of(scores)]
+    assert lengths[0] == pytest.approx(4 * lengths[1], abs=0.3) and lengths[2] == pytest.approx(6 * lengths[3], abs=0.5)
+    assert lengths[4] == pytest.approx(55 * 2 / 3, abs=0.2), "nothing shares the scale of nll"
+
+
+def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatch, tmp_path):
+    store, runs = trained
+    before = len(store.runs())
+    ask(store, monkeypatch, runs["plain"].name, runs["slow"].name)
+    client = store.client()
+    experiment = client.get_experiment_by_name("toy").experiment_id
+    (kept,) = client.search_runs([experiment], "attributes.run_name = 'comparison'")
+    assert kept.data.tags[compare_report.COMPARED] == f"{runs['plain'].name}, {runs['slow'].name}"
+    assert kept.info.status == "FINISHED" and kept.data.metrics == {}
+    assert "worse beyond chance" in kept.data.tags["mlflow.note.content"]
+    files = {entry.path for entry in client.list_artifacts(kept.info.run_id)}
+    assert files == {f"comparison.{ending}" for ending in ("txt", "html", "png", "json")}
+    assert len(store.runs()) == before and store.find("last") in store.runs(), "it is no run that could be continued"
+
+
+def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, monkeypatch, tmp_path):
+    store, _ = trained
+    assert "ends in .html" in ask(store, monkeypatch, "a", "b", f"--html={tmp_path / 'out.txt'}", code=2)
+    assert "is not there" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
+
+
+def test_help_says_what_a_run_may_be():
+    said = CliRunner().invoke(main.main, ["compare", "--help"]).output
+    assert "RUN RUN" in said and "`last`" in said and "`best`" in said
+
+
+# ---- What is kept to be compared -------------------------------------------------------------------------------------
+
+
+def test_rows_of_averaged_weights_are_kept_where_the_best_is_chosen_by_them():
+    scored = {name: Scores({}, {"of": [name]}) for name in ("val", "val/ema")}
+    for metric, words in (("val/ema/top1", {"val", "val_ema"}), ("val/top1", {"val"}), ("lfw/ema/auc", {"val"})):
+        kept = best.kept_rows(SimpleNamespace(best=SimpleNamespace(metric=metric)), "val", scored)
+        assert set(kept) == words and all(rows == {"of": [word.replace("_", "/")]} for word, rows in kept.items())
+    assert set(best.kept_rows(SimpleNamespace(best=None), "val", scored)) == {"val"}
+
+
+def test_every_run_says_which_data_each_evaluation_is_of(trained):
+    store, runs = trained
+    tags = {name: store.client().get_run(folder.info().run_id).data.tags for name, folder in runs.items()}
+    digests = {name: own[f"{comparing.DATA}.val"] for name, own in tags.items()}
+    assert digests["plain"] == digests["slow"] == digests["plain1"] == "val-37-1.0" != digests["other"]

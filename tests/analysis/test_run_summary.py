@@ -1,0 +1,81 @@
+"""The table at the end of a run: which scores stand in it, and in how many digits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from trainkit import text_table
+from trainkit.analysis import run_summary
+from trainkit.tracking.journal import Journal
+
+SCORES = {"dice_mean": 0.81234, "hd95_mean_mm": 4.5, "missed": 3.0, "volume_error_mean_mm3": 558.4925, "cases": 12.0}
+ORGANS = {"dice.sr": 0.9, "dice.on": 0.25, "hd95_mm.sr": 1.5, "hd95_mm.on": 30.0}
+SPEED = {"speed/samples_per_s": 3.61, "time/wall_s": 700.0, "time/total_s": 652.0}
+SPEED |= {"time/compute_share": 0.996, "time/log_share": 0.004}
+
+
+def told(tmp_path, best="val/dice_mean") -> list[str]:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for step, less in ((50, 0.1), (100, 0.0)):
+        for evaluation in ("patches", "val"):
+            found = {key: value - less for key, value in (SCORES | ORGANS).items()} if less else SCORES | ORGANS
+            journal.append(step, {f"{evaluation}/{key}": value for key, value in found.items()})
+    journal.append(100, {f"best/val/{key}": value for key, value in (SCORES | ORGANS).items()})
+    journal.commit()
+    journal.close()
+    recipe = SimpleNamespace(
+        evaluations={"patches": None, "val": None, "never": None}, best=best and SimpleNamespace(metric=best)
+    )
+    folder = SimpleNamespace(name="orbits-s0", journal=path)
+    run = SimpleNamespace(recipe=recipe, require_folder=lambda: folder)
+    outcome = SimpleNamespace(
+        status="FINISHED", step=100, speed=SPEED, verdict="3.6 samples/s.\nIt waited.\n  untested: x"
+    )
+    return run_summary.table(run, outcome, SimpleNamespace(shown="sqlite:///x.db")).splitlines()
+
+
+def test_the_last_and_best_scores_are_told_and_those_of_each_class_of_the_set_that_counts(tmp_path):
+    lines = told(tmp_path)
+    assert lines[1] == "run orbits-s0: FINISHED at step 100"
+    tables = [line.split() for line in lines if line.startswith(("val", "patches", "this run", "never"))]
+    numbers = ["0.8123", "4.5000", "3", "558.49", "12"]
+    assert tables == [
+        ["patches", *SCORES],
+        ["this", "run,", "at", "the", "end", *numbers],
+        ["val", *SCORES],
+        ["this", "run,", "at", "the", "end", *numbers],
+        ["this", "run,", "at", "its", "best", *numbers],
+        ["val,", "dice", "sr", "on"],
+        ["this", "run,", "at", "the", "end", "0.9000", "0.2500"],
+        ["this", "run,", "at", "its", "best", "0.9000", "0.2500"],
+    ]
+    assert "speed  3.6 samples/s in training; 700 s in all" in lines
+    assert "time   652 s of training: compute 100 %" in lines
+    assert lines[lines.index("why    It waited.") + 1] == "         untested: x"
+
+
+def test_without_a_best_score_every_set_shows_its_classes(tmp_path):
+    assert sum(line.startswith(("val, dice ", "patches, dice ")) for line in told(tmp_path, None)) == 2
+
+
+def test_of_many_classes_the_first_twelve_are_shown():
+    whole, kind, classes = text_table.split(["dice_mean", *(f"dice.o{k}" for k in range(20)), "iou.o1", "iou_mean"])
+    assert whole == ["dice_mean", "iou_mean"] and kind == "dice" and classes == [f"dice.o{k}" for k in range(12)]
+    assert text_table.split(["accuracy", "auc"]) == (["accuracy", "auc"], "", [])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([1.0, 0.5], ["1.0000", "0.5000"]),
+        ([3.0, float("nan"), 40.0], ["3", "-", "40"]),
+        ([0.4, 123.456, 99999.5], ["0.4000", "123.46", "100000"]),
+        ([float("nan")], ["-"]),
+        ([], []),
+    ],
+)
+def test_numbers_have_as_many_digits_as_they_need(values, words):
+    assert text_table.numbers(values) == words

@@ -1,0 +1,187 @@
+"""Downloads: what is kept, what is refused, and that nothing is asked over plain http. No test uses the network."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import urllib.request
+import urllib.response
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from trainkit.autoconfig import download
+from trainkit.config.schema import Download
+from trainkit.errors import UserError
+
+CONTENT = b"weights of a teacher" * 1000
+SHA = hashlib.sha256(CONTENT).hexdigest()
+URL = "https://models.example/teacher.pth"
+
+
+@pytest.fixture
+def web(monkeypatch, tmp_path):
+    """Pages by address: (status, headers, body). Every request is noted, also one over plain http."""
+    pages, asked = {}, []
+
+    def answer(self, request):
+        asked.append(request.full_url)
+        status, headers, body = pages[request.full_url]
+        message = Message()
+        for key, value in headers.items():
+            message[key] = value
+        response = urllib.response.addinfourl(io.BytesIO(body), message, request.full_url, status)
+        response.msg = "said"
+        return response
+
+    monkeypatch.setattr(urllib.request.HTTPSHandler, "https_open", answer)
+    monkeypatch.setattr(urllib.request.HTTPHandler, "http_open", answer)
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path / "data"))
+    pages["asked"] = asked
+    return pages
+
+
+def recipe(tmp_path, *files: Download, extra: str = "", name: str = "r") -> object:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    listed = "".join(f"  - {{url: '{f.url}', sha256: {f.sha256}, to: {f.to}}}\n" for f in files)
+    text = f"""
+name: {name}
+task: {{name: embed, net: {{name: mobilefacenet}}}}
+data: {{name: faces, train: nowhere{extra}}}
+optim: {{lr: 0.1}}
+train: {{length: 1 epoch, batch_size: 4}}
+downloads:{" []" if not files else ""}
+{listed}"""
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(text)
+    return file
+
+
+def one(to: str = "teacher.pth") -> Download:
+    return Download(url=URL, sha256=SHA, to=to)
+
+
+def left(tmp_path) -> list[str]:
+    return sorted(str(p.relative_to(tmp_path / "data")) for p in (tmp_path / "data").rglob("*") if p.is_file())
+
+
+def test_a_file_is_brought_once_and_found_the_next_time(web, tmp_path):
+    web[URL] = (200, {}, CONTENT)
+    file = recipe(tmp_path, one("deep/teacher.pth"), one("deep/teacher.pth"))
+    assert list(download.download(file)) == [f"{tmp_path}/data/deep/teacher.pth: downloaded"]
+    assert (tmp_path / "data" / "deep" / "teacher.pth").read_bytes() == CONTENT
+    assert list(download.download(file)) == [f"{tmp_path}/data/deep/teacher.pth: already there"]
+    assert web["asked"] == [URL] and left(tmp_path) == ["deep/teacher.pth"]
+
+
+def test_a_file_with_another_hash_is_not_kept(web, tmp_path):
+    web[URL] = (200, {}, CONTENT[:-1])
+    with pytest.raises(UserError, match=f"SHA-256 .* expected {SHA}; the file is not kept") as caught:
+        list(download.download(recipe(tmp_path, one())))
+    assert caught.value.where == URL and left(tmp_path) == []
+
+
+def test_a_file_of_the_users_is_not_written_over(web, tmp_path):
+    web[URL] = (200, {}, CONTENT)
+    file = recipe(tmp_path, one())
+    (tmp_path / "data" / "teacher.pth").write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"another content.*move it away"):
+        list(download.download(file))
+    assert (tmp_path / "data" / "teacher.pth").read_bytes() == b"mine" and web["asked"] == []
+
+
+def test_a_redirect_to_https_is_followed_and_one_to_anything_else_is_never_asked(web, tmp_path):
+    web["https://other.example/t"] = (200, {}, CONTENT)
+    web[URL] = (302, {"Location": "https://other.example/t"}, b"")
+    assert "downloaded" in next(download.download(recipe(tmp_path, one("a.pth"))))
+    for other in ("http://models.example/teacher.pth", "ftp://models.example/t"):
+        web[URL], web[other] = (302, {"Location": other}, b""), (200, {}, CONTENT)
+        web["asked"].clear()
+        with pytest.raises(UserError, match=f"leads to {other}"):
+            list(download.download(recipe(tmp_path, one("b.pth"))))
+        assert web["asked"] == [URL] and left(tmp_path) == ["a.pth"]
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_a_server_that_refuses_is_named(web, tmp_path, status):
+    web[URL] = (status, {}, b"sorry")
+    with pytest.raises(UserError, match=f"{URL}: cannot be downloaded: .*{status}"):
+        list(download.download(recipe(tmp_path, one())))
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "failure", [ConnectionResetError("reset"), TimeoutError("timed out"), OSError(28, "No space left")]
+)
+def test_a_download_that_breaks_off_leaves_nothing(web, tmp_path, monkeypatch, failure):
+    class Breaks(io.BytesIO):
+        def read(self, *size):
+            if self.tell():
+                raise failure
+            return super().read(100)
+
+    web[URL] = (200, {}, CONTENT)
+    monkeypatch.setattr(io, "BytesIO", Breaks)
+    with pytest.raises(UserError, match=r"cannot be downloaded: .*(reset|timed out|No space left)"):
+        list(download.download(recipe(tmp_path, one())))
+    assert left(tmp_path) == []
+
+
+def test_what_a_teachers_recipe_names_is_brought_too(web, tmp_path):
+    web[URL] = (200, {}, CONTENT)
+    recipe(tmp_path, one(), name="teacher")
+    student = tmp_path / "student.yaml"
+    task = "{name: adadistill, student: {name: mobilefacenet}, teacher: {net: {name: iresnet18}, recipe: teacher.yaml}}"
+    text = recipe(tmp_path, name="student").read_text()
+    student.write_text(text.replace("{name: embed, net: {name: mobilefacenet}}", task))
+    assert "downloaded" in next(download.download(student)) and left(tmp_path) == ["teacher.pth"]
+
+
+def test_a_recipe_that_names_nothing_says_so(web, tmp_path):
+    assert list(download.download(recipe(tmp_path))) == [f"{tmp_path}/r.yaml: names nothing to download"]
+
+
+def test_data_sets_of_the_hub_are_brought_and_an_offline_switch_is_respected(web, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    brought = []
+
+    def snapshot_download(name, local_files_only, **options):
+        if local_files_only and not brought:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("nothing")
+        brought.append(name)
+        return str(tmp_path / "hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    file = recipe(tmp_path, extra=", evaluate: {a: 'hf://some/faces@v1'}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set; unset it for this command"):
+        list(download.download(file))
+    assert brought == []
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert list(download.download(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"] and brought == ["some/faces"]
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert list(download.download(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"], "what is here needs no network"
+
+
+def test_nothing_downloads_but_fetch_import_and_copies():
+    """`data/hub.py` and `timm_weights.py` are told whether they may; `ui.py` asks the page that it has begun."""
+    calls = r"network=True|hub\.download\(|hf_hub_download\(|snapshot_download\(|urllib\.request\.|\bload_dataset\("
+    package = Path(download.__file__).parents[1]
+    files = {file for file in package.rglob("*.py") if re.search(calls, file.read_text(encoding="utf-8"))}
+    told = {"data/hub.py", "checkpoint/timm_weights.py", "tracking/ui.py"}
+    may = {"autoconfig/download.py", "data/storage/import_images.py", "autoconfig/images.py", "autoconfig/scenes.py"}
+    assert {str(file.relative_to(package)) for file in files} == told | may
+
+
+def test_only_https_may_be_named(tmp_path):
+    with pytest.raises(UserError, match="an https address is needed"):
+        list(download.download(recipe(tmp_path, DownloadOverHttp())))
+
+
+class DownloadOverHttp:
+    url, sha256, to = "http://models.example/t", SHA, "t"

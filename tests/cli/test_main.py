@@ -1,0 +1,449 @@
+"""Every verb of `trainkit`, and the literal command from any folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from runs import PLUGIN, ROOT, TOY, newest, run
+
+from trainkit import errors
+from trainkit.autoconfig import new_recipe
+from trainkit.checkpoint import verification
+from trainkit.cli import main, train
+from trainkit.config import loader
+from trainkit.tracking.store import Store
+
+HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
+
+
+def ask(*words: str, code: int = 0) -> str:
+    """What a command says on both streams; it must end with this code and without a traceback."""
+    result = CliRunner().invoke(main.main, list(words), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output if code else result.stdout
+
+
+def command(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, with nothing of the checkout on its path."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=240, env=env | environment
+    )
+
+
+def people(root: Path, size: int = 16) -> Path:
+    draw = np.random.default_rng(0)
+    for person in ("anna", "ben"):
+        (root / person).mkdir(parents=True)
+        for k in range(3):
+            pixels = draw.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / person / f"{k}.png")
+    (root / "pairs.csv").write_text("path_a,path_b,same\nanna/0.png,anna/1.png,1\nanna/0.png,ben/0.png,0\n")
+    return root
+
+
+# Help and mistakes
+
+
+def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from trainkit.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "finally: print('loaded', *sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = command("-c", code, cwd=ROOT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    help_text, _, loaded = done.stdout.partition("loaded ")
+    assert done.returncode == 0 and "Commands:" in help_text and not HEAVY & set(loaded.split())
+    assert min(seconds) < 0.3
+
+
+def test_checking_any_recipe_imports_torch_and_nothing_that_is_slow():
+    slow = "torch._dynamo torch._inductor sympy mlflow accelerate matplotlib timm torchvision datasets sklearn scipy"
+    code = (
+        "import sys; from pathlib import Path; from trainkit.config import loader as config\n"
+        "for recipe in Path('recipes').glob('*.yaml'): config.load(recipe)\n"
+        "print(*sys.modules)"
+    )
+    loaded = set(command("-c", code, cwd=ROOT).stdout.split())
+    assert "torch" in loaded and "trainkit.tasks.segment3d" in loaded
+    assert not loaded & {
+        *slow.split(),
+        "filelock",
+        "monai",
+        "nibabel",
+        "pandas",
+        "pyarrow",
+        "safetensors",
+        "transformers",
+    }
+
+
+def test_help_names_every_verb_and_every_verb_has_help():
+    text = ask("--help")
+    for verb in ("bench", "check", "compare", "cp", "data", "download", "limits", "ls", "run", "show", "ui"):
+        assert f"\n  {verb} " in text and "--help" in ask(verb, "--help")
+    assert all(f"\n  {verb} " in ask("data", "--help") for verb in ("import", "info", "verify", "check"))
+    assert ask("--version").strip().endswith(__import__("trainkit").__version__)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nosuch"], "No such command 'nosuch'"),
+        (["show"], "Missing argument 'WHAT'"),
+        (["ls", "--loud"], "No such option '--loud'"),
+        (["ui", "--port", "much"], "'much' is not a valid integer"),
+        (["data", "import", "a", "b", "--resize", "up"], "'up' is not one of"),
+        (["check", "nosuch.yaml"], "no such file"),
+        (["show", "nosuch.yaml"], "no such file"),
+        (["show", "nosuch"], "run 'nosuch': not in"),
+        (["download", "nosuch.yaml"], "no such file"),
+        (["cp", "nosuch.yaml", "x.yaml"], "no such file"),
+        (["data", "info", "nosuch"], "nosuch: does not exist"),
+        (["data", "import", "nosuch", "x"], "nosuch: does not exist"),
+        (["check", "adadistill", "optim.lrr=1"], "optim.lrr"),
+        (
+            ["check", "face_teacher", "train.length=40 steps"],
+            "is longer than the training, length '40 steps', which would end at 0.89 of the full rate; shorten the "
+            'warm-up too: train.schedule.warmup.over="4 steps"',
+        ),
+    ],
+)
+def test_every_mistake_is_one_message_and_exit_code_2(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = ask(*words, code=2)
+    assert said.startswith("error: ") and said.count("error: ") == 1 and message in said and "Usage" not in said
+    assert list(tmp_path.iterdir()) == [], "nothing was made"
+
+
+@pytest.mark.parametrize(("old", "new"), [("ladder", "bench"), ("ceilings", "limits"), ("fetch", "download")])
+def test_a_renamed_command_is_found_by_its_old_name_with_a_hint(old, new):
+    done = CliRunner().invoke(main.main, [old, "nosuch.yaml"])
+    hint, error = done.stderr.splitlines()[0], done.stderr.partition("\n")[2]
+    assert hint == f"hint: trainkit {old} is called trainkit {new} now; the old name goes with 1.0"
+    assert done.exit_code == 2 and error == CliRunner().invoke(main.main, [new, "nosuch.yaml"]).stderr
+    assert f"\n  {old} " not in ask("--help")
+
+
+def test_run_is_called_train_too_and_takes_the_name_of_a_shipped_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert ask("train", "adadistill", "--check") == ask("run", "adadistill", "--check")
+
+
+def test_what_became_of_claims_is_said():
+    assert "run python -m benchmarks.claims" in ask("claims", "--list", code=2)
+
+
+def test_a_process_that_does_not_lead_signs_its_message(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert ask("show", "nosuch.yaml", code=2).startswith("[process 1] error: ")
+
+
+def test_without_words_there_is_help_and_exit_code_2():
+    assert "Commands:" in ask(code=2)
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    code = """from trainkit.cli.main import click, main
+@main.command()
+def flood():
+    while True:
+        click.echo('line')
+main(['flood'])"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1) as process:
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.wait(60) != 0 and process.stderr.read() == b""
+
+
+ORDERS = "\x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp"
+"""What a terminal obeys: another title, nothing on it, another line over this one, colours, the other direction."""
+
+
+def test_names_that_others_chose_order_a_terminal_nothing(tmp_path, caplog, monkeypatch):
+    import click
+
+    def printed(call) -> str:
+        # As to a terminal: without one click leaves some of them out by itself.
+        said: list[str] = []
+        monkeypatch.setattr(click, "echo", lambda text="", **more: said.append(str(text)))
+        call()
+        monkeypatch.undo()
+        return "\n".join(said)
+
+    folder = tmp_path / f"set {ORDERS}"
+    people(folder)
+    (folder / "anna" / f"{ORDERS}.png").write_bytes(b"no picture")
+    for words in (["data", "verify", str(folder)], ["show", str(folder)], [f"nosuch{ORDERS}"], ["check", ORDERS]):
+
+        def call(words=words):
+            with pytest.raises(SystemExit):
+                main.main(words)
+
+        said = printed(call)
+        assert r"\x1b]0;owned\x07" in said and not set(ORDERS) & set("\x1b\x07\r\x7f\x9b\u202e") & set(said), words
+    with caplog.at_level("WARNING"):
+        logging.getLogger("any.library").warning("class %s", ORDERS)
+    assert r"class \x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp" in caplog.text
+    assert errors.visible("Zoë\t名\n→ 1 µs") == "Zoë\t名\n→ 1 µs"
+    assert errors.visible(os.fsdecode(b"caf\xe9")) == r"caf\udce9"
+
+
+def test_a_set_with_a_name_that_is_not_utf8_is_refused_wherever_it_lies(tmp_path):
+    home = tmp_path / os.fsdecode(b"caf\xe9")
+    people(home / "faces")
+    out = tmp_path / "out"
+    said = ask("data", "import", str(home / "faces"), str(out), "--image-size", "16")
+    assert "6 pictures of 2 people" in said
+    (home / "faces" / "ben").rename(home / "faces" / os.fsdecode(b"bj\xf6rn"))
+    for words in ([], ["--size", "16x16"]):
+        said = ask("data", "import", str(home / "faces"), str(tmp_path / "other"), *words, code=errors.EXIT_CODE)
+        assert "/faces: 1 name not in UTF-8, or with control characters:\n  bj\\xf6rn\nexpected" in said, said
+
+
+def test_warnings_of_libraries_order_a_terminal_nothing_and_show_no_secret():
+    """As of a class that has a sign which is in no font, or of a file in whose name such a sign stands."""
+    code = f"""import warnings, matplotlib
+from trainkit.redact import hide_in_logs
+from trainkit.plots.curves import blank
+hide_in_logs()
+hide_in_logs()
+warnings.warn({f"file {ORDERS}.png"!r})
+warnings.warn("https://me:hunter2@host")
+figure, (axes,) = blank(2.0)
+axes.set_title({f"class {ORDERS}"!r})
+figure.savefig("/dev/null", format="png")"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert r"UserWarning: file \x1b]0;owned\x07\x1b[2J\rall is well\x7f\x9b31m\u202egnp.png" in done.stderr
+    assert "Glyph 27" in done.stderr and "UserWarning: https://host" in done.stderr and "hunter2" not in done.stderr
+    assert not set(done.stderr) & set("\x1b\x07\r\x7f\x9b\u202e")
+
+
+def test_nothing_prints_past_that():
+    own = [file for file in (ROOT / "trainkit").rglob("*.py") if "click.echo(" in file.read_text(encoding="utf-8")]
+    assert own == [ROOT / "trainkit" / "cli" / "options.py"]
+
+
+# Recipes
+
+
+def test_ls_lists_the_shipped_recipes_with_their_headlines():
+    lines = ask("ls").splitlines()
+    names = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
+    assert {line.split()[0] for line in lines} == names
+    assert "adadistill               AdaDistill on the built-in sample set" in ask("ls")
+
+
+def test_show_of_a_recipe_is_its_header_and_all_its_values(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = ask("show", "face_teacher")
+    assert text.startswith((ROOT / "recipes" / "face_teacher.yaml").read_text().split("name:")[0])
+    assert text.endswith(loader.dump(loader.load(ROOT / "recipes" / "face_teacher.yaml")))
+    assert ask("show", "recipes/face_teacher.yaml") == ask("show", "face_teacher.yaml") == text
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    assert ask("show", str(TOY), "--plugin", "toy").startswith("name: toy\n")
+
+
+def test_check_prints_the_resolved_recipe_and_what_is_not_there_without_failing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = ask("check", "adadistill", "optim.lr=0.5")
+    assert "\n  lr: 0.5\n" in text and "not there yet" not in text
+    text = ask("check", "adadistill", "data.train=nowhere", "data.evaluate={a: gone.bin}", "evaluations={a: {}}",
+               "best=null", "task.teacher={net: {name: iresnet18, embedding: 128}, weights: teacher.pth}")  # fmt: skip
+    absent = [line for line in text.splitlines() if line.startswith("# not there yet: ")]
+    assert [line.replace(f" {tmp_path}/", " ") for line in absent] == [
+        "# not there yet: data.train: nowhere does not exist",
+        "# not there yet: data.evaluate.a: gone.bin does not exist",
+        "# not there yet: task.teacher.weights: teacher.pth does not exist",
+    ]
+    (tmp_path / "again.yaml").write_text(text)
+    assert ask("check", "again.yaml") == text, "what it prints is a recipe"
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "again.yaml"], "no store, no data"
+
+
+@pytest.mark.parametrize(
+    "words", [["check", "mine.yaml"], ["run", "mine.yaml", "--check"], ["sweep", "mine.yaml", "seed=1,2", "--check"]]
+)
+def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "recipes" / "convnext.yaml", "mine.yaml")
+    done = CliRunner().invoke(main.main, words, catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "valid: mine.yaml\n") and done.output.endswith(done.stderr)
+    Path("printed.yaml").write_text(done.stdout)
+    assert loader.load(Path("printed.yaml")).name == "convnext", "what it prints is a recipe"
+    done = CliRunner().invoke(main.main, [*words, "optim.lrr=1"], catch_exceptions=False)
+    assert done.exit_code == 2 and "valid: " not in done.output
+
+
+def test_a_recipe_in_this_folder_comes_before_a_shipped_one_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = (ROOT / "recipes" / "face_teacher.yaml").read_text().replace("\nname:", "\nseed: 7\nname:")
+    (tmp_path / "face_teacher.yaml").write_text(mine)
+    assert "\nseed: 7\n" in ask("check", "face_teacher.yaml")
+    assert "\nseed: 0\n" in ask("check", "face_teacher")
+
+
+def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = ask("cp", "face_teacher", "mine.yaml")
+    text = Path("mine.yaml").read_text()
+    assert said.startswith(
+        f"mine.yaml: change the {text.count(new_recipe.MARK)} lines marked with {new_recipe.MARK!r}, "
+    )
+    resolved, *explained = ask("check", "mine.yaml").partition("# to decide")
+    assert resolved == ask("check", "face_teacher") and len("".join(explained).splitlines()) == text.count(
+        new_recipe.MARK
+    )
+    assert "already exists" in ask("cp", "face_teacher", "mine.yaml", code=2) and Path("mine.yaml").read_text() == text
+
+
+def test_download_says_when_there_is_nothing_to_download(tmp_path):
+    shutil.copy(ROOT / "recipes" / "face_teacher.yaml", tmp_path)
+    assert "names nothing to download" in ask("download", str(tmp_path / "face_teacher.yaml"))
+
+
+# Data
+
+
+def test_data_is_imported_described_and_verified(tmp_path, monkeypatch):
+    monkeypatch.chdir(people(tmp_path / "people").parent)
+    said = ask("data", "import", "people", "set", "--image-size", "16")
+    assert "set: 6 pictures of 2 people" in said
+    facts = ask("data", "info", "set")
+    assert "pictures       6\n" in facts and "image_size     16\n" in facts
+    assert "set: 0 problems, 0 to look at" in ask("data", "verify", "set")
+    said = ask("data", "import", "people/pairs.csv", "test", "--image-size", "16", "--evaluation")
+    assert "test: 3 pictures of 0 people" in said
+    shared = ask("data", "verify", "set", "--against", "test")
+    assert "warning: 3 pictures are also in test" in shared and "0 problems, 1 to look at" in shared, (
+        "no damage: code 0"
+    )
+    assert "exists" in ask("data", "import", "people", "set", "--image-size", "16", code=2)
+    images = bytearray(Path("set/images.npy").read_bytes())
+    images[-1] ^= 1
+    Path("set/images.npy").write_bytes(images)
+    assert "images.npy: is not what was written" in ask("data", "verify", "set", code=2)
+
+
+def test_a_damaged_picture_is_named_or_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(people(tmp_path / "people").parent)
+    Path("people/ben/1.png").write_bytes(b"not a picture")
+    assert "ben/1.png" in ask("data", "import", "people", "set", "--image-size", "16", code=2)
+    assert not Path("set").exists()
+    said = ask("data", "import", "people", "set", "--image-size", "16", "--damaged", "skip")
+    assert "5 pictures of 2 people" in said and "skipped: " in said
+
+
+# Runs
+
+
+def test_ui_refuses_a_port_in_use_and_names_a_free_one(store):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = ask("ui", "--port", str(port), code=2)
+    assert f"port {port}: in use; take --port " in said
+
+
+TIMES = ("time/wall_s", "time/total_s")
+
+
+def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
+    ran = run("train.length=1 epoch")
+    text = ask("show", ran.folder.name)
+    outcome, facts = (dict(line.split(None, 1) for line in part.splitlines()) for part in text.split("\n\n")[:2])
+    at, best = (values[-1] for values in ran.history.series("best/val/accuracy"))
+    final = {
+        name: ran.history.series(f"final/{name}")[1][-1] for name in ("speed/samples_per_s", *TIMES, "val/accuracy")
+    }
+    assert outcome == {
+        "status": "FINISHED at step 4",
+        "score": f"val/accuracy: best {best:.4g} at step {at}, last {final['val/accuracy']:.4g} at step 4",
+        "speed": f"{final['speed/samples_per_s']:.1f} samples/s in training",
+        "time": "{:.1f} s in all, {:.1f} s of training".format(*(final[name] for name in TIMES)),
+    }
+    assert facts["name"] == ran.folder.name and "status" not in facts
+    assert not set("[{'") & set(text), "no Python repr"
+    (path,) = ran.folder.checkpoints.glob("step-*4")
+    shown = ask("show", str(path))
+    assert shown.strip() == verification.describe(path) and shown in text
+    assert ask("show", "toy-s0") == ask("show", facts["run_id"]) == ask("show", str(ran.folder.path)) == text
+    assert Store.locate().find("toy").info().status == "FINISHED", "looking changed nothing"
+    damaged = path / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert "Traceback" not in ask("show", str(path), code=0)
+
+
+# The literal command
+
+
+def test_the_command_works_uninstalled_and_from_any_folder(tmp_path):
+    file = ROOT / "trainkit" / "run.py"
+    expected = loader.dump(loader.load(ROOT / "recipes" / "adadistill.yaml", ["optim.lr=0.5"]))
+    done = command(str(file), "recipes/adadistill.yaml", "optim.lr=0.5", "--check", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("verb", "rank"), [("run", "0"), ("run", "1"), ("preflight", "0")])
+def test_the_first_line_names_the_recipe_before_torch_is_loaded_on_rank_0_alone(tmp_path, verb, rank):
+    (tmp_path / "torch.py").write_text(
+        "import os, sys\nprint('torch is loaded', file=sys.stderr, flush=True)\nos._exit(9)\n"
+    )
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from trainkit.cli import main as cli"
+    words = ("-c", f"{code}; cli.main()", verb, "adadistill", "train.length=1 epochs")
+    done = command(*words, cwd=tmp_path, RANK=rank, WORLD_SIZE="2")
+    first = ["adadistill: starting; loading torch and accelerate"] * (rank == "0")
+    assert (done.returncode, done.stderr.splitlines()) == (9, [*first, "torch is loaded"])
+
+
+def test_the_command_reads_its_words_in_any_order(monkeypatch):
+    orders = []
+    monkeypatch.setattr(
+        "trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 143
+    )
+    asked = (
+        ["x.yaml", "--resume"],
+        ["x.yaml", "a=1", "--resume", "name", "b=2"],
+        ["--plugin", "p", "x.yaml"],
+        ["x.yaml", "a=1", "--resume", "b=2", "c=3"],
+    )
+    for words in asked:
+        assert CliRunner().invoke(train.run, words).exit_code == 143
+    done = CliRunner().invoke(train.run, ["adadistill", "--check"])
+    assert done.stdout == loader.dump(loader.load(ROOT / "recipes" / "adadistill.yaml"))
+    assert [(str(o.path), o.resume, tuple(o.overrides), tuple(o.plugins)) for o in orders] == [
+        ("x.yaml", "", (), ()),
+        ("x.yaml", "name", ("a=1", "b=2"), ()),
+        ("x.yaml", None, (), ("p",)),
+        ("x.yaml", "", ("a=1", "b=2", "c=3"), ()),
+    ]
+
+
+@pytest.mark.slow
+def test_accelerate_launch_trains_to_the_end(store, tmp_path):
+    words = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml")]
+    words += [str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy"]
+    done = command(*words, cwd=tmp_path, PYTHONPATH=str(PLUGIN))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = newest()
+    assert ran.info().status == "FINISHED" and ran.info().last_step == 12 and "open   trainkit ui" in done.stdout
+    assert ask("show", ran.name)

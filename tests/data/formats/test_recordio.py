@@ -1,0 +1,220 @@
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from trainkit.data.formats import recordio
+from trainkit.errors import UserError
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "faces_lfw112"
+MAGIC = struct.pack("<I", 0xCED7230A)
+
+
+def jpeg(path: Path, value: int) -> bytes:
+    Image.new("RGB", (8, 8), (value, 255 - value, 40)).save(path, "JPEG")
+    return path.read_bytes()
+
+
+def parts(payload: bytes) -> bytes:
+    """What dmlc's writer makes of a payload: split wherever the magic number stands at a multiple of four."""
+    cuts, at = [], 0
+    for place in range(0, len(payload) - 3, 4):
+        if payload[place : place + 4] == MAGIC:
+            cuts.append((at, place))
+            at = place + 4
+    cuts.append((at, len(payload)))
+    out = b""
+    for i, (begin, end) in enumerate(cuts):
+        flag = 0 if len(cuts) == 1 else 1 if i == 0 else 3 if i == len(cuts) - 1 else 2
+        out += MAGIC + struct.pack("<I", flag << 29 | end - begin) + payload[begin:end]
+        out += b"\0" * (-(end - begin) % 4)
+    return out
+
+
+def record(key: int, labels: list[float], data: bytes) -> bytes:
+    if len(labels) == 1:
+        return parts(struct.pack("<IfQQ", 0, labels[0], key, 0) + data)
+    return parts(struct.pack("<IfQQ", len(labels), 0, key, 0) + struct.pack(f"<{len(labels)}f", *labels) + data)
+
+
+def write(folder: Path, records: dict[int, bytes], people: int = 3) -> Path:
+    folder.mkdir(exist_ok=True)
+    offset, lines = 0, []
+    for key, data in records.items():
+        lines.append(f"{key}\t{offset}")
+        offset += len(data)
+    (folder / "train.rec").write_bytes(b"".join(records.values()))
+    (folder / "train.idx").write_text("\n".join(lines) + "\n")
+    (folder / "property").write_text(f"{people},8,8")
+    return folder
+
+
+def small_set(tmp: Path) -> tuple[dict[int, bytes], list[bytes]]:
+    tmp.mkdir(exist_ok=True)
+    pictures = [jpeg(tmp / "p.jpg", value) for value in (10, 90, 170, 250)]
+    records = {0: record(0, [5, 7], b"")}
+    # A scalar label, and arrays of labels whose first one counts.
+    for key, (labels, picture) in enumerate(zip([[0], [0, 4], [1, 4], [1]], pictures, strict=True), start=1):
+        records[key] = record(key, labels, picture)
+    records[5], records[6] = record(5, [1, 3], b""), record(6, [3, 5], b"")
+    return records, pictures
+
+
+def test_pictures_and_labels_are_read_and_people_are_left_out(tmp_path):
+    records, pictures = small_set(tmp_path)
+    source = recordio.insightface(write(tmp_path / "set", records))
+    found = list(source.records())
+    assert source.size == 4
+    assert [r.label for r in found] == [0, 0, 1, 1]
+    assert [r.data for r in found] == pictures
+
+
+def test_a_record_split_at_the_magic_number_is_joined_again(tmp_path):
+    payload = b"abcd" + MAGIC + b"efgh" + MAGIC + MAGIC + b"ij"
+    data = record(1, [2], payload)
+    assert data.count(MAGIC) == 4  # the parts' own; those of the payload are gone
+    source = recordio.insightface(write(tmp_path / "set", {1: data}))
+    assert next(source.records()).data == payload
+
+
+def test_sets_without_a_head_record_are_all_pictures(tmp_path):
+    records, _ = small_set(tmp_path)
+    source = recordio.insightface(write(tmp_path / "set", {key: records[key] for key in (1, 2, 3, 4)}))
+    assert source.size == 4
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        list(recordio.insightface(folder).records())
+    return str(caught.value)
+
+
+def test_a_bad_magic_number_names_the_record(tmp_path):
+    records, _ = small_set(tmp_path)
+    records[3] = b"\0" + records[3][1:]
+    text = refused(write(tmp_path / "set", records))
+    assert "record 3" in text and "magic" in text
+
+
+def test_a_length_that_runs_into_the_next_record_names_the_record(tmp_path):
+    records, _ = small_set(tmp_path)
+    records[2] = records[2][:4] + struct.pack("<I", len(records[2]) + 100) + records[2][8:]
+    text = refused(write(tmp_path / "set", records))
+    assert "record 2" in text and "overlapping" in text
+
+
+def test_a_length_of_the_largest_kind_names_the_record(tmp_path):
+    records, _ = small_set(tmp_path)
+    records[2] = records[2][:4] + struct.pack("<I", 0x1FFFFFFF) + records[2][8:]
+    assert "record 2" in refused(write(tmp_path / "set", records))
+
+
+def test_a_truncated_file_names_the_last_record(tmp_path):
+    records, _ = small_set(tmp_path)
+    del records[0], records[5], records[6]
+    folder = write(tmp_path / "set", records)
+    rec = folder / "train.rec"
+    rec.write_bytes(rec.read_bytes()[:-20])
+    text = refused(folder)
+    assert "record 4" in text and "truncated" in text
+
+
+def test_two_records_at_one_place_are_refused(tmp_path):
+    folder = write(tmp_path / "set", small_set(tmp_path)[0])
+    lines = (folder / "train.idx").read_text().split("\n")
+    lines[2] = lines[3].replace("3\t", "2\t")
+    (folder / "train.idx").write_text("\n".join(lines))
+    text = refused(folder)
+    assert "overlaps" in text and "record 2" in text
+
+
+def test_an_index_beyond_the_file_names_the_record(tmp_path):
+    folder = write(tmp_path / "set", small_set(tmp_path)[0])
+    idx = folder / "train.idx"
+    idx.write_text(idx.read_text().rstrip().rsplit("\t", 1)[0] + f"\t{10**30}\n")
+    assert "record 6" in refused(folder)
+
+
+def test_a_line_of_the_index_that_is_no_pair_names_the_line(tmp_path):
+    folder = write(tmp_path / "set", small_set(tmp_path)[0])
+    (folder / "train.idx").write_text("0\t0\nnonsense\n")
+    assert "line 2" in refused(folder)
+
+
+@pytest.mark.parametrize("label", [float("nan"), float("inf"), -1.0, 0.5, 3.0])
+def test_a_label_that_is_no_person_names_the_record(tmp_path, label):
+    records, pictures = small_set(tmp_path)
+    records[2] = record(2, [label], pictures[0])
+    text = refused(write(tmp_path / "set", records, people=3))
+    assert "record 2" in text and "label" in text
+
+
+def test_more_labels_than_bytes_names_the_record(tmp_path):
+    records, _ = small_set(tmp_path)
+    records[1] = parts(struct.pack("<IfQQ", 0xFFFFFFFF, 0, 1, 0) + b"xx")
+    assert "record 1" in refused(write(tmp_path / "set", records))
+
+
+def test_a_head_record_that_promises_more_pictures_than_there_are_is_refused(tmp_path):
+    records, _ = small_set(tmp_path)
+    records[0] = record(0, [1e9, 2e9], b"")
+    assert "record 0" in refused(write(tmp_path / "set", records))
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    folder = write(tmp_path / "set", small_set(tmp_path)[0])
+    (folder / "train.rec").write_bytes(b"")
+    assert "record" in refused(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole")
+    return {file.name: file.read_bytes() for file in write(folder / "set", small_set(folder)[0]).iterdir()}
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_of_any_kind_ends_in_a_user_error_or_in_records(tmp_path, whole, data):
+    folder = tmp_path
+    for name, content in whole.items():
+        (folder / name).write_bytes(content)
+    name = data.draw(st.sampled_from(["train.rec", "train.rec", "train.idx", "property"]))
+    content = bytearray((folder / name).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        kind = data.draw(st.sampled_from(["flip", "cut", "insert", "word"]))
+        place = data.draw(st.integers(0, max(0, len(content) - 1)))
+        if kind == "flip" and content:
+            content[place] ^= 1 << data.draw(st.integers(0, 7))
+        elif kind == "cut":
+            del content[place:]
+        elif kind == "insert":
+            content[place:place] = data.draw(st.binary(max_size=9))
+        else:
+            place = place // 4 * 4
+            content[place : place + 4] = data.draw(st.sampled_from([MAGIC, b"\xff" * 4, b"\0" * 4, b"\0\0\0\x80"]))
+    (folder / name).write_bytes(content)
+    try:
+        list(recordio.insightface(folder).records())
+    except UserError as error:
+        assert str(folder) in str(error)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real faces are not beside this checkout")
+def test_a_real_set_has_its_226_pictures_of_30_people():
+    source = recordio.insightface(REAL / "rec")
+    found = list(source.records())
+    assert (source.size, len(found)) == (226, 226)
+    assert sorted({r.label for r in found}) == list(range(30))
+    # The file's own records of people say which pictures are whose: 227 .. 256, each a range.
+    offsets = recordio.read_index(REAL / "rec" / "train.idx")
+    content = (REAL / "rec" / "train.rec").read_bytes()
+    labels = np.asarray([r.label for r in found])
+    for person, key in enumerate(range(227, 257)):
+        ranges, rest = recordio.unpack(recordio.record_at(content, offsets[key], len(content), ""), "")
+        begin, end = ranges.astype(int).tolist()
+        assert rest == b"" and set(labels[begin - 1 : end - 1]) == {person}

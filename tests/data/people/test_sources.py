@@ -1,0 +1,602 @@
+"""Readers of sets of people: what each layout means, and a sentence with file and row for each mistake in one."""
+
+import csv
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import people_sets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.data.people import records, sources
+from trainkit.data.people.records import EITHER, GALLERY, QUERY, Rows
+from trainkit.errors import UserError
+from trainkit.interfaces import CP, NIR, RGB, SK, TEXT
+
+
+def read(text, part: str = "train") -> Rows:
+    layout = sources.find(str(text), part)
+    rows = Rows(layout.root)
+    layout.read(rows)
+    return rows
+
+
+def refused(text) -> UserError:
+    with pytest.raises(UserError) as error:
+        read(text)
+    return error.value
+
+
+def by_id(rows: Rows, column: list) -> dict:
+    return dict(zip(rows.ids, column, strict=True))
+
+
+def edit(file: Path, change) -> None:
+    """Change what a JSON file holds."""
+    value = json.loads(file.read_text())
+    change(value)
+    people_sets.write_json(file, value)
+
+
+# An index.
+
+
+def index(root: Path, *lines: tuple, columns=("path", "person", "camera", "modality", "text")) -> Path:
+    for name in ("a.png", "b.png", "n.png"):
+        people_sets.picture(root / name)
+    return people_sets.write_csv(root / "index.csv", lines, columns)
+
+
+def test_a_caption_beside_a_picture_is_a_record_of_its_own(tmp_path):
+    index(tmp_path, ("a.png", "p1", "c1", "rgb", " A red\n coat. "), ("n.png", "p1", "", "IR", ""))
+    rows = read(tmp_path)
+    assert rows.ids == ["a.png", "a.png#text", "n.png"]
+    assert rows.modality == [RGB, TEXT, NIR]
+    assert rows.of == [-1, 0, -1]
+    assert rows.text == ["", "A red coat.", ""]
+    assert rows.camera == ["c1", "c1", ""]
+    assert rows.person == ["p1"] * 3
+    assert rows.role == [EITHER] * 3
+
+
+def test_captions_in_rows_of_their_own_name_pictures_further_down(tmp_path):
+    lines = [
+        ("", "p1", "", "text", "one", "a.png"),
+        ("", "p1", "", "caption", "two", "a.png"),
+        ("", "p2", "", "text", "alone", ""),
+        ("a.png", "p1", "", "visible", "", ""),
+    ]
+    index(tmp_path, *lines, columns=("path", "person", "camera", "modality", "text", "of"))
+    rows = read(tmp_path)
+    assert by_id(rows, rows.of) == {"a.png": -1, "a.png#text": 0, "a.png#text 2": 0, "index.csv, line 4": -1}
+    assert by_id(rows, rows.text)["a.png#text 2"] == "two"
+
+
+def test_roles_and_distractors(tmp_path):
+    columns = ("path", "person", "modality", "role")
+    index(
+        tmp_path,
+        ("a.png", "-1", "rgb", ""),
+        ("b.png", "p", "rgb", "Gallery"),
+        ("n.png", "p", "nir", "query"),
+        columns=columns,
+    )
+    rows = read(tmp_path)
+    assert rows.person == [None, "p", "p"]
+    assert rows.role == [GALLERY, GALLERY, QUERY]
+    index(tmp_path, ("n.png", "-1", "nir", ""), columns=columns)
+    assert "distractor" in str(refused(tmp_path))
+    index(tmp_path, ("a.png", "-1", "rgb", "query"), columns=columns)
+    assert "distractor" in str(refused(tmp_path))
+
+
+def test_columns_in_any_order_and_case_with_others_beside_them(tmp_path):
+    index(tmp_path, ("x", "rgb", "p", "a.png"), columns=("note", " Modality", "PERSON", "Path"))
+    rows = read(tmp_path)
+    assert (rows.ids, rows.person, rows.modality) == (["a.png"], ["p"], [RGB])
+
+
+def test_a_byte_order_mark_quotes_and_blank_lines(tmp_path):
+    people_sets.picture(tmp_path / "a, b.png")
+    text = '\ufeffpath,person,modality,text\r\n\r\n"a, b.png",p,rgb,"says ""hello"",\nthen goes"\r\n'
+    (tmp_path / "index.csv").write_text(text, "utf-8", newline="")
+    rows = read(tmp_path)
+    assert rows.ids[0] == "a, b.png"
+    assert rows.text[1] == 'says "hello", then goes'
+
+
+def test_splits_of_an_index(tmp_path):
+    columns = ("path", "person", "modality", "split")
+    index(tmp_path, ("a.png", "p", "rgb", "train"), ("b.png", "q", "rgb", "val"), columns=columns)
+    assert read(tmp_path).ids == read(f"{tmp_path}#train").ids == ["a.png"]
+    assert read(f"{tmp_path}#val").ids == read(f"{tmp_path / 'index.csv'}#val").ids == ["b.png"]
+    assert "train, val" in str(refused(f"{tmp_path}#test"))
+    index(tmp_path, ("a.png", "p", "rgb", "all"), columns=columns)
+    assert read(tmp_path).ids == ["a.png"]
+    index(tmp_path, ("a.png", "p", "rgb", ""), columns=columns)
+    assert "1 rows whose split is empty" in str(refused(tmp_path))
+    index(tmp_path, ("a.png", "p", "", "rgb", ""))
+    assert "without a column" in str(refused(f"{tmp_path}#val"))
+
+
+def test_parquet_says_what_a_csv_says(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    people_sets.index(tmp_path, 3)
+    plain = read(tmp_path / "index.csv")
+    with (tmp_path / "index.csv").open(newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    columns = {name: [line[name] or None for line in lines] for name in people_sets.COLUMNS}
+    columns["modality"] = pa.array(columns["modality"]).dictionary_encode()
+    pq.write_table(pa.table(columns), tmp_path / "other.parquet")
+    found = read(tmp_path / "other.parquet")
+    for column in ("ids", "person", "camera", "modality", "role", "of", "text"):
+        assert getattr(found, column) == getattr(plain, column), column
+    assert found.where[0] == f"{tmp_path / 'other.parquet'}, row 0"
+
+
+def test_whole_numbers_in_parquet_are_names_and_fractions_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    people_sets.picture(tmp_path / "a.png")
+    table = {"path": ["a.png"], "person": [7], "modality": ["rgb"]}
+    pq.write_table(pa.table(table), tmp_path / "index.parquet")
+    assert read(tmp_path).person == ["7"]
+    pq.write_table(pa.table(table | {"person": [7.0]}), tmp_path / "index.parquet")
+    assert "column person of type double" in str(refused(tmp_path))
+    data = (tmp_path / "index.parquet").read_bytes()
+    (tmp_path / "index.parquet").write_bytes(data[:-20])
+    assert "cannot be read" in str(refused(tmp_path))
+
+
+GOOD = ("a.png", "p", "c", "rgb", "")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        (("gone.png", "p", "c", "rgb", ""), "gone.png is not in"),
+        (("sub/gone.png", "p", "c", "rgb", ""), "sub/gone.png is not in"),
+        (("A.png", "p", "c", "rgb", ""), "there is a.png: the case of letters counts"),
+        (("b.png", "", "c", "rgb", ""), "no person"),
+        (("b.png", "p", "c", "", ""), "no modality"),
+        (("b.png", "p", "c", "thermo", ""), "modality 'thermo'"),
+        (("b.png", "p", "c", "text", "words"), "a caption with the path 'b.png'"),
+        (("", "p", "c", "text", " "), "no caption"),
+        (("", "p", "c", "rgb", ""), "no path"),
+        (("b.png", "p", "c", "nir", "words"), "a caption beside a picture of modality nir"),
+        (("a.png", "p", "c", "rgb", ""), "a.png again, as in"),
+        (("../b.png", "p", "c", "rgb", ""), "the path '../b.png'"),
+        (("sub/../b.png", "p", "c", "rgb", ""), "the path 'sub/../b.png'"),
+        (("./b.png", "p", "c", "rgb", ""), "the path './b.png'"),
+        (("/etc/b.png", "p", "c", "rgb", ""), "the path '/etc/b.png'"),
+        (("sub\\b.png", "p", "c", "rgb", ""), "folders divided by /"),
+        (("b\n.png", "p", "c", "rgb", ""), "a path in one line"),
+        (("index.csv", "p", "c", "rgb", ""), "index.csv is no picture"),
+        (("b.png", "p\nq", "c", "rgb", ""), "a name in one line"),
+        (("b.png", "p", "c\x85d", "rgb", ""), "1 name not in UTF-8, or with control characters:\n  c\\u0085d\n"),
+        (("b.png", "p", "c", "rgb"), "4 cells"),
+        (("b.png", "p", "c", "rgb", "", ""), "6 cells"),
+        (("", "p", "c", "text", "w" * 10_001), "a caption of 10001 characters"),
+    ],
+)
+def test_mistakes_in_an_index_are_named_by_line(tmp_path, line, said):
+    file = index(tmp_path, GOOD, line)
+    error = refused(tmp_path)
+    assert said in str(error)
+    assert error.where == f"{file}, line 3"
+    assert error.expected
+
+
+@pytest.mark.parametrize(
+    "of, person, said",
+    [
+        ("n.png", "p", "a caption of 'n.png'"),
+        ("x.png", "p", "a caption of 'x.png'"),
+        ("a.png", "q", "a caption of 'q'"),
+    ],
+)
+def test_a_caption_of_something_else(tmp_path, of, person, said):
+    columns = ("path", "person", "modality", "text", "of")
+    lines = [("a.png", "p", "rgb", "", ""), ("n.png", "p", "nir", "", ""), ("", person, "text", "words", of)]
+    index(tmp_path, *lines, columns=columns)
+    assert said in str(refused(tmp_path))
+    index(tmp_path, ("a.png", "p", "rgb", "", "n.png"), columns=columns)
+    assert "a picture of the picture" in str(refused(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (b"", "columns"),
+        (b"path,person\na.png,p\n", "columns path, person"),
+        (b"person,modality\np,rgb\n", "columns person, modality"),
+        (b"path,person,modality,person\na.png,p,rgb,q\n", "the column person more than once"),
+        (b"path,person,modality\na.png,\xff\xfe,rgb\n", "cannot be read"),
+        (b'path,person,modality\n"a.png,p,rgb\n', "cannot be read"),
+        (b"path,person,modality\na.png,p\x00q,rgb\n", ""),
+        (b"path,person,modality,role\na.png,p,rgb,probe\n", "role 'probe'"),
+    ],
+)
+def test_damaged_indexes(tmp_path, text, said):
+    people_sets.picture(tmp_path / "a.png")
+    (tmp_path / "index.csv").write_bytes(text)
+    error = refused(tmp_path)
+    assert said in str(error)
+    assert "index.csv" in str(error)
+
+
+def test_persons_that_differ_in_the_case_of_letters_alone(tmp_path):
+    index(tmp_path, ("a.png", "P1", "", "rgb", ""), ("b.png", "p1", "", "rgb", ""))
+    rows = read(tmp_path)
+    with pytest.raises(UserError, match="line 3: the person 'p1' beside 'P1'"):
+        records.check_persons(rows)
+
+
+def test_captions_with_half_characters_are_refused(tmp_path):
+    rows = Rows(tmp_path)
+    with pytest.raises(UserError, match="lone surrogate"):
+        rows.caption("here", "x", "\ud800", "p")
+
+
+def test_each_folder_is_listed_once(tmp_path, monkeypatch):
+    people_sets.index(tmp_path, 3)
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda place: listed.append(place) or scandir(place))
+    rows = read(tmp_path)
+    assert len(listed) == len(set(listed)) == len(rows.stamps) == 3 * 4
+
+
+# What is found where.
+
+
+@pytest.mark.parametrize("name", ["", "x.txt", "sub"])
+def test_other_things_are_refused(tmp_path, name):
+    (tmp_path / "x.txt").write_text("hello")
+    (tmp_path / "sub").mkdir()
+    error = refused(tmp_path / name)
+    assert "unknown" in str(error)
+    assert "does not exist" in str(refused(tmp_path / "gone"))
+
+
+def test_samples_and_derived_sets_are_folders_with_an_index(tmp_path, monkeypatch):
+    people_sets.index(tmp_path / "drawn" / "train", ["a", "b"])
+    people_sets.index(tmp_path / "drawn" / "val", ["c"])
+    sample = types.ModuleType("trainkit.data.synthetic.people")
+    sample.folder = lambda: tmp_path / "drawn"
+    derived = types.ModuleType("trainkit.data.synthetic.derived_modalities")
+    derived.folder = lambda path: tmp_path / "drawn" / path.name
+    monkeypatch.setitem(sys.modules, sample.__name__, sample)
+    monkeypatch.setitem(sys.modules, derived.__name__, derived)
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    assert set(read("sample:people").person) == {"a", "b"}
+    assert set(read("sample:people", "val").person) == {"c"}
+    assert set(read("derived:faces/val").person) == {"c"}
+    assert "no built-in set" in str(refused("sample:eyes"))
+    assert sources.missing("sample:people") is None
+    assert "faces" in sources.missing("derived:faces")
+    assert sources.missing("drawn/train") is None
+    assert sources.missing("drawn/train#x") is None
+
+
+# Published layouts.
+
+
+def test_orbench_train(tmp_path):
+    people_sets.orbench(tmp_path, train=3, test=2, rgb=3, others=2)
+    rows = read(f"{tmp_path}#train")
+    assert set(rows.person) == {"0001", "0002", "0003"}
+    assert np.bincount(rows.modality).tolist() == [9, 6, 6, 6, 9]
+    assert by_id(rows, rows.modality)["cp/0002/0002_1_cp.jpg"] == CP
+    assert by_id(rows, rows.modality)["sk/0002/0002_1_sk.jpg"] == SK
+    text = rows.number["vis/0002/0002_1_vis.jpg#text"]
+    assert rows.text[text] == "Person 0002 walks, picture 1."
+    assert rows.ids[rows.of[text]] == "vis/0002/0002_1_vis.jpg"
+    assert set(rows.role) == {EITHER}
+    assert rows.lists == {}
+    assert read(tmp_path).ids == rows.ids
+
+
+def test_orbench_captions_may_be_lists_and_persons_may_lack_modalities(tmp_path, caplog):
+    people_sets.orbench(tmp_path, train=2, test=0, lists=())
+    edit(tmp_path / "train_annos.json", lambda annos: annos[0].update(caption=["one", "two"]))
+    edit(tmp_path / "train_annos.json", lambda annos: annos.pop())
+    for file in (tmp_path / "nir" / "0002").iterdir():
+        file.unlink()
+    (tmp_path / "nir" / "0002").rmdir()
+    rows = read(tmp_path)
+    texts = [text for text, of in zip(rows.text, rows.of, strict=True) if of == 0]
+    assert texts == ["one", "two"]
+    assert {p for p, m in zip(rows.person, rows.modality, strict=True) if m == NIR} == {"0001"}
+    assert "vis/0002/0002_2_vis.jpg" not in rows.number
+    assert "left out 1 pictures that have no entry: vis/0002/0002_2_vis.jpg" in caplog.text
+
+
+def test_orbench_test_keeps_lists_and_their_order(tmp_path):
+    people_sets.orbench(tmp_path, train=3, test=2, rgb=3, others=2)
+    file = tmp_path / "test_gallery_and_queries.json"
+    rows = read(f"{tmp_path}#test")
+    known = json.loads(file.read_text())
+    assert set(rows.person) == {"0004", "0005"}
+    assert list(rows.lists) == ["_".join(key.lower().split("+")) for key in known if key != "RGB_GALLERY"]
+    gallery = [(i, rows.person[i]) for i in range(len(rows)) if rows.role[i] == GALLERY]
+    assert [(rows.ids[i], p) for i, p in gallery] == [
+        (path, f"{number + 4:04d}") for number, path in known["RGB_GALLERY"]
+    ]
+    place = {"NIR": NIR, "CP": CP, "SK": SK, "TEXT": TEXT}
+    for key, entries in known.items():
+        if key == "RGB_GALLERY":
+            continue
+        queries = rows.lists["_".join(key.lower().split("+"))]
+        assert len(queries) == len(entries)
+        for query, (number, *parts) in zip(queries, entries, strict=True):
+            expected = dict(zip((place[word] for word in key.split("+")), parts, strict=True))
+            for modality, row in enumerate(query):
+                if modality not in expected:
+                    assert row == -1
+                    continue
+                assert (rows.text if modality == TEXT else rows.ids)[row] == expected[modality]
+                assert rows.person[row] == f"{number + 4:04d}"
+                assert (rows.modality[row], rows.role[row]) == (modality, QUERY)
+    # A picture or caption of several lists is one record: it is embedded once.
+    assert len(rows) == 2 * 3 + 2 * 2 * 4
+
+
+def test_orbench_knows_two_persons_with_one_caption_apart(tmp_path):
+    people_sets.orbench(tmp_path, train=1, test=2, lists=("TEXT",))
+    edit(tmp_path / "test_gallery_and_queries.json", lambda known: known.update(TEXT=[[0, "A man."], [1, "A man."]]))
+    rows = read(f"{tmp_path}#test")
+    assert [rows.person[query[TEXT]] for query in rows.lists["text"]] == ["0002", "0003"]
+
+
+def test_the_challenge_of_orbench_has_a_train_alone(tmp_path):
+    people_sets.challenge(tmp_path, 2)
+    rows = read(f"{tmp_path}#train")
+    assert np.bincount(rows.modality).tolist() == [6, 4, 4, 4, 6]
+    assert rows.root == tmp_path / "train"
+    assert read(tmp_path / "train").ids == rows.ids
+    assert "no such split of ORBench; expected train after #" in str(refused(f"{tmp_path}#val"))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda a: a[1].update(file_path="vis/0001/gone.jpg"), "vis/0001/gone.jpg is not in"),
+        (lambda a: a[1].update(file_path="nir/0001/0001_0_nir.jpg"), "expected vis/<person>/<picture>"),
+        (lambda a: a[1].update(file_path="../vis/0001/x.jpg"), "the path"),
+        (lambda a: a[1].update(file_path=None), "file_path None"),
+        (lambda a: a[1].update(file_path=a[0]["file_path"]), "again, as in"),
+        (lambda a: a[1].update(caption=""), "an empty caption"),
+        (lambda a: a[1].update(caption=["good", " "]), "an empty caption"),
+        (lambda a: a[1].update(caption=[]), "caption []"),
+        (lambda a: a[1].pop("caption"), "caption None"),
+        (lambda a: a[1].pop("id"), "id None"),
+        (lambda a: a[1].update(id=True), "id True"),
+        (lambda a: a[1].update(id=2), "id 2 for the folder 0001; expected 1, as before"),
+        (lambda a: a.__setitem__(1, ["x"]), "list"),
+    ],
+)
+def test_mistakes_in_orbench_train_are_named_by_entry(tmp_path, change, said):
+    people_sets.orbench(tmp_path, train=2, test=0, lists=())
+    edit(tmp_path / "train_annos.json", change)
+    error = refused(f"{tmp_path}#train")
+    assert said in str(error)
+    assert error.where == f"{tmp_path / 'train_annos.json'}, entry 1"
+
+
+def test_one_number_for_two_folders_of_orbench(tmp_path):
+    people_sets.orbench(tmp_path, train=2, test=0, lists=())
+    edit(tmp_path / "train_annos.json", lambda a: a[3].update(id=1))
+    assert "entry 3: id 1 in the folder 0002; expected 0001, as before" in str(refused(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change, where, said",
+    [
+        (lambda k: k["NIR"][1].__setitem__(1, "nir/0002/gone.jpg"), "NIR entry 1", "is not in"),
+        (lambda k: k["NIR"][1].__setitem__(1, "cp/0002/0002_1_cp.jpg"), "NIR entry 1", "nir/<person>/<picture>"),
+        (lambda k: k["NIR"][1].__setitem__(1, "nir/0003/0003_0_nir.jpg"), "NIR entry 1", "person 0 in the folder 0003"),
+        (lambda k: k["NIR"][1].__setitem__(0, 7), "NIR entry 1", "person 7 in 0002; expected 0"),
+        (lambda k: k["NIR"][1].__setitem__(0, "0"), "NIR entry 1", "person '0'"),
+        (lambda k: k["NIR"][1].append("more"), "NIR entry 1", "a person and 1 more"),
+        (lambda k: k["NIR+TEXT"][1].pop(), "NIR+TEXT entry 1", "a person and 2 more"),
+        (lambda k: k["TEXT"][1].__setitem__(1, ""), "TEXT entry 1", "captions for TEXT"),
+        (lambda k: k["TEXT"][1].__setitem__(1, " "), "TEXT entry 1", "an empty caption"),
+        (lambda k: k["RGB_GALLERY"].append(k["RGB_GALLERY"][0]), "RGB_GALLERY entry 6", "again, as in"),
+        (lambda k: k.update(NIR=[]), "list 'NIR'", "no queries"),
+        (lambda k: k.update(NIR={}), "list 'NIR'", "dict"),
+        (lambda k: k.update({"NIR+LIDAR": []}), "list 'NIR+LIDAR'", "unknown modalities"),
+        (lambda k: k.update({"NIR+RGB": []}), "list 'NIR+RGB'", "unknown modalities"),
+        (lambda k: k.update({"NIR+NIR": []}), "list 'NIR+NIR'", "unknown modalities"),
+        (lambda k: k.update({"nir": k["NIR"]}), "list 'nir'", "nir again"),
+        (lambda k: k.pop("RGB_GALLERY"), "json", "expected RGB_GALLERY"),
+    ],
+)
+def test_mistakes_in_orbench_test_are_named_by_list_and_entry(tmp_path, change, where, said):
+    people_sets.orbench(tmp_path, train=1, test=2)
+    edit(tmp_path / "test_gallery_and_queries.json", change)
+    error = refused(f"{tmp_path}#test")
+    assert said in str(error)
+    assert error.where.startswith(str(tmp_path / "test_gallery_and_queries.json"))
+    assert error.where.endswith(where)
+
+
+def test_a_folder_of_an_unknown_person_of_orbench(tmp_path):
+    people_sets.orbench(tmp_path, train=2, test=0, lists=())
+    people_sets.picture(tmp_path / "nir" / "0077" / "x.jpg")
+    (tmp_path / "nir" / "notes.txt").write_text("a file is no person")
+    assert "folders of persons of whom vis has none: 0077" in str(refused(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '"x"', "[" * 5000, "\udcff"])
+def test_damaged_annotations_of_orbench(tmp_path, text):
+    people_sets.orbench(tmp_path, train=1, test=0, lists=())
+    (tmp_path / "train_annos.json").write_text(text, errors="surrogateescape")
+    assert refused(tmp_path).where == str(tmp_path / "train_annos.json")
+    (tmp_path / "test_gallery_and_queries.json").unlink()
+    assert "no test_gallery_and_queries.json" in str(refused(f"{tmp_path}#test"))
+
+
+def test_sysu(tmp_path):
+    people_sets.sysu(tmp_path, train=2, val=1, test=2, each=2)
+    train, test = read(f"{tmp_path}#train"), read(f"{tmp_path}#test")
+    assert set(train.person) == {"0001", "0002", "0003"}  # val's person, too
+    assert set(test.person) == {"0004", "0005"}
+    for rows in (train, test):
+        kinds = {(camera, modality) for camera, modality in zip(rows.camera, rows.modality, strict=True)}
+        assert kinds == {("cam1", RGB), ("cam2", RGB), ("cam3", NIR), ("cam4", RGB), ("cam6", NIR)}
+    assert set(train.role) == {EITHER}
+    assert {(m, r) for m, r in zip(test.modality, test.role, strict=True)} == {(RGB, GALLERY), (NIR, QUERY)}
+    assert len({test.places[f"cam{n}"] for n in range(1, 7)}) == 5
+    assert test.places["cam2"] == test.places["cam3"]
+    assert (test.hides, test.by_person, test.trials) == ("place", True, "sysu")
+
+
+def test_mistakes_in_sysu(tmp_path):
+    people_sets.sysu(tmp_path)
+    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,5,9")
+    assert "person 0009, of whom there are no pictures" in str(refused(f"{tmp_path}#test"))
+    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "3,4")
+    for split in ("train", "test"):
+        assert "persons that are in" in str(refused(f"{tmp_path}#{split}"))
+    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,five")
+    assert "five" in str(refused(f"{tmp_path}#test"))
+    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4," + "5" * 5000)
+    assert "55555" in str(refused(f"{tmp_path}#test"))
+    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "")
+    assert "no numbers" in str(refused(f"{tmp_path}#test"))
+    (tmp_path / "exp" / "test_id.txt").unlink()
+    assert "no exp/test_id.txt" in str(refused(f"{tmp_path}#test"))
+
+
+def test_sysu_without_a_camera(tmp_path):
+    people_sets.sysu(tmp_path)
+    (tmp_path / "cam5").rmdir()
+    assert "no folder cam5" in str(refused(tmp_path))
+
+
+def test_market(tmp_path):
+    people_sets.market(tmp_path, train=3, test=2, cameras=2)
+    train, test = read(f"{tmp_path}#train"), read(f"{tmp_path}#test")
+    assert set(train.person) == {"0002", "0003", "0004"}
+    assert set(test.person) == {"0005", "0006", None}
+    assert not any("-1_c" in id or "Thumbs" in id for id in test.ids)
+    distractor = test.number["bounding_box_test/0000_c2s1_000151_01.jpg"]
+    assert (test.person[distractor], test.role[distractor], test.camera[distractor]) == (None, GALLERY, "c2")
+    assert {test.role[row] for id, row in test.number.items() if id.startswith("query/")} == {QUERY}
+    assert test.places == {"c1": 1, "c2": 2}
+    assert (test.hides, test.by_person, test.trials) == ("person", False, "none")
+    assert set(test.modality) == {RGB}
+
+
+def test_mistakes_in_market(tmp_path):
+    people_sets.market(tmp_path)
+    wrong = people_sets.picture(tmp_path / "bounding_box_train" / "person5.jpg")
+    error = refused(tmp_path)
+    assert error.where == str(wrong)
+    assert "0002_c1s1_000451_03.jpg" in error.expected
+    wrong.unlink()
+    wrong = people_sets.picture(tmp_path / "bounding_box_train" / "0002_c99999s1_000001_01.jpg")
+    assert refused(tmp_path).where == str(wrong)
+    wrong.unlink()
+    people_sets.picture(tmp_path / "query" / "0000_c1s1_000001_00.jpg")
+    assert "a distractor outside the gallery" in str(refused(f"{tmp_path}#test"))
+    for file in (tmp_path / "query").iterdir():
+        file.unlink()
+    assert "no pictures" in str(refused(f"{tmp_path}#test"))
+    assert "no such split of Market-1501; expected train, test" in str(refused(f"{tmp_path}#val"))
+
+
+def test_regdb(tmp_path):
+    people_sets.regdb(tmp_path, persons=4, each=2, trials=2)
+    # The labels 0 and 1 of train are other persons than those of test: the folders say who.
+    assert set(read(f"{tmp_path}#train").person) == {"1", "2"}
+    assert set(read(f"{tmp_path}#test").person) == {"3", "4"}
+    assert set(read(f"{tmp_path}#train_2").person) == {"3", "4"}
+    test = read(f"{tmp_path}#test")
+    assert {(m, r) for m, r in zip(test.modality, test.role, strict=True)} == {(RGB, GALLERY), (NIR, QUERY)}
+    assert "no idx/test_visible_3.txt" in str(refused(f"{tmp_path}#test_3"))
+    people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "Thermal/1/gone.bmp 0\n")
+    assert "line 1: Thermal/1/gone.bmp is not in" in str(refused(tmp_path))
+    people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "\nThermal/1/gone.bmp\n")
+    assert "line 2: 'Thermal/1/gone.bmp'; expected a path and the number" in str(refused(tmp_path))
+    people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "gone.bmp 0\n")
+    assert "<modality>/<person>/<picture>" in str(refused(tmp_path))
+
+
+def test_llcm(tmp_path):
+    people_sets.llcm(tmp_path, train=2, test=2, each=2)
+    train, test = read(f"{tmp_path}#train"), read(f"{tmp_path}#test")
+    assert set(train.person) == {"0001", "0002"}
+    assert set(train.camera) == {"cam1", "cam2"}
+    assert set(test.person) == {"0003", "0004"}
+    assert {(m, r) for m, r in zip(test.modality, test.role, strict=True)} == {(RGB, GALLERY), (NIR, QUERY)}
+    assert test.places == {"cam1": 1, "cam3": 3}
+    assert (test.hides, test.by_person, test.trials) == ("person", True, "sysu")
+    people_sets.write_text(tmp_path / "idx" / "test_id.txt", "99")
+    assert "no pictures" in str(refused(f"{tmp_path}#test"))
+
+
+# Nothing but sentences.
+
+_ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.floats()
+    | st.sampled_from(["", "vis/0001/0001_0_vis.jpg", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "caption", "NIR"]), inner),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def orbench(tmp_path_factory) -> Path:
+    return people_sets.orbench(tmp_path_factory.mktemp("orbench"), train=1, test=1, lists=("NIR", "NIR+TEXT"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_to_an_annotation_is_said_in_a_sentence(orbench, data):
+    name, split = data.draw(st.sampled_from([("train_annos.json", "train"), ("test_gallery_and_queries.json", "test")]))
+    file = orbench / name
+    whole = file.read_text()
+    value = json.loads(whole)
+    place = value
+    while isinstance(place, list | dict) and place:
+        keys = list(range(len(place))) if isinstance(place, list) else sorted(place)
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], list | dict) or data.draw(st.booleans()):
+            place[key] = data.draw(_ANY)
+            break
+        place = place[key]
+    try:
+        file.write_text(json.dumps(value))
+        read(f"{orbench}#{split}")
+    except UserError as error:
+        assert str(file) in error.where or str(orbench) in error.where
+    finally:
+        file.write_text(whole)
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.booleans())
+def test_any_damage_to_an_index_is_said_in_a_sentence(orbench, at, byte, cut):
+    root = orbench / "index"
+    if not root.is_dir():
+        people_sets.index(root, 2)
+    text = bytearray((root / "index.csv").read_bytes())
+    at %= len(text)
+    text = text[:at] if cut else text[:at] + bytes([byte]) + text[at + 1 :]
+    (root / "changed.csv").write_bytes(text)
+    try:
+        read(root / "changed.csv")
+    except UserError as error:
+        assert "changed.csv" in error.where

@@ -1,0 +1,471 @@
+"""Layouts of pictures with masks: what is found, and what is said about what does not fit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scene_sets
+from PIL import Image
+
+from trainkit.data.formats import image_decode
+from trainkit.data.scenes import label_maps, sources
+from trainkit.data.scenes.files import classes_of, picture_shape
+from trainkit.data.scenes.label_maps import from_palette, numbered
+from trainkit.data.scenes.sources import open_scenes
+from trainkit.data.storage import cache, mask_store
+from trainkit.errors import UserError
+
+LABELS = numbered(scene_sets.NAMES[: scene_sets.CLASSES])
+
+
+def drawn(part: int, n: int, classes: int = scene_sets.CLASSES) -> np.ndarray:
+    return scene_sets.scene(1000 * part + n, scene_sets.SIZE, classes)[1]
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+@pytest.mark.parametrize(
+    ("write", "kind", "ids", "labels"),
+    [
+        (scene_sets.camvid, "folders of pictures and masks", "p{n:03d}.png", None),
+        (scene_sets.folders, "folders of pictures and masks", "p{n:03d}.jpg", None),
+        (
+            lambda root: scene_sets.folders(root, inside=False, masks="labels"),
+            "folders of pictures and masks",
+            "p{n:03d}.jpg",
+            None,
+        ),
+        (scene_sets.ade20k, "ADE20K", "ADE_{part}_{n:08d}.jpg", label_maps.ade20k()),
+        (scene_sets.voc, "Pascal VOC", "2007_{p}{n:05d}", label_maps.voc()),
+        (scene_sets.coco_stuff, "COCO-Stuff", "{p}{n:011d}.jpg", label_maps.coco_stuff()),
+        (scene_sets.listed, "image list", "data/{part}/p{n:03d}.jpg", None),
+        (scene_sets.parquet, "parquet", "row {n}", None),
+    ],
+)
+def test_every_layout_gives_its_pictures_in_order_each_with_its_own_mask(tmp_path, write, kind, ids, labels, part):
+    place = str(write(tmp_path / "set")).replace("train.txt", f"{part}.txt")
+    # A list is of one split; elsewhere the split may be named, or be that which is asked for.
+    named = [place] if place.endswith(".txt") else [f"{place}#{part}", place]
+    p = int(part == "val")
+    for text in named:
+        source = open_scenes(text, part)
+        assert (source.kind, source.labels, source.left_out) == (kind, labels, ())
+        assert source.ids() == [ids.format(n=n, p=p, part=part) for n in range(len(source))]
+        assert [scene.id for scene in source.scenes] == source.ids()
+        for n, scene in enumerate(source.scenes):
+            expected = drawn(p, n, 5 if write is scene_sets.voc else 4)
+            if write is scene_sets.coco_stuff:
+                expected = np.where(expected == 3, 170, expected)
+            assert (classes_of(scene, labels or LABELS) == expected).all()
+            assert picture_shape(scene) == scene_sets.SIZE
+    assert all(file.is_file() for file in source.files)
+
+
+@pytest.mark.parametrize("kind", ["Ids", "TrainIds"])
+def test_cityscapes(tmp_path, kind):
+    source = open_scenes(f"{scene_sets.cityscapes(tmp_path, kind=kind)}#val")
+    assert source.kind == "Cityscapes" and source.labels == label_maps.cityscapes(kind == "TrainIds")
+    assert source.ids()[0] == "valburg/valburg_000000_000019_leftImg8bit.png" and len(source) == 4
+    assert source.left_out == ()
+    for n, scene in enumerate(source.scenes):
+        assert (classes_of(scene, source.labels) == drawn(2 + n // 2, n % 2)).all()
+
+
+def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
+    place = scene_sets.camvid(tmp_path, ignored=11, names="0006R0_f{:05d}")
+    source = open_scenes(f"{place}#val")
+    assert (source.kind, source.labels) == ("CamVid", label_maps.camvid11())
+    assert (classes_of(source.scenes[2], source.labels) == drawn(1, 2)).all()
+    # One that is called otherwise, and it may be anything.
+    scene_sets.put(place / "val" / "mine.png", scene_sets.scene(5)[0])
+    scene_sets.put(place / "valannot" / "mine.png", scene_sets.scene(5)[1])
+    assert open_scenes(f"{place}#val").labels is None
+
+
+def test_camvid_with_its_own_colours(tmp_path):
+    colours = np.array(label_maps.camvid_colours().colours, np.uint8)
+    for n in range(2):
+        picture, mask = scene_sets.scene(n, ignored=False)
+        scene_sets.put(tmp_path / "train" / f"0001TP_{n:06d}.png", picture)
+        scene_sets.put(tmp_path / "train_labels" / f"0001TP_{n:06d}_L.png", colours[mask])
+    source = open_scenes(f"{tmp_path}#train")
+    assert (source.kind, source.labels) == ("CamVid", label_maps.camvid_colours())
+    assert (classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
+
+
+def test_a_list_of_a_published_set_has_its_classes(tmp_path):
+    scene_sets.cityscapes(tmp_path)
+    rows = []
+    for n in range(2):
+        name = f"train/trainburg/trainburg_{n:06d}_000019"
+        rows.append((f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png"))
+    source = open_scenes(str(scene_sets.write_list(tmp_path / "train.txt", rows)))
+    assert (source.kind, source.labels) == ("image list", label_maps.cityscapes())
+
+
+def test_masks_of_one_folder_without_splits(tmp_path):
+    scene_sets.folders(tmp_path, splits=())
+    source = open_scenes(str(tmp_path), "val")
+    assert source.where == str(tmp_path) and len(source) == 4
+    with pytest.raises(UserError, match="no such split"):
+        open_scenes(f"{tmp_path}#train")
+
+
+def test_pictures_below_folders_are_matched_by_their_path(tmp_path):
+    for city in ("aachen", "ulm"):
+        scene_sets.folders(tmp_path / city, pictures=2, splits=(), seed=len(city))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        (tmp_path / city / "images").rename(tmp_path / "images" / city)
+        (tmp_path / city / "masks").rename(tmp_path / "masks" / city)
+        (tmp_path / city).rmdir()
+    source = open_scenes(str(tmp_path))
+    assert source.ids() == ["aachen/p000.jpg", "aachen/p001.jpg", "ulm/p000.jpg", "ulm/p001.jpg"]
+    assert (classes_of(source.scenes[3], LABELS) == scene_sets.scene(len("ulm") + 1)[1]).all()
+    # Folders of any name are splits where one is asked for.
+    assert open_scenes(f"{tmp_path}#ulm").ids() == ["p000.jpg", "p001.jpg"]
+
+
+def test_names_with_and_without_tails(tmp_path):
+    for n in range(2):
+        picture, mask = scene_sets.scene(n)
+        scene_sets.put(tmp_path / "images" / f"a{n}_image.png", picture)
+        scene_sets.put(tmp_path / "masks" / f"a{n}_mask.png", mask)
+    assert open_scenes(str(tmp_path)).ids() == ["a0_image.png", "a1_image.png"]
+
+
+def test_what_fits_no_other_is_counted_and_named(tmp_path):
+    scene_sets.folders(tmp_path, pictures=8, splits=())
+    for n in range(7):
+        (tmp_path / "masks" / f"p{n:03d}.png").unlink()
+    scene_sets.put(tmp_path / "masks" / "other.png", scene_sets.scene()[1])
+    (tmp_path / "masks" / "notes.txt").write_text("hello")
+    (tmp_path / "masks" / ".hidden.png").write_text("")
+    source = open_scenes(str(tmp_path))
+    assert source.ids() == ["p007.jpg"]
+    assert source.left_out == (
+        "7 pictures without a mask: p000.jpg, p001.jpg, p002.jpg, p003.jpg, p004.jpg and 2 more",
+        "1 mask without a picture: other.png",
+        "1 file that is no picture: notes.txt",
+    )
+    (tmp_path / "masks" / "p007.png").unlink()
+    with pytest.raises(UserError, match=r"8 pictures \(p000.jpg, .*\), 1 mask \(other.png\), no two of one name"):
+        open_scenes(str(tmp_path))
+
+
+def test_names_that_no_table_could_hold_are_refused(tmp_path):
+    scene_sets.folders(tmp_path, splits=())
+    for kind, suffix in (("images", b".jpg"), ("masks", b".png")):
+        os.rename(tmp_path / kind / f"p000{suffix.decode()}", os.fsencode(tmp_path / kind) + b"/\xffa\n" + suffix)
+    with pytest.raises(UserError) as error:
+        open_scenes(str(tmp_path))
+    assert str(error.value).splitlines()[:2] == [
+        f"{tmp_path}/images: 1 name not in UTF-8, or with control characters:",
+        r"  \xffa\x0a.jpg",
+    ]
+
+
+def test_what_is_no_picture_may_have_any_name(tmp_path):
+    scene_sets.folders(tmp_path, splits=())
+    (tmp_path / "masks" / os.fsdecode(b"\xff.txt")).write_text("notes")
+    assert open_scenes(str(tmp_path)).left_out == (r"1 file that is no picture: \xff.txt",)
+
+
+@pytest.mark.parametrize("kind", ["nowhere", "folder", "pipe"])
+def test_a_picture_and_a_mask_that_are_no_files_are_refused_by_name(tmp_path, kind, cache):
+    scene_sets.folders(tmp_path, splits=())
+    for file in (tmp_path / "images" / "p001.jpg", tmp_path / "masks" / "p002.png"):
+        file.unlink()
+        if kind == "nowhere":
+            file.symlink_to("nowhere")
+        elif kind == "folder":
+            file.mkdir()
+        else:
+            os.mkfifo(file)
+    source = open_scenes(str(tmp_path))
+    assert len(source) == 4 and not source.left_out
+    said = {"nowhere": "a link that leads nowhere", "folder": "a folder", "pipe": "a named pipe"}[kind]
+    with pytest.raises(UserError) as error:
+        mask_store.pack_masks_once(source, LABELS, None)
+    for name in ("images/p001.jpg", "masks/p002.png"):
+        assert f"{tmp_path}/{name}: {said}; expected a picture file" in str(error.value)
+
+
+def test_two_pictures_of_one_name_are_refused(tmp_path):
+    scene_sets.folders(tmp_path, splits=())
+    scene_sets.put(tmp_path / "images" / "p001.png", scene_sets.scene(9)[0])
+    with pytest.raises(UserError, match=r"1 pair of pictures of one name: p001.jpg and p001.png"):
+        open_scenes(str(tmp_path))
+
+
+def test_two_folders_of_masks_are_refused(tmp_path):
+    scene_sets.folders(tmp_path, splits=())
+    scene_sets.folders(tmp_path, splits=(), masks="labels")
+    with pytest.raises(UserError, match="images with labels, images with masks"):
+        open_scenes(str(tmp_path))
+
+
+def test_splits_are_chosen_by_name_and_never_by_chance(tmp_path):
+    root = scene_sets.folders(tmp_path, splits=("training", "validation"))
+    assert open_scenes(f"{root}#val").where == f"{root}#validation"
+    assert open_scenes(str(root), "train").where == f"{root}#training"
+    with pytest.raises(UserError, match=r"no such split; expected one of #training, #validation"):
+        open_scenes(f"{root}#test")
+    with pytest.raises(UserError, match=r"no split 'test'; expected the path with #training, #validation"):
+        open_scenes(str(root), "test")
+    only = scene_sets.folders(tmp_path / "only", splits=("train",))
+    with pytest.raises(UserError, match="no split 'val'"):
+        open_scenes(str(only), "val")
+
+
+def test_coco_stuff_in_other_places(tmp_path):
+    # As unpacked: pictures in `train2017` itself, and annotations of boxes that are no masks.
+    root = scene_sets.coco_stuff(tmp_path / "a")
+    for split in ("train2017", "val2017"):
+        (root / "images" / split).rename(root / split)
+    (root / "images").rmdir()
+    (root / "annotations").mkdir()
+    (root / "annotations" / "instances_train2017.json").write_text("{}")
+    assert open_scenes(f"{root}#train").labels == label_maps.coco_stuff()
+    # As mmsegmentation converts it: numbers without gaps.
+    for n in range(2):
+        picture, mask = scene_sets.scene(n)
+        scene_sets.put(tmp_path / "b" / "images" / "train2017" / f"{n:012d}.jpg", picture)
+        scene_sets.put(tmp_path / "b" / "annotations" / "train2017" / f"{n:012d}_labelTrainIds.png", mask)
+    source = open_scenes(f"{tmp_path / 'b'}#train")
+    assert source.labels == label_maps.coco_stuff_train_ids() and len(source) == 2
+
+
+def test_voc_lists(tmp_path):
+    root = scene_sets.voc(tmp_path)
+    (root / "SegmentationClass").rename(root / "SegmentationClassAug")
+    with pytest.raises(UserError, match=r"3 masks not there: line 1 \(SegmentationClass/2007_000000.png"):
+        open_scenes(f"{root}#train")
+    lists = root / "ImageSets" / "Segmentation"
+    (lists / "trainaug.txt").write_text("2007_000001\n\n2007_000000\n")
+    assert open_scenes(f"{root}#trainaug").ids() == ["2007_000001", "2007_000000"]
+    for text, said in (("2007_000001\n2007_000001\n", "2007_000001 again"), ("../x\n", "../x"), ("", "no lines")):
+        (lists / "trainaug.txt").write_text(text)
+        with pytest.raises(UserError, match=said):
+            open_scenes(f"{root}#trainaug")
+
+
+def test_names_beside_the_folders(tmp_path):
+    root = scene_sets.folders(tmp_path / "numbers")
+    (root / "names.json").write_text('["sky", "road", "tree", "car"]')
+    source = open_scenes(f"{root}#train")
+    assert source.labels == LABELS and root / "names.json" in source.files
+    root = tmp_path / "colours"
+    for n in range(2):
+        picture, mask = scene_sets.scene(n, ignored=False)
+        scene_sets.put(root / "images" / f"{n}.jpg", picture)
+        scene_sets.put(root / "masks" / f"{n}.png", scene_sets.coloured(mask))
+    (root / "names.json").write_text(
+        '{"sky": [70, 130, 180], "road": [128, 64, 128], "tree": [0, 128, 0], "car": [200, 0, 0]}'
+    )
+    source = open_scenes(str(root))
+    assert source.labels == from_palette(scene_sets.palette())
+    assert (classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
+    for text in ("{", "3", "[1]", '["sky"]', '{"sky": [1, 2]}', '{"sky": [1, 2, 300], "b": [1, 1, 1]}', "[" * 100_000):
+        (root / "names.json").write_text(text)
+        with pytest.raises(UserError, match=r"names\.json"):
+            open_scenes(str(root))
+
+
+# Lists.
+
+
+def test_forms_of_lists(tmp_path):
+    scene_sets.listed(tmp_path)
+    rows = [(f"data/train/p{n:03d}.jpg", f"data/train/p{n:03d}.png") for n in range(2)]
+    ids = [image for image, _ in rows]
+    forms = [
+        "\ufeffimage,label\n" + "".join(f"{a},{b}\n" for a, b in rows),
+        "\n# a remark\n" + "".join(f" {a} , {b} \r\n\r\n" for a, b in rows),
+        "".join(f"{a}\t{b}\n" for a, b in rows),
+        "\n".join(f"{a} {b}" for a, b in rows),
+        "".join(f'"{a}",./{b}\n' for a, b in rows),
+        "".join(f"{tmp_path / a},{b}\n" for a, b in rows),
+    ]
+    for n, form in enumerate(forms):
+        file = tmp_path / f"form{n}.{'csv' if n % 2 else 'txt'}"
+        file.write_text(form, "utf-8")
+        source = open_scenes(str(file))
+        assert source.ids() == ids and source.files[0] == file
+        assert (classes_of(source.scenes[1], LABELS) == drawn(0, 1)).all()
+
+
+def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
+    scene_sets.listed(tmp_path / "set")
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (tmp_path / "set" / "train.txt").rename(lists / "train.txt")
+    with pytest.raises(UserError, match="12 mistakes in 6 lines"):
+        open_scenes(str(lists / "train.txt"))
+    assert len(open_scenes(str(lists / "train.txt"), root=str(tmp_path / "set"))) == 6
+    # Both are below the data root.
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    assert len(open_scenes("lists/train.txt", root="set")) == 6
+    assert sources.missing("lists/train.txt", "set") is None
+    assert sources.missing("lists/val.txt", "set") == f"{lists / 'val.txt'} does not exist"
+    assert sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is no folder"
+    with pytest.raises(UserError, match=r"no folder.*data.root"):
+        open_scenes("lists/train.txt", root="sets")
+    assert sources.missing("sample:scenes", "sets") is None
+
+
+def test_all_mistakes_of_a_list_are_counted(tmp_path):
+    scene_sets.listed(tmp_path / "set")
+    (tmp_path / "secret.png").write_bytes(b"")
+    rows = [
+        ("data/train/p000.jpg", "data/train/p000.png"),
+        *[(f"gone/{n}.jpg", "data/train/p001.png") for n in range(7)],
+        ("data/train/p002.jpg", "data/train/gone.png"),
+        ("../secret.png", "data/train/p001.png"),
+        ("/etc/passwd", "data/train/p001.png"),
+        ("data/train/p000.jpg", "data/train/p001.png"),
+        ("data/train/p003.jpg",),
+        ("data/train/p003.jpg", "data/train/p003.png", "3"),
+        ("data/train/p004.jpg", "../set/data/train/p004.npy"),
+        ("data/train/p004.jpg", "data/train/p004.npy"),
+        ("data/train/p004.jpg", "data/train/p004.jpg"),
+        ("data/train", "data/train/p004.png"),
+        ("data/train/p005.jpg", "data/train/p\0.png"),
+    ]
+    file = scene_sets.write_list(tmp_path / "set" / "bad.txt", rows, ("image", "label"))
+    with pytest.raises(UserError) as raised:
+        open_scenes(str(file))
+    assert raised.value.where == str(file)
+    lines = raised.value.found.strip().split("\n")
+    assert lines[0] == "18 mistakes in 19 lines:"
+    assert sorted(line.strip() for line in lines[1:]) == sorted(
+        [
+            "7 lines with a picture that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
+            "line 6 (gone/3.jpg), line 7 (gone/4.jpg) and 2 more",
+            "1 line with a mask that is not there: line 10 (data/train/gone.png)",
+            "4 lines with no path below the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
+            "line 16 ('../set/data/train/p004.npy'), line 20 ('data/train/p\\x00.png')",
+            "1 line with a picture named before: line 13 (data/train/p000.jpg, as in line 2)",
+            "2 lines not of the form image,label: line 14 (data/train/p003.jpg), "
+            "line 15 (data/train/p003.jpg,data/train/p003.png,3)",
+            "2 lines with a file that is no picture: line 17 (data/train/p004.npy), line 19 (data/train)",
+            "1 line with one file as picture and mask: line 18 (data/train/p004.jpg)",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "no lines"),
+        (b"image,label\n", "no lines"),
+        (b"\xff\xfe\x00", "after line 0: cannot be read"),
+        (b"a.png,b.png\n" + b"x" * 9000, "line 2: more than 8000 characters"),
+        (b'"a.png,b.png\n', "cannot be read"),
+    ],
+)
+def test_lists_that_are_none(tmp_path, data, said):
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        open_scenes(str(tmp_path / "a.txt"))
+
+
+def test_large_lists_are_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LIST_LIMIT", 10)
+    (tmp_path / "a.txt").write_text("a.png,b.png\n")
+    with pytest.raises(UserError, match="12 bytes; expected at most 10"):
+        open_scenes(str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "said"),
+    [
+        (lambda root: None, "nothing", "does not exist"),
+        (lambda root: (root / "a").mkdir(), "a", "unknown layout; expected a list of"),
+        (lambda root: (root / "a.bin").write_bytes(b""), "a.bin", "unknown kind"),
+        (lambda root: scene_sets.listed(root), "train.txt#val", "a list has no splits"),
+        (lambda root: None, "sample:faces", "no built-in set of scenes"),
+        (lambda root: None, "x" * 5000, "cannot be read"),
+        (
+            lambda root: [(root / n).mkdir() for n in ("images", "masks")],
+            ".",
+            "no pictures in one or both of images and",
+        ),
+        (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet", "cannot be read"),
+    ],
+)
+def test_what_is_no_set_of_scenes(tmp_path, monkeypatch, make, text, said):
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    make(tmp_path)
+    with pytest.raises(UserError, match=said):
+        open_scenes(text)
+
+
+def test_folders_that_lead_in_a_circle_end(tmp_path):
+    scene_sets.folders(tmp_path, splits=())
+    (tmp_path / "images" / "again").symlink_to(tmp_path / "images")
+    with pytest.raises(UserError, match="within itself"):
+        open_scenes(str(tmp_path))
+
+
+def test_the_drawn_set(tmp_path, monkeypatch):
+    drawn = types.SimpleNamespace(
+        folder=lambda: scene_sets.camvid(tmp_path), NAMES=scene_sets.NAMES[:4], COLOURS=scene_sets.COLOURS[:4]
+    )
+    monkeypatch.setitem(sys.modules, "trainkit.data.synthetic.scenes", drawn)
+    source = open_scenes("sample:scenes", "val")
+    assert source.where == f"{tmp_path}#val" and len(source) == 3
+    assert source.labels == numbered(scene_sets.NAMES[:4], colours=scene_sets.COLOURS[:4])
+    assert len(open_scenes("sample:scenes#train", "val")) == 6
+
+
+# Packing.
+
+
+@pytest.mark.parametrize("write", [scene_sets.camvid, scene_sets.parquet])
+def test_pictures_are_packed_in_the_order_of_the_scenes(tmp_path, monkeypatch, write):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    place = write(tmp_path / "set")
+    for part, count in (("train", 6), ("val", 3)):
+        source = open_scenes(str(place), part)
+        packed = cache.pack_once(source.pictures(), None)
+        assert len(packed) == count and packed.ids() == source.ids()
+        for n, scene in enumerate(source.scenes):
+            data = scene.image if isinstance(scene.image, bytes) else scene.image.read_bytes()
+            assert (packed.picture(n) == image_decode.decode(data, "")).all()
+
+
+def test_a_mask_that_changes_does_not_pack_the_pictures_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    place = scene_sets.camvid(tmp_path / "set")
+
+    def packed() -> Path:
+        return cache.pack_once(open_scenes(f"{place}#train").pictures(), (12, 16), "stretch").path
+
+    before, files = packed(), open_scenes(f"{place}#train").files
+    scene_sets.put(place / "trainannot" / "p000.png", scene_sets.scene(99)[1])
+    assert packed() == before and open_scenes(f"{place}#train").files == files
+    assert place / "trainannot" / "p000.png" in files
+    scene_sets.put(place / "train" / "p000.png", scene_sets.scene(99)[0])
+    assert packed() != before
+
+
+def test_camvid_itself(shared):
+    counts = np.zeros(256, np.int64)
+    for part, count in (("train", 110), ("val", 30)):
+        source = open_scenes(f"{shared / 'seg_camvid'}#{part}")
+        assert (source.kind, len(source), source.left_out) == ("CamVid", count, ())
+        assert source.labels == label_maps.camvid11()
+        for scene in source.scenes[::10]:
+            found = classes_of(scene, source.labels)
+            assert found.shape == picture_shape(scene) == (360, 480)
+            raw = np.asarray(Image.open(scene.mask))
+            assert (found == np.where(raw == 11, 255, raw)).all()
+            counts += np.bincount(found.ravel(), minlength=256)
+    # Road and building are most of every street, and something is never labelled.
+    assert set(np.flatnonzero(counts)) == {*range(11), 255} and counts[[1, 3]].sum() > 0.4 * counts.sum()
+    assert os.path.basename(source.ids()[0]).endswith(".png")

@@ -1,0 +1,395 @@
+"""Verifying sets of scenes: every mistake is named with its count, alone and by a recipe, and a training refuses it."""
+
+import re
+
+import numpy as np
+import pytest
+import scene_sets
+from click.testing import CliRunner
+from PIL import Image
+
+from trainkit.cli import main
+from trainkit.data.scenes import audit, verify
+from trainkit.data.scenes.augment import SceneAugment
+from trainkit.data.scenes.dataset import Scenes
+from trainkit.errors import UserError
+
+NAMES = list(scene_sets.NAMES[: scene_sets.CLASSES])
+
+RECIPE = """
+name: tiny
+task: {{name: segment2d, net: {{name: bisenetv2}}}}
+data: {{name: scenes, train: "{train}", evaluate: {{val: "{val}"}}, crop: {crop}, augment: {{scales: {scales}}},
+  eval_scales: {evals}{more}}}
+optim: {{lr: 0.1}}
+train: {{length: 2 steps, batch_size: 2}}
+"""
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Pictures of 24 x 32 pixels: p000 to p005 to train on, p000 to p002 to score."""
+    return scene_sets.camvid(tmp_path / "set", (6, 3))
+
+
+def recipe(root, crop=(16, 24), scales=(1.0, 1.0), names=NAMES, more="", evals=(1.0,)):
+    file = root.parent / "tiny.yaml"
+    more = (f", names: {names}" if names else "") + more
+    lists = {"crop": list(crop), "scales": list(scales), "evals": list(evals)}
+    file.write_text(RECIPE.format(train=f"{root}#train", val=f"{root}#val", more=more, **lists))
+    return file
+
+
+def opened(root, crop=(16, 24), scales=(1.0, 1.0), **more):
+    """The same sets as a training opens them."""
+    more = {"names": NAMES} | more
+    data = Scenes(
+        train=f"{root}#train", evaluate={"val": f"{root}#val"}, crop=crop, augment=SceneAugment(scales=scales), **more
+    )
+    return data.open(0)
+
+
+def mask(root, name, split="train"):
+    """The classes that were drawn."""
+    return scene_sets.scene(1000 * (split == "val") + int(name[1:]))[1].copy()
+
+
+def put_mask(root, name, classes, split="train"):
+    scene_sets.put(root / f"{split}annot/{name}.png", np.asarray(classes, np.uint8))
+
+
+def ask(*words, code=0):
+    done = CliRunner().invoke(main.main, [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_nothing_is_said_of_sets_that_are_well(root, cache):
+    assert verify.verify(root, names=NAMES) == []
+    assert verify.verify(f"{root}#val", names=NAMES) == []
+    assert verify.verify(recipe(root)) == []
+    assert not cache.exists(), "nothing is written"
+    opened(root)
+
+
+def another_size(root):
+    put_mask(root, "p001", np.zeros((24, 30)))
+    put_mask(root, "p004", np.zeros((48, 64)))
+    return (
+        r"2 of 6 masks are of another size than their pictures:\n  \S+p001\.png: 30 x 24 pixels, its picture 32 x 24\n"
+    )
+
+
+def values_outside(root):
+    for name, values in (("p002", [9]), ("p003", [9, 200])):
+        classes = mask(root, name)
+        for place, value in enumerate(values):
+            classes[10 + place, 5:8] = value
+        put_mask(root, name, classes)
+    first = r"2 of 6 masks hold values outside the classes, 9 \(6 pixels of 2\), 200 \(3 pixels of 1\):"
+    return rf"(?s){first}\n  \S+p002\.png: .*9 .*x 5, y 10.*\n  \S+p003\.png: .*200 .*y 11.*\n  expected 0 to 3"
+
+
+def damaged_picture(root):
+    file = root / "train/p005.png"
+    file.write_bytes(file.read_bytes()[:300])
+    (root / "train/p000.png").write_bytes(b"nothing")
+    return r"2 of 6 pictures cannot be used:\n  \S+p000\.png: cannot be decoded .*\n  \S+p005\.png: cannot be decoded"
+
+
+def damaged_mask(root):
+    file = root / "trainannot/p005.png"
+    file.write_bytes(file.read_bytes()[:60])
+    return r"1 of 6 masks cannot be read:\n  \S+trainannot/p005\.png: cannot be decoded"
+
+
+def photographed_mask(root):
+    (root / "trainannot/p002.png").write_bytes(scene_sets.encoded(mask(root, "p002"), "JPEG"))
+    return r"1 of 6 masks cannot be read:\n  \S+p002\.png: a JPEG or WebP file"
+
+
+def coloured_mask(root):
+    scene_sets.put(root / "trainannot/p002.png", scene_sets.coloured(mask(root, "p002")))
+    return r"1 of 6 masks hold values outside the classes, .*\n  \S+p002\.png: a coloured mask"
+
+
+def no_label(root):
+    for name in ("p000", "p001", "p002"):
+        put_mask(root, name, np.full(scene_sets.SIZE, 255), "val")
+    return r"#val\)?: no pixel with a class"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        another_size, values_outside, damaged_picture, damaged_mask, photographed_mask, coloured_mask, no_label,
+    ],
+    ids=lambda spoil: spoil.__name__,
+)  # fmt: skip
+def test_what_is_damaged_is_named_with_its_count_and_a_training_refuses_it(root, spoil):
+    said = spoil(root)
+    for found in (verify.verify(root, names=NAMES), verify.verify(recipe(root))):
+        problems = [line for line in found if not line.startswith("warning: ")]
+        assert len(problems) == 1 and re.search(said, problems[0]), problems
+    with pytest.raises(UserError):
+        opened(root)
+
+
+def test_mistakes_of_several_kinds_are_all_said(root):
+    said = [another_size(root), damaged_picture(root), no_label(root)]
+    found = verify.verify(recipe(root))
+    assert sum(not line.startswith("warning: ") for line in found) == 3
+    for expected in said:
+        assert any(re.search(expected.split(":")[0], line) for line in found)
+
+
+def test_colours_that_are_not_in_the_table(tmp_path):
+    file = scene_sets.listed(tmp_path / "set", (4, 2), colour=True)
+    colours = scene_sets.coloured(scene_sets.scene(1)[1])
+    colours[3:5, 20:30] = (1, 2, 3)
+    scene_sets.put(tmp_path / "set/data/train/p001.png", colours)
+    palette = {name: list(colour) for name, colour in scene_sets.palette().items()}
+    text = RECIPE.format(
+        train=file, val=file.with_name("val.txt"), crop=[16, 16], scales=[1, 1], evals=[1],
+        more=f", palette: {palette}, ignore: [[0, 0, 0]]",
+    )  # fmt: skip
+    (tmp_path / "tiny.yaml").write_text(text)
+    found = verify.verify(tmp_path / "tiny.yaml")
+    assert len(found) == 1
+    said = r"data\.train .*: 1 of 4 masks hold colours outside the classes, \[1, 2, 3\] \(20 pixels of 1\):\n"
+    assert re.match(said, found[0]) and "p001.png" in found[0]
+    # Without a table whatever colours there are count as classes, and that is said.
+    (line,) = verify.verify(file)
+    assert line.startswith("warning: ") and "its 6 colours" in line and "[1, 2, 3]" in line
+
+
+def test_a_list_with_missing_files_names_its_lines(tmp_path):
+    file = scene_sets.listed(tmp_path / "set", (4, 2))
+    (tmp_path / "set/data/train/p001.png").unlink()
+    (tmp_path / "set/data/train/p003.jpg").unlink()
+    (said,) = verify.verify(file)
+    assert "line 2 (data/train/p001.png)" in said and "line 4 (data/train/p003.jpg)" in said
+    text = RECIPE.format(
+        train=file, val=file.with_name("val.txt"), crop=[16, 16], scales=[1, 1], evals=[1], more=f", names: {NAMES}"
+    )
+    (tmp_path / "tiny.yaml").write_text(text)
+    (said,) = verify.verify(tmp_path / "tiny.yaml")
+    assert said.startswith("data.train: ") and "line 4" in said
+
+
+def test_sets_that_are_not_there_are_all_named(tmp_path):
+    file = recipe(tmp_path / "nothing")
+    found = verify.verify(file)
+    assert len(found) == 2 and all("does not exist" in line for line in found)
+    assert "data.train" in found[0] and "data.evaluate.val" in found[1]
+    assert "does not exist" in ask("data", "verify", tmp_path / "nosuch.txt", code=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"crop": (32, 24), "scales": (0.7, 1.2)}, r"data\.crop: 32 pixels high, more than each of 6 .*at most 29"),
+        ({"crop": (16, 33)}, r"data\.crop: 33 pixels wide, more than each of 6 pictures"),
+        ({"scales": (0.6, 1.0)}, r"data\.train: 6 of 6 pictures less than 16 pixels short at scale 0\.6: .*p000"),
+    ],
+)
+def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
+    (found,) = verify.verify(recipe(root, **setting))
+    assert re.match(said, found)
+    with pytest.raises(UserError) as error:
+        opened(root, **setting)
+    assert str(error.value) == found
+
+
+def test_scales_at_which_nothing_is_left_to_score_are_told(root):
+    (found,) = verify.verify(recipe(root, evals=(0.5, 1.0)))
+    assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 pictures less than 16 pixels", found)
+    assert verify.verify(recipe(root, evals=(0.5,), more=", short_side: 48")) == []
+
+
+def test_sizes_are_those_to_which_pictures_are_packed(root):
+    assert verify.verify(recipe(root, crop=(40, 60), more=", size: [48, 64]")) == []
+    (found,) = verify.verify(recipe(root, crop=(40, 60), more=", size: [48, 50]"))
+    assert found.startswith("data.crop: 60 pixels wide")
+
+
+def test_a_picture_of_one_size_is_enough_for_a_crop(root):
+    picture, classes = scene_sets.scene(77, (64, 64))
+    scene_sets.put(root / "train/p003.png", picture)
+    put_mask(root, "p003", classes)
+    assert verify.verify(recipe(root, crop=(48, 48))) == []
+
+
+def copy(root, split, one, to_split, other, masks=True):
+    (root / to_split / f"{other}.png").write_bytes((root / split / f"{one}.png").read_bytes())
+    if masks:
+        (root / f"{to_split}annot/{other}.png").write_bytes((root / f"{split}annot/{one}.png").read_bytes())
+
+
+def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root):
+    copy(root, "train", "p004", "val", "p001", masks=False)
+    (found,) = verify.verify(recipe(root))
+    assert re.match(r"data\.evaluate\.val .*: 1 of its 3 pictures are in data\.train .*: p001.* = p004", found)
+    with pytest.raises(UserError, match="was trained on"):
+        opened(root)
+    (found,) = verify.verify(recipe(root, more=", leakage: allow"))
+    assert found.startswith("warning: data.evaluate.val")
+    (found,) = verify.verify(root, names=NAMES)
+    assert re.match(r"warning: .*#val: 1 of its 3 pictures are in .*#train: p001.* = p004", found)
+    (found,) = verify.verify(f"{root}#val", names=NAMES, against=[f"{root}#train"])
+    assert re.match(r"warning: .*#val: 1 of its 3 pictures are in .*#train", found)
+
+
+def test_what_is_odd_is_told_and_no_problem(root):
+    copy(root, "train", "p000", "train", "p001")  # the same picture and mask
+    copy(root, "train", "p002", "train", "p003", masks=False)  # the same picture, another mask
+    put_mask(root, "p005", np.where(mask(root, "p005") == 3, 0, mask(root, "p005")))
+    put_mask(root, "p004", np.full(scene_sets.SIZE, 1))
+    found = verify.verify(f"{root}#train", names=NAMES)
+    assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
+    assert "1 of 6 pictures are of one class all over: p004.png (road)" in found[0]
+    twice = "2 of 6 pictures are there before, 1 of them with another mask: p001.png = p000.png, p003.png = p002.png"
+    assert twice in found[1]
+    # The same of the packed form, which a training has at hand.
+    whole = opened(root).evaluations["train"].scenes
+    seen = audit.audit_packed("train", whole.masks, whole.pictures)
+    assert [f"warning: {root}#train: {text}" for text in audit.oddities(seen)] == found
+
+
+def test_masks_of_other_pictures_are_told(root):
+    put_mask(root, "p003", mask(root, "p001"))
+    for name in ("p000", "p005"):  # two masks of one class are alike without having been copied
+        put_mask(root, name, np.full(scene_sets.SIZE, 2))
+    found = verify.verify(f"{root}#train", names=NAMES)
+    assert "1 of 6 masks are those of other pictures: p003.png = p001.png" in found[-1]
+
+
+def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
+    for n in range(6):
+        classes = mask(root, f"p{n:03d}")
+        classes[(classes == 3) | (np.indices(classes.shape)[0] > 8)] = 255
+        put_mask(root, f"p{n:03d}", classes)
+    put_mask(root, "p002", np.full(scene_sets.SIZE, 255))
+    found = verify.verify(f"{root}#train", names=[*NAMES, "wall"])
+    said = "\n".join(found)
+    assert "2 of 5 classes have no pixel: car, wall" in said
+    assert "1 of 6 pictures have no pixel with a class: p002.png" in said
+    assert re.search(r"7\d\.\d% of the pixels have no class", said) and len(found) == 3
+
+
+def test_what_is_left_out_is_told(root):
+    (root / "trainannot/p002.png").unlink()
+    (found,) = verify.verify(f"{root}#train", names=NAMES)
+    assert re.match(r"warning: .*#train: 1 left out: 1 picture without a mask: p002", found)
+
+
+@pytest.mark.parametrize(("orientation", "size", "told"), [
+    (1, (24, 32), False), (2, (24, 32), True), (3, (24, 32), True), (4, (24, 32), True), (9, (24, 32), False),
+    (6, (24, 32), False), (6, (24, 24), True),
+])  # fmt: skip
+def test_pictures_that_are_turned_without_a_change_of_size_are_told(root, orientation, size, told):
+    """A mask may be of the picture as stored or as shown; where the sides change places, its size says which."""
+    picture, classes = scene_sets.scene(77, size)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = picture.transpose(1, 0, 2) if orientation == 6 else picture
+    Image.fromarray(np.ascontiguousarray(turned)).save(root / "train/p002.png", exif=exif)
+    put_mask(root, "p002", classes)
+    found = verify.verify(f"{root}#train", names=NAMES)
+    assert len(found) == told
+    for line in found:
+        assert re.match(r"warning: .*#train: 1 of 6 pictures are turned or mirrored by their EXIF .*: p002\.png$", line)
+
+
+def test_values_count_as_classes_where_nothing_names_them(root):
+    found = verify.verify(root)
+    assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
+    assert "its 4 values stand for, each counts as a class: 0, 1, 2, 3" in found[0]
+    found = verify.verify(recipe(root, names=None))
+    assert len(found) == 2 and all("nothing says what the values in its masks stand for" in line for line in found)
+    with pytest.raises(UserError, match="nothing says what the values"):
+        opened(root, names=None)
+
+
+def test_a_set_of_one_value_is_no_set_of_classes(root):
+    for n in range(3):
+        put_mask(root, f"p{n:03d}", np.zeros(scene_sets.SIZE), "val")
+    found = verify.verify(f"{root}#val")
+    assert len(found) == 1 and "1 value in its masks; expected those of 2 to 255 classes" in found[0]
+
+
+def test_published_layouts_are_read_with_their_classes(tmp_path):
+    for name in ("cityscapes", "ade20k", "voc", "coco_stuff"):
+        place = getattr(scene_sets, name)(tmp_path / name)
+        found = verify.verify(place)
+        assert found and all(re.match(r"warning: .*classes have no pixel", line) for line in found), found
+    # 255 is no class of Cityscapes' numbers 0 to 33 and is left out; 34 is nothing.
+    file = next((tmp_path / "cityscapes/gtFine/train").rglob("*_labelIds.png"))
+    scene_sets.put(file, np.full(scene_sets.SIZE, 34, np.uint8))
+    found = [line for line in verify.verify(tmp_path / "cityscapes") if not line.startswith("warning: ")]
+    assert len(found) == 1 and "34 (768 pixels of 1)" in found[0]
+
+
+def test_tables_are_read_too(tmp_path):
+    place = scene_sets.parquet(tmp_path / "set", (5, 2))
+    assert verify.verify(place, names=NAMES) == []
+    lines = verify.described(place, names=NAMES)
+    assert [line.split()[-1] for line in lines if line.startswith("  pictures")] == ["5", "2"]
+
+
+def test_a_set_is_described_by_its_pixels(root):
+    lines = verify.described(root, names=NAMES)
+    text = "\n".join(lines)
+    assert lines[0] == f"{root}#train" and f"\n\n{root}#val\n" in text
+    drawn = np.stack([mask(root, f"p{n:03d}") for n in range(6)])
+    share = (drawn == 2).sum() / (drawn != 255).sum()
+    row = next(line.split() for line in lines if line.split()[:1] == [NAMES[2]])
+    assert row == [NAMES[2], f"{share:.2%}", str((drawn == 2).any((1, 2)).sum())]
+    assert f"without class  {(drawn == 255).mean():.2%} of the pixels" in text and "size           24 x 32" in text
+    assert ask("data", "info", root, "--names", ",".join(NAMES)) == text + "\n"
+    assert "data.train (" in ask("data", "info", recipe(root))
+    damaged_mask(root)
+    assert "warning: 1 of 6 masks cannot be read" in "\n".join(verify.described(root, names=NAMES))
+
+
+def test_commands_say_how_many_and_end_with_2(root, tmp_path):
+    assert f"{root}: 0 problems, 2 to look at" in ask("data", "verify", root)
+    values_outside(root)
+    file = recipe(root)
+    assert "200 (3 pixels of 1)" in ask("data", "verify", file, code=2)
+    assert f"{file}: 1 problem, 0 to look at" in ask("data", "verify", file, code=2)
+    assert "--patient is for NIfTI files" in ask("data", "verify", root, "--patient", "(.)", code=2)
+    assert "2 to 255 are needed" in ask("data", "verify", root, "--names", "one", code=2)
+    assert "expected one with data scenes" in ask("data", "verify", "recipes/convnext.yaml", code=2)
+    (tmp_path / "empty").mkdir()
+    assert "no manifest.json" in ask("data", "verify", tmp_path / "empty", code=2)
+
+
+def test_progress_counts_the_pictures_of_all_sets(root):
+    seen = []
+    verify.verify(recipe(root), on_progress=lambda *done: seen.append(done))
+    assert seen == [(n, 9) for n in range(1, 10)]
+
+
+def test_what_a_command_names_begins_here(root, monkeypatch):
+    """Paths of a recipe begin at the data root, those of commands where the command is given."""
+    monkeypatch.setenv("TRAINKIT_DATA", str(root.parent / "elsewhere"))
+    monkeypatch.chdir(root.parent)
+    assert verify.holds_scenes("set") and verify.verify("set#train", names=NAMES) == []
+
+
+def test_only_what_has_a_layout_holds_scenes(root, tmp_path):
+    assert verify.holds_scenes(root) and verify.holds_scenes(f"{root}#val")
+    (tmp_path / "folder/class").mkdir(parents=True)
+    scene_sets.put(tmp_path / "folder/class/a.png", scene_sets.scene()[0])
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/manifest.json").write_text("{}")
+    for place in ("folder", "packed", "nothing"):
+        assert not verify.holds_scenes(tmp_path / place)
+
+
+@pytest.mark.slow
+def test_camvid_is_well(shared):
+    assert verify.verify(shared / "seg_camvid") == []

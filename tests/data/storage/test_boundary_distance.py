@@ -1,0 +1,294 @@
+"""Distances to boundaries between classes: exact, following the picture, and never those of other masks."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import scene_sets
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from trainkit.config.validation import validate
+from trainkit.data.scenes import files, label_maps, sources
+from trainkit.data.storage import boundary_distance, hashed_folder, mask_store
+from trainkit.data.storage.boundary_distance import STEP, Distance, Distances, distances_once, from_mask
+from trainkit.errors import UserError
+from trainkit.interfaces import IGNORED
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def packed(root, seed=0, size=None):
+    """A set of 3 masks of 24 x 32 pixels."""
+    if not root.is_dir():
+        scene_sets.camvid(root, (3, 1), seed=seed)
+    source = sources.open_scenes(f"{root}#train")
+    return mask_store.pack_masks_once(source, label_maps.numbered(scene_sets.NAMES[: scene_sets.CLASSES]), size)
+
+
+def edges(mask, border):
+    """The edges between pixels of different classes, each as x0, y0, x1, y1."""
+    height, width = mask.shape
+
+    def differ(a, b):
+        return a != b and (border or IGNORED not in (a, b))
+
+    for y in range(height):
+        for x in range(width):
+            if x + 1 < width and differ(mask[y, x], mask[y, x + 1]):
+                yield x + 1, y, x + 1, y + 1
+            if y + 1 < height and differ(mask[y, x], mask[y + 1, x]):
+                yield x, y + 1, x + 1, y + 1
+
+
+def by_hand(mask, cap, border):
+    """The distance of every centre to every edge, the least of them."""
+    found = np.full(mask.shape, float(cap))
+    lines = list(edges(mask, border))
+    for y, x in np.ndindex(mask.shape):
+        for x0, y0, x1, y1 in lines:
+            nearest = min(max(x + 0.5, x0), x1), min(max(y + 0.5, y0), y1)
+            found[y, x] = min(found[y, x], math.dist(nearest, (x + 0.5, y + 0.5)))
+    return found
+
+
+masks = st.integers(1, 9).flatmap(
+    lambda height: st.integers(1, 9).flatmap(
+        lambda width: st.lists(
+            st.sampled_from([0, 0, 0, 0, 1, 1, 7, IGNORED]), min_size=height * width, max_size=height * width
+        ).map(lambda values: np.asarray(values, np.uint8).reshape(height, width))
+    )
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(masks, st.sampled_from([0.5, 1.0, 2.3, 4.0, 63.75]), st.sampled_from(["no", "boundary"]))
+@example(np.array([[0, 1]], np.uint8), 2.0, "no")
+@example(np.array([[0, 0, 0], [0, 0, 0], [0, 0, 1]], np.uint8), 9.0, "no")
+def test_distances_are_those_to_the_nearest_point_of_an_edge(mask, cap, ignored):
+    found = from_mask(mask, Distance(cap=cap, ignored=ignored))
+    assert found.dtype == np.float32 and found.shape == mask.shape
+    assert found == pytest.approx(by_hand(mask, cap, ignored == "boundary"), abs=1e-6)
+
+
+def test_what_a_distance_is():
+    row = np.array([[0, 0, 0, 3, 3]], np.uint8)
+    assert from_mask(row, Distance()).tolist() == [[2.5, 1.5, 0.5, 0.5, 1.5]]
+    rim = np.array([[0, 0, IGNORED, 3, 3]], np.uint8)
+    assert (from_mask(rim, Distance()) == 16).all()
+    assert from_mask(rim, Distance(ignored="boundary")).tolist() == [[1.5, 0.5, 0.5, 0.5, 1.5]]
+    # No boundary in sight, and one that is farther than the cap.
+    assert (from_mask(np.zeros((7, 40), np.uint8), Distance(cap=5)) == 5).all()
+    far = np.repeat(np.array([[0, 1]], np.uint8), 30, axis=1)
+    assert from_mask(far, Distance(cap=5)).max() == 5 and from_mask(far, Distance(cap=60)).max() == 29.5
+
+
+@pytest.mark.parametrize("shape", [(70, 9), (9, 70), (33, 33)])
+def test_working_in_bands_changes_nothing(shape, monkeypatch):
+    rng = np.random.default_rng(5)
+    mask = ndimage.zoom(rng.integers(0, 3, (5, 5)), (shape[0] / 5, shape[1] / 5), order=0).astype(np.uint8)
+    whole = from_mask(mask, Distance(cap=7.5))
+    monkeypatch.setattr(boundary_distance, "_BAND", 1)
+    assert (from_mask(mask, Distance(cap=7.5)) == whole).all()
+
+
+def test_distances_of_real_masks_are_those_of_a_general_transform(shared):
+    """On a grid of half pixels the middles and ends of edges are points, and scipy's transform is exact for points."""
+    source = sources.open_scenes(f"{shared}/seg_camvid#val")
+    mask = label_maps.camvid11().classes(files.read_mask(source.scenes[7]), "")[100:200, 100:250]
+    height, width = mask.shape
+    points = np.ones((2 * height + 1, 2 * width + 1), bool)
+    for x0, y0, x1, y1 in edges(mask, False):
+        points[[2 * y0, y0 + y1, 2 * y1], [2 * x0, x0 + x1, 2 * x1]] = False
+    expected = ndimage.distance_transform_edt(points)[1::2, 1::2] / 2
+    assert from_mask(mask, Distance(cap=30)) == pytest.approx(np.minimum(expected, 30), abs=1e-5)
+
+
+def smooth(seed, shape):
+    """A mask of a few large regions."""
+    field = ndimage.gaussian_filter(np.random.default_rng(seed).normal(size=shape), 6)
+    return np.digitize(field, np.quantile(field, [0.3, 0.6])).astype(np.uint8)
+
+
+def test_a_mirrored_map_is_the_map_of_the_mirrored_mask():
+    mask = smooth(0, (40, 50))
+    found = from_mask(mask, Distance())
+    assert (from_mask(mask[:, ::-1], Distance()) == found[:, ::-1]).all()
+    assert (from_mask(mask[::-1], Distance()) == found[::-1]).all()
+    assert (from_mask(mask.T, Distance()) == found.T).all()
+
+
+@pytest.mark.parametrize("times", [3, 5])
+def test_a_picture_seen_larger_has_larger_distances(times):
+    mask = smooth(1, (20, 30))
+    large = from_mask(np.kron(mask, np.ones((times, times), np.uint8)), Distance(cap=50))
+    # The middle pixel of each block has the centre of the pixel that it was.
+    middles = large[times // 2 :: times, times // 2 :: times]
+    assert np.minimum(middles, 6 * times) == pytest.approx(times * from_mask(mask, Distance(cap=6)), abs=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 1000), st.sampled_from([0.5, 0.75, 1.0, 1.25, 1.7, 2.0]), st.booleans(), st.integers(0, 20),
+    st.integers(0, 20),
+)  # fmt: skip
+def test_a_map_that_is_cut_scaled_and_mirrored_fits_the_mask_that_is(seed, scale, mirror, top, left):
+    """What the training does with a map and its mask together; the map of the new mask is computed anew."""
+    mask, cap = smooth(seed, (64, 80)), 8.0
+    # As it is stored: to a quarter of a pixel.
+    stored = np.round(from_mask(mask, Distance(cap=cap)) / STEP) * STEP
+    size = round(40 * scale), round(50 * scale)
+    real = size[0] / 40
+    crop, wide = (mask_store.resized(array[top : top + 40, left : left + 50], size) for array in (mask, stored))
+    wide = wide * real
+    if mirror:
+        crop, wide = crop[:, ::-1], wide[:, ::-1]
+    new = from_mask(crop, Distance(cap=min(cap * real, 63.75)))
+    y, x = np.indices(size)
+    to_border = np.minimum(np.minimum(y, x), np.minimum(size[0] - 1 - y, size[1] - 1 - x))
+    # A pixel stands for one whose centre is up to half a pixel of the source away along each axis, and so does a
+    # boundary.
+    off = math.sqrt(0.5) * (real + 1) + real * STEP / 2 + (0 if scale >= 1 else 1.0)
+    inside = np.minimum(wide, new) + off < to_border
+    assert inside.sum() > 0.2 * inside.size or scale < 1
+    far = np.abs(new - wide)[inside] > off + 1e-4
+    # Where a part goes as it is seen smaller, what lay around it is nearer to something else: 5 % of the pixels of one
+    # of 600 such cuts, the worst of 2,400.
+    assert far.mean() <= 0.1 if scale < 1 and far.size else not far.any()
+
+
+def test_maps_are_kept_to_a_quarter_of_a_pixel_and_made_once(tmp_path, monkeypatch):
+    data = packed(tmp_path / "set")
+    found = distances_once(data, Distance(cap=6.6))
+    assert len(found) == 3 and found.of == data.digest and found.settings == Distance(cap=6.6)
+    for row in range(3):
+        exact = from_mask(data.mask(row), Distance(cap=6.6))
+        assert found.map(row).dtype == np.float32 and found.map(row).shape == exact.shape
+        assert np.abs(found.map(row) - exact).max() <= STEP / 2
+        assert (found.map(row) == found.levels(row) * np.float32(STEP)).all()
+        assert found.map(row).min() == 0.5
+    assert found.changed() == []
+    monkeypatch.setattr(boundary_distance, "_write", lambda *_: pytest.fail("made again"))
+    again = distances_once(data, Distance(cap=6.6))
+    assert again.path == found.path and (again.map(1) == found.map(1)).all()
+
+
+def test_a_whole_number_names_the_maps_of_the_same_cap(tmp_path):
+    data = packed(tmp_path / "set")
+    assert distances_once(data, Distance(cap=6)).path == distances_once(data, Distance(cap=6.0)).path
+
+
+def test_other_masks_and_other_settings_have_maps_of_their_own(tmp_path):
+    data, other, small = packed(tmp_path / "set"), packed(tmp_path / "other", seed=1), None
+    small = packed(tmp_path / "set", size=(12, 16))
+    asked = [(data, Distance()), (other, Distance()), (small, Distance()), (data, Distance(cap=4.0))]
+    asked.append((data, Distance(ignored="boundary")))
+    found = [distances_once(*each) for each in asked]
+    assert len({each.path for each in found}) == len(asked)
+    for (of, how), each in zip(asked, found, strict=True):
+        assert np.abs(each.map(0) - from_mask(of.mask(0), how)).max() <= STEP / 2
+
+
+def test_maps_of_a_mask_that_was_changed_are_made_again(tmp_path):
+    data = packed(tmp_path / "set")
+    before = distances_once(data, Distance())
+    mask = data.mask(1).copy()
+    mask[10:, 20:] = (mask[10:, 20:] % 2) + 1
+    scene_sets.put(tmp_path / "set/trainannot/p001.png", mask)
+    changed = packed(tmp_path / "set")
+    after = distances_once(changed, Distance())
+    assert changed.digest != data.digest and after.path != before.path
+    assert np.abs(after.map(1) - from_mask(mask, Distance())).max() <= STEP / 2
+    assert (after.map(0) == before.map(0)).all() and (after.map(1) != before.map(1)).any()
+
+
+def test_maps_of_others_are_refused_under_their_name(tmp_path):
+    """Somebody may move folders about: what is in one is compared with what is asked for."""
+    data, other = packed(tmp_path / "set"), packed(tmp_path / "other", seed=1)
+    mine, theirs = distances_once(data, Distance()), distances_once(other, Distance())
+    shutil.rmtree(mine.path)
+    shutil.copytree(theirs.path, mine.path)
+    with pytest.raises(UserError, match=r"distances of other masks than those of .*remove the folder"):
+        distances_once(data, Distance())
+    shutil.rmtree(mine.path)
+    shutil.copytree(distances_once(data, Distance(cap=3)).path, mine.path)
+    with pytest.raises(UserError, match=r"distances by Distance\(cap=3.0"):
+        distances_once(data, Distance())
+
+
+def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
+    data, other = packed(tmp_path / "set"), packed(tmp_path / "other", seed=1)
+    found = distances_once(data, Distance())
+    manifest = json.loads((found.path / "manifest.json").read_text())
+    manifest["of"] = other.digest
+    (found.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="digest does not fit"):
+        distances_once(data, Distance())
+    manifest["digest"] = Distances.digest_of(manifest)
+    (found.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="of other masks"):
+        distances_once(data, Distance())
+
+
+@pytest.mark.parametrize("name", ["maps.bin", "shapes.npy", "offsets.npy", "checksums.npy"])
+def test_a_damaged_file_is_refused(tmp_path, name):
+    data = packed(tmp_path / "set")
+    file = distances_once(data, Distance()).path / name
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}: is not what was written.*remove the folder"):
+        distances_once(data, Distance())
+    file.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=rf"{name}: \d+ bytes; expected"):
+        distances_once(data, Distance())
+
+
+def test_a_damaged_row_of_a_large_file_is_refused_when_it_is_read(tmp_path, monkeypatch):
+    data = packed(tmp_path / "set")
+    found = distances_once(data, Distance())
+    content = bytearray((found.path / "maps.bin").read_bytes())
+    content[-9] ^= 1
+    (found.path / "maps.bin").write_bytes(content)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    found = distances_once(data, Distance())
+    found.map(0), found.map(1)
+    with pytest.raises(UserError, match=r"row 2: is not what was written \(checksum differs\)"):
+        found.map(2)
+
+
+def test_a_failure_leaves_nothing(tmp_path, cache, monkeypatch):
+    data = packed(tmp_path / "set")
+    before = {path.name for path in cache.iterdir() if path.is_dir()}
+    monkeypatch.setattr(boundary_distance, "_quarters", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(UserError, match="No space left"):
+        distances_once(data, Distance())
+    assert {path.name for path in cache.iterdir() if path.is_dir()} == before
+
+
+@pytest.mark.parametrize("cap", [0, -1, 64, float("nan"), float("inf")])
+def test_caps_that_a_byte_cannot_hold_are_refused(cap):
+    with pytest.raises(ValueError, match="cap"):
+        validate(Distance, {"cap": cap}, {})
+    assert validate(Distance, {"cap": 63.75}, {}).cap == 63.75
+
+
+def test_the_largest_cap_is_computed_exactly():
+    mask = np.zeros((130, 130), np.uint8)
+    mask[64, 64] = 1
+    found = from_mask(mask, Distance(cap=63.75))
+    y, x = np.indices(mask.shape)
+    away = np.hypot(np.maximum(np.abs(y - 64) - 0.5, 0), np.maximum(np.abs(x - 64) - 0.5, 0))
+    away[64, 64] = 0.5
+    assert found == pytest.approx(np.minimum(away, 63.75), abs=1e-5)
+
+
+def test_what_is_no_folder_of_maps_is_refused(tmp_path):
+    with pytest.raises(UserError, match="does not exist; expected a folder of distance maps"):
+        Distances(tmp_path / "nothing")
+    data = packed(tmp_path / "set")
+    with pytest.raises(UserError, match="not the manifest of a folder of distance maps"):
+        Distances(data.path)

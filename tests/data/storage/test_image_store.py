@@ -1,0 +1,610 @@
+import errno
+import io
+import json
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainkit.data.formats import image_decode
+from trainkit.data.loader import thread_pool
+from trainkit.data.storage import hashed_folder, image_store, import_images
+from trainkit.data.storage.image_store import Packed, Writer
+from trainkit.errors import UserError
+
+SIZE = 8
+
+
+def picture(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def people(root: Path) -> Path:
+    for person in range(3):
+        (root / f"p{person}").mkdir(parents=True)
+        for k in range(4):
+            Image.fromarray(picture(10 * person + k)).save(root / f"p{person}" / f"{k}.png")
+    return root
+
+
+@pytest.fixture(params=["decoded", "encoded"])
+def folder(request, tmp_path) -> Path:
+    import_images.import_faces(people(tmp_path / "people"), tmp_path / "set", image_size=SIZE, store=request.param)
+    return tmp_path / "set"
+
+
+def images(folder: Path) -> Path:
+    return next(folder.glob("images.*"))
+
+
+def test_what_was_put_in_comes_out(folder):
+    data = Packed(folder)
+    assert len(data) == 12 and data.classes == 3 and data.image_size == SIZE
+    assert data.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    rows = np.asarray([11, 0, 5, 5])
+    for pixels, row in zip(data.fetch(rows), rows, strict=True):
+        assert (pixels.transpose(1, 2, 0) == picture(10 * (row // 4) + row % 4)).all()
+    assert data.ids()[5] == "p1/1.png"
+    assert data.fetch(np.asarray([], np.int64)).shape == (0, 3, SIZE, SIZE)
+
+
+def test_sets_of_squares_keep_the_digest_they_always_had(tmp_path):
+    root = tmp_path / "people"
+    for person in range(3):
+        (root / f"p{person}").mkdir(parents=True)
+        for k in range(4):
+            pixels = (np.arange(8 * 8 * 3).reshape(8, 8, 3) * (10 * person + k) % 256).astype(np.uint8)
+            Image.fromarray(pixels).save(root / f"p{person}" / f"{k}.bmp")
+    # As written by the first version, which knew only squares.
+    first = {
+        "decoded": "62d6b60b96a47e512ce3cc7b55f127b8b8bf0764c40e0813d3b85da45350bd67",
+        "encoded": "abf12cb271d4e2807c4b6409a9a6a7d39bf4208b40d803b5c85051304f89ff7f",
+    }
+    for store, digest in first.items():
+        import_images.import_faces(root, tmp_path / store, image_size=8, store=store)
+        data = Packed(tmp_path / store)
+        assert data.digest == digest and data.manifest["image_size"] == 8 and data.size == (8, 8)
+        assert data.groups is None and data.group_names == () and len(list((tmp_path / store).iterdir())) in (7, 8)
+
+
+@pytest.mark.parametrize("store", ["decoded", "encoded"])
+def test_pictures_of_any_shape_are_kept(tmp_path, store):
+    root = people(tmp_path / "people")
+    Image.fromarray(np.full((5, 12, 3), 9, np.uint8)).save(root / "p0" / "0.png")
+    import_images.import_pictures(root, tmp_path / "set", size=(4, 6), fit="stretch", store=store)
+    data = Packed(tmp_path / "set")
+    assert data.size == (4, 6) and data.manifest["image_size"] == [4, 6]
+    images = data.fetch(np.arange(12))
+    assert images.shape == (12, 3, 4, 6) and (images[0] == 9).all()
+    for row in range(12):
+        assert (data.picture(row) == images[row].transpose(1, 2, 0)).all() and data.picture(row).flags.c_contiguous
+    with pytest.raises(ValueError, match="4 x 6, not squares"):
+        _ = data.image_size
+    assert (
+        import_images.info(tmp_path / "set")["image_size"] == "4 x 6" and import_images.verify(tmp_path / "set") == []
+    )
+
+
+def own_sizes(tmp_path: Path) -> Path:
+    root = tmp_path / "things"
+    for row, shape in enumerate([(5, 7), (9, 3), (5, 7), (2, 2)]):
+        (root / f"c{row % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(row).integers(0, 256, (*shape, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"c{row % 2}" / f"{row}.png")
+    return root
+
+
+def test_pictures_may_keep_their_own_sizes(tmp_path):
+    root = own_sizes(tmp_path)
+    report = import_images.import_pictures(root, tmp_path / "set", size=None)
+    assert report.store == "encoded" and any("smallest 2 x 2, median 5 x 7, largest 5 x 7" in n for n in report.notes)
+    data = Packed(tmp_path / "set")
+    assert data.size is None and data.manifest["image_size"] is None and data.labels.tolist() == [0, 0, 1, 1]
+    for row, name in enumerate(data.ids()):
+        assert (data.picture(row) == np.asarray(Image.open(root / name))).all()
+        assert data.encoded(row) == (root / name).read_bytes()
+    several = data.pictures(np.asarray([3, 0, 2, 2, 1]))
+    assert [pixels.shape[:2] for pixels in several] == [data.picture(row).shape[:2] for row in (3, 0, 2, 2, 1)]
+    assert all((pixels == data.picture(row)).all() for pixels, row in zip(several, (3, 0, 2, 2, 1), strict=True))
+    with pytest.raises(ValueError, match="one by one"):
+        data.fetch(np.asarray([0]))
+    for row in (-1, 4):
+        with pytest.raises(ValueError, match="row"):
+            data.picture(row)
+    assert len(set(data.contents().tolist())) == 4
+    assert import_images.info(tmp_path / "set")["image_size"] == "their own sizes"
+    again = import_images.import_pictures(tmp_path / "set", tmp_path / "small", size=(4, 4), fit="crop")
+    direct = import_images.import_pictures(root, tmp_path / "direct", size=(4, 4), fit="crop")
+    assert again.digest == direct.digest
+    with pytest.raises(ValueError, match="encoded"):
+        import_images.import_pictures(root, tmp_path / "no", size=None, store="decoded")
+
+
+def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    import_images.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
+    file = tmp_path / "set" / "images.bin"
+    content = bytearray(file.read_bytes())
+    content[int(Packed(tmp_path / "set")._offsets[2]) + 40] ^= 1
+    file.write_bytes(content)
+    data = Packed(tmp_path / "set")
+    data.picture(1)
+    with pytest.raises(UserError, match=r"row 2 \(c1/1\.png\).*checksum"):
+        data.picture(2)
+    problems = import_images.verify(tmp_path / "set")
+    assert len(problems) == 2 and "images.bin" in problems[0] and "row 2" in problems[1]
+
+
+def grouped(tmp_path: Path) -> Path:
+    import_images.import_pictures(people(tmp_path / "people"), tmp_path / "set", size=(8, 8), group=r"/(\d)\.")
+    return tmp_path / "set"
+
+
+def test_groups_are_kept_and_travel_to_workers(tmp_path):
+    import pickle
+
+    data = Packed(grouped(tmp_path))
+    for one in (data, pickle.loads(pickle.dumps(data))):
+        assert one.group_names == ("0", "1", "2", "3") and one.groups.tolist() == [0, 1, 2, 3] * 3
+        assert one.groups.dtype == np.int64
+    assert import_images.info(data.path)["groups"] == 4
+    import_images.import_pictures(tmp_path / "people", tmp_path / "plain", size=(8, 8))
+    assert Packed(tmp_path / "plain").digest != data.digest, "groups are part of what a set is"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"groups.npy": np.asarray([0] * 11 + [4])}, r"row 11 .*group 4; expected 0 to 3"),
+        ({"groups.npy": np.asarray([-1] + [0] * 11)}, r"row 0 .*group -1"),
+        ({"groups.npy": np.zeros(11, np.int64)}, "groups.npy"),
+        ({"groups.npy": np.zeros(12, np.int32)}, "groups.npy"),
+        ({"groups.json": None}, "manifest"),
+        ({"groups.npy": None}, "manifest"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
+    folder = grouped(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, content in changed.items():
+        if content is None:
+            del manifest["files"][name]
+        else:
+            np.save(folder / name, content)
+            manifest["files"][name] = {
+                "bytes": (folder / name).stat().st_size,
+                "sha256": hashed_folder.sha256(folder / name),
+            }
+    manifest["digest"] = Packed.digest_of(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=words):
+        Packed(folder)
+
+
+@pytest.mark.parametrize(
+    "size", [[8], [8, 8, 8], [8, 0], [-8, 8], ["8", 8], [8.0, 8], "8", True, {}, 10**9, [1, 10**9]]
+)
+def test_an_image_size_that_is_none_is_refused(folder, size):
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_size": size}))
+    with pytest.raises(UserError, match=r"manifest\.json: image_size"):
+        Packed(folder)
+
+
+def test_a_manifest_that_leaves_the_size_open_does_not_open_a_set_of_one_size(folder):
+    file = folder / "manifest.json"
+    for change in ({"image_size": None}, {"image_size": [8, 8]}):
+        manifest = json.loads(file.read_text())
+        file.write_text(json.dumps(manifest | change))
+        with pytest.raises(UserError, match=r"manifest\.json"):
+            Packed(folder)
+        file.write_text(json.dumps(manifest))
+    del manifest["image_size"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="image_size"):
+        Packed(folder)
+
+
+def test_rows_that_are_not_there_are_a_mistake_of_the_caller(folder):
+    for row in (-1, 12):
+        with pytest.raises(ValueError, match="rows"):
+            Packed(folder).fetch(np.asarray([row]))
+
+
+def test_decoded_and_encoded_hold_the_same_pixels(tmp_path):
+    source = people(tmp_path / "people")
+    for store in ("decoded", "encoded"):
+        import_images.import_faces(source, tmp_path / store, image_size=SIZE, store=store)
+    one, two = Packed(tmp_path / "decoded"), Packed(tmp_path / "encoded")
+    assert (one.fetch(np.arange(12)) == two.fetch(np.arange(12))).all()
+    assert (one.contents() == two.contents()).all()
+    assert two.encoded(3) == (source / "p0" / "3.png").read_bytes(), "files that fit are kept as they are"
+
+
+def test_every_flipped_byte_of_every_file_is_noticed(folder):
+    rng = np.random.default_rng(0)
+    files = sorted(folder.iterdir())
+    assert len(files) >= 7
+    for file in files:
+        whole = file.read_bytes()
+        for place in rng.integers(0, len(whole), 12):
+            content = bytearray(whole)
+            content[place] ^= 1 << int(rng.integers(8))
+            file.write_bytes(content)
+            if file.name == "manifest.json":
+                noticed = _refuses(folder) or Packed(folder).digest == json.loads(whole)["digest"]
+            else:
+                noticed = _refuses(folder) and import_images.verify(folder) != []
+            assert noticed, (file.name, int(place))
+        file.write_bytes(whole)
+    assert import_images.verify(folder) == []
+
+
+def _refuses(folder: Path) -> bool:
+    try:
+        data = Packed(folder)
+        data.fetch(np.arange(len(data)))
+    except UserError:
+        return True
+    return False
+
+
+def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    data = Packed(folder)
+    begin = 128 + 7 * 3 * SIZE * SIZE if data.store == "decoded" else int(data._offsets[7])
+    content = bytearray(images(folder).read_bytes())
+    content[begin + 20] ^= 4
+    images(folder).write_bytes(content)
+    data = Packed(folder)
+    data.fetch(np.asarray([6, 8]))
+    with pytest.raises(UserError, match=r"row 7 \(p1/3\.png\)"):
+        data.fetch(np.asarray([6, 7]))
+    problems = import_images.verify(folder)
+    assert len(problems) == 2 and "images." in problems[0] and "row 7" in problems[1]
+
+
+@pytest.mark.parametrize("name", ["images", "labels.npy", "checksums.npy", "ids.txt", "manifest.json", "names.json"])
+def test_a_truncated_or_missing_file_is_named(folder, name):
+    file = images(folder) if name == "images" else folder / name
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=file.name):
+        Packed(folder)
+    file.unlink()
+    with pytest.raises(UserError, match=file.name):
+        Packed(folder)
+    assert len(import_images.verify(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": 10**15},
+        {"rows": -1},
+        {"rows": "12"},
+        {"image_size": 0},
+        {"classes": 2},
+        {"version": 99},
+        {"store": "other"},
+        {"protocol": "Pairs"},
+        {"files": {}},
+        {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}},
+        {"digest": "0" * 64},
+        {"format": None},
+    ],
+)
+def test_a_manifest_that_was_tampered_with_is_refused(folder, change):
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match="manifest"):
+        Packed(folder)
+
+
+def test_a_label_out_of_range_is_named_by_its_row(folder):
+    labels = np.load(folder / "labels.npy")
+    labels[9] = 3
+    np.save(folder / "labels.npy", labels)
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["files"]["labels.npy"]["sha256"] = hashed_folder.sha256(folder / "labels.npy")
+    manifest["digest"] = Packed.digest_of(manifest)
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"row 9 .*label 3"):
+        Packed(folder)
+
+
+def test_an_import_that_fails_leaves_nothing(tmp_path):
+    root = people(tmp_path / "people")
+    (root / "p1" / "2.png").write_bytes((root / "p1" / "2.png").read_bytes()[:60])
+    (root / "p2" / "0.png").write_bytes(b"")
+    Image.fromarray(picture(0)).resize((9, 8)).save(root / "p2" / "1.png")
+    with pytest.raises(UserError) as caught:
+        import_images.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
+    for name in ("p1/2.png", "p2/0.png", "p2/1.png"):
+        assert name in str(caught.value)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_damaged_pictures_are_left_out_on_demand_and_named(tmp_path):
+    root = people(tmp_path / "people")
+    (root / "p1" / "2.png").write_bytes(b"no picture")
+    report = import_images.import_faces(root, tmp_path / "set", image_size=SIZE, damaged="skip")
+    assert report.rows == 11 and "p1/2.png" in report.notes[0]
+    data = Packed(tmp_path / "set")
+    assert data.labels.tolist() == [0] * 4 + [1] * 3 + [2] * 4
+    assert (data.fetch(np.asarray([6]))[0].transpose(1, 2, 0) == picture(13)).all()
+
+
+def test_an_existing_folder_is_not_written_over(folder):
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(UserError, match="exists"):
+        import_images.import_faces(folder.parent / "people", folder, image_size=SIZE)
+    assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    root = people(tmp_path / "people")
+    monkeypatch.setattr(Writer, "save", full)
+    with pytest.raises(UserError, match="No space left"):
+        import_images.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_progress_counts_to_the_end(tmp_path):
+    seen = []
+    import_images.import_faces(
+        people(tmp_path / "p"), tmp_path / "set", image_size=SIZE, on_progress=lambda *done: seen.append(done)
+    )
+    assert seen == [(i, 12) for i in range(1, 13)]
+    seen.clear()
+    import_images.verify(tmp_path / "set", on_progress=lambda *done: seen.append(done))
+    assert seen[-1] == (12, 12)
+
+
+def test_odd_things_are_warnings(tmp_path):
+    root = people(tmp_path / "people")
+    (root / "twin").mkdir()
+    (root / "twin" / "x.png").write_bytes((root / "p0" / "1.png").read_bytes())
+    import_images.import_faces(root, tmp_path / "set", image_size=SIZE)
+    other = tmp_path / "other"
+    (other / "z").mkdir(parents=True)
+    Image.fromarray(picture(21)).save(other / "z" / "0.bmp")
+    import_images.import_faces(other, tmp_path / "evaluation", image_size=SIZE)
+    problems = import_images.verify(tmp_path / "set", against=[tmp_path / "evaluation"])
+    assert all(problem.startswith("warning: ") for problem in problems) and len(problems) == 3
+    single, double, shared = problems
+    assert "twin" in single
+    assert "p0/1.png = twin/x.png" in double
+    assert "p2/1.png = z/0.bmp" in shared
+
+
+def test_info_says_what_is_there(folder):
+    facts = import_images.info(folder)
+    assert facts["pictures"] == 12 and facts["classes"] == 3
+    assert facts["pictures_per_class"] == {"least": 4, "median": 4.0, "most": 4}
+    assert facts["bytes"] == sum(f.stat().st_size for f in folder.iterdir() if f.name != "manifest.json")
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def test_pictures_of_every_mode_become_rgb():
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    three = np.repeat(grey[:, :, None], 3, 2)
+    image = Image.fromarray(grey)
+    assert (image_decode.decode(encoded(image), "") == three).all()
+    assert (image_decode.decode(encoded(image.convert("RGBA")), "") == three).all()
+    assert (image_decode.decode(encoded(image.convert("LA")), "") == three).all()
+    assert (image_decode.decode(encoded(image.convert("P")), "") == three).all()
+    assert (image_decode.decode(encoded(Image.fromarray(grey.astype(np.uint16) * 257)), "") == three).all()
+    black_and_white = image_decode.decode(encoded(Image.fromarray(grey > 100)), "")
+    assert (black_and_white == np.where(grey > 100, 255, 0)[:, :, None]).all()
+    cmyk = image_decode.decode(encoded(Image.fromarray(three).convert("CMYK"), "JPEG", quality=100), "")
+    assert cmyk.shape == (8, 8, 3) and np.abs(cmyk.astype(int) - three).max() < 12
+    webp = image_decode.decode(encoded(Image.fromarray(three), "WEBP", lossless=True), "")
+    assert (webp == three).all()
+
+
+def test_a_picture_lying_on_its_side_is_set_upright():
+    pixels = picture(0)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    upright = image_decode.decode(encoded(Image.fromarray(pixels), exif=exif), "")
+    assert (upright == np.rot90(pixels, -1)).all()
+
+
+def animated() -> bytes:
+    frames = [Image.fromarray(picture(i)) for i in range(2)]
+    return encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "0 bytes"),
+        (b"GIF89a" + b"\0" * 50, "formats"),
+        (encoded(Image.fromarray(picture(0)), "TIFF"), "formats"),
+        (encoded(Image.fromarray(picture(0)), "GIF"), "formats"),
+        (encoded(Image.fromarray(picture(0)))[:-40], "cannot be decoded"),
+        (encoded(Image.fromarray(picture(0)), "JPEG")[:-30], "cannot be decoded"),
+        (animated(), "animated"),
+        (b"\xff" * 100, "formats"),
+    ],
+)
+def test_what_is_no_whole_picture_is_refused_by_name(data, words):
+    with pytest.raises(UserError, match=f"photo 3.*{words}"):
+        image_decode.decode(data, "photo 3")
+
+
+@pytest.mark.parametrize("side", [8_000, 20_000])
+def test_a_bomb_is_refused_from_its_header(side):
+    bomb = encoded(Image.new("1", (side, side)), optimize=True)
+    assert len(bomb) < 100_000
+    import tracemalloc
+
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"pixels|cannot be decoded"):
+        image_decode.decode(bomb, "bomb")
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+def photograph(seed: int, size: tuple[int, int] = (40, 56)) -> Image.Image:
+    small = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((size[1], size[0]), Image.Resampling.BICUBIC)
+
+
+def jpeg(picture: Image.Image, **options) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    return exif
+
+
+PLAIN = {
+    "4:4:4": lambda: jpeg(photograph(0), quality=92, subsampling=0),
+    "4:2:2": lambda: jpeg(photograph(1), quality=85, subsampling=1),
+    "4:2:0": lambda: jpeg(photograph(2), quality=75, subsampling=2),
+    "coarse": lambda: jpeg(photograph(3), quality=5),
+    "progressive": lambda: jpeg(photograph(4), quality=90, progressive=True),
+    "optimised": lambda: jpeg(photograph(5), optimize=True, comment=b"Exif"),
+    "restarts": lambda: jpeg(photograph(6), restart_marker_blocks=3),
+    "profile": lambda: jpeg(photograph(7), icc_profile=b"x" * 70_000),
+    "noise": lambda: jpeg(Image.fromarray(np.random.default_rng(8).integers(0, 256, (40, 56, 3), dtype=np.uint8))),
+}
+OTHERS = {
+    "upside down": lambda: jpeg(photograph(0), exif=turned()),
+    "grey": lambda: jpeg(photograph(1).convert("L")),
+    "CMYK": lambda: jpeg(photograph(2).convert("CMYK")),
+    "RGB": lambda: jpeg(photograph(3), keep_rgb=True),
+    "PNG": lambda: image_decode.encode(np.asarray(photograph(4))),
+}
+
+
+def packed_bytes(folder: Path, encoded: list[bytes]) -> Packed:
+    with Writer(folder, size=(40, 56), store="encoded") as writer:
+        for data in encoded:
+            writer.add(np.ascontiguousarray(image_decode.decode(data, "").transpose(2, 0, 1)), data)
+        labels = np.zeros(len(encoded), np.int64)
+        return writer.finish(labels=labels, class_names=["one"], ids=[str(i) for i in range(len(encoded))])
+
+
+@pytest.mark.parametrize("decoder", ["_simplejpeg", "_torchvision"])
+def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder):
+    if decoder == "_simplejpeg":
+        pytest.importorskip("simplejpeg")
+    monkeypatch.setattr(image_decode, "plain_decoder", getattr(image_decode, decoder))
+    data = packed_bytes(tmp_path / "set", [make() for make in (PLAIN | OTHERS).values()])
+    assert not data._images.flags.writeable, "a file larger than memory can be mapped for reading alone"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images = data.fetch(np.arange(len(data)))
+    for row, (name, make) in enumerate((PLAIN | OTHERS).items()):
+        pixels = image_decode.decode(make(), "")
+        assert (images[row].transpose(1, 2, 0) == pixels).all(), name
+        assert (data.picture(row) == pixels).all() and data.picture(row).flags.c_contiguous
+        assert image_decode.plain_jpeg(make()) == ((40, 56) if name in PLAIN else None), name
+    assert data._known.tolist() == [image_store._PLAIN] * len(PLAIN) + [image_store._CHECKED] * len(OTHERS)
+    assert data._proved >= len(PLAIN), "Pillow has not decoded them"
+
+
+def test_once_it_has_proved_itself_a_decoder_reads_groups_and_pillow_what_it_cannot(tmp_path, monkeypatch):
+    made = [make() for make in (PLAIN | OTHERS).values()]
+    data = packed_bytes(tmp_path / "set", 4 * made)
+    asked, small = [], 5 * 40 * 56 * 4  # several groups, the last of them not whole
+    monkeypatch.setattr(image_decode.Room, "_BYTES", small)
+    monkeypatch.setattr(image_decode, "_own", threading.local())
+
+    def picky(encoded, out) -> np.ndarray:
+        asked.append(out)
+        if len(asked) % 11 == 0:
+            raise ValueError("not this time")
+        out[:, :, :3], out[:, :, 3] = image_decode.decode(encoded.tobytes(), ""), len(asked)
+        return out
+
+    monkeypatch.setattr(image_decode, "plain_decoder", lambda: picky)
+    expected = [image_decode.decode(encoded, "").transpose(2, 0, 1) for encoded in 4 * made]
+    plain = np.tile(np.arange(len(made)) < len(PLAIN), 4).nonzero()[0]
+    with thread_pool.alone():
+        for rows in (np.arange(len(data)), plain, np.arange(len(data))[::-1]):
+            assert (data.fetch(rows) == np.stack([expected[row] for row in rows])).all()
+    assert len(asked) > 2 * len(plain)
+
+
+def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog):
+    data = packed_bytes(tmp_path / "set", [make() for make in PLAIN.values()])
+    asked = []
+
+    def off_by_one(encoded, out) -> np.ndarray:
+        asked.append(encoded)
+        return image_decode.decode(encoded.tobytes(), "") ^ 1
+
+    monkeypatch.setattr(image_decode, "plain_decoder", lambda: off_by_one)
+    with thread_pool.alone():
+        images = data.fetch(np.arange(len(data)))
+    for row, make in enumerate(PLAIN.values()):
+        assert (images[row].transpose(1, 2, 0) == image_decode.decode(make(), "")).all()
+    assert len(asked) == 1 and "otherwise than it was imported" in caplog.text and "row 0" in caplog.text
+
+
+@pytest.mark.parametrize("proved", [0, image_store._PROOFS])
+def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved):
+    data = packed_bytes(tmp_path / "set", [PLAIN["4:2:0"]()])
+    data._proved = proved
+
+    def broken(encoded, out) -> np.ndarray:
+        raise ValueError("no")
+
+    for decoder in (broken, None):
+        monkeypatch.setattr(image_decode, "plain_decoder", lambda decoder=decoder: decoder)
+        vars(data).pop("_decoder", None)
+        assert (data.picture(0) == image_decode.decode(PLAIN["4:2:0"](), "")).all()
+
+
+def test_threads_read_what_one_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(thread_pool, "count", lambda: 3)
+    monkeypatch.setattr(image_store, "_COPIED", 1)
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    for store in ("decoded", "encoded"):
+        import_images.import_pictures(people(tmp_path / store), tmp_path / f"{store}.set", size=(8, 8), store=store)
+        data = Packed(tmp_path / f"{store}.set")
+        rows = np.random.default_rng(0).integers(0, 12, 50)
+        for pixels, row in zip(data.fetch(rows), rows, strict=True):
+            assert (pixels.transpose(1, 2, 0) == picture(10 * (row // 4) + row % 4)).all()
+        content = bytearray(images(data.path).read_bytes())
+        for row in (7, 10):
+            content[128 + row * 192 + 20 if store == "decoded" else int(data._offsets[row]) + 20] ^= 4
+        images(data.path).write_bytes(content)
+        for read in (Packed(data.path).fetch, Packed(data.path).pictures):
+            with pytest.raises(UserError, match="row 7 "):
+                read(np.arange(12))
+
+
+def test_headers_that_are_cut_or_made_up_are_no_plain_jpegs():
+    whole = PLAIN["4:2:0"]()
+    start = whole.index(b"\xff\xda")
+    assert image_decode.plain_jpeg(whole) == (40, 56)
+    assert all(image_decode.plain_jpeg(whole[:cut]) is None for cut in range(start + 4))
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        content = bytearray(whole[: start + 20])
+        content[rng.integers(len(content))] = rng.integers(256)
+        found = image_decode.plain_jpeg(bytes(content))
+        assert found is None or (len(found) == 2 and min(found) >= 1)
+    large = whole.replace((40).to_bytes(2, "big") + (56).to_bytes(2, "big"), b"\xff\xff\xff\xff")
+    assert image_decode.plain_jpeg(large) is None, "beyond the cap"

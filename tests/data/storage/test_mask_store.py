@@ -1,0 +1,277 @@
+"""Masks in the packed form: what was in the files, counted, and refused where it cannot be right."""
+
+import io
+import json
+import pickle
+import re
+import zlib
+
+import numpy as np
+import pytest
+import scene_sets
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from trainkit.data.scenes import files, label_maps, sources
+from trainkit.data.storage import hashed_folder, map_store, mask_store
+from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once, resized
+from trainkit.errors import UserError
+from trainkit.interfaces import IGNORED
+
+LABELS = label_maps.numbered(scene_sets.NAMES[: scene_sets.CLASSES], colours=scene_sets.COLOURS[: scene_sets.CLASSES])
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture
+def root(tmp_path):
+    return scene_sets.camvid(tmp_path / "set", (4, 2))
+
+
+def source(root, split="train"):
+    return sources.open_scenes(f"{root}#{split}")
+
+
+def masks(count=4, part=0):
+    """What the writer of the set drew."""
+    return [scene_sets.scene(1000 * part + n)[1] for n in range(count)]
+
+
+def test_masks_are_those_of_the_files(root):
+    data = pack_masks_once(source(root), LABELS)
+    assert len(data) == 4 and data.names == LABELS.names and data.colours == LABELS.colours and data.size is None
+    assert data.ids() == [scene.id for scene in source(root).scenes]
+    for row, mask in enumerate(masks()):
+        found = data.mask(row)
+        assert found.dtype == np.uint8 and (found == mask).all()
+        assert data.shapes[row].tolist() == list(mask.shape)
+        expected = [int((mask == number).sum()) for number in (*range(scene_sets.CLASSES), IGNORED)]
+        assert data.counts[row].tolist() == expected and expected[-1] > 0
+        assert data.fingerprints[row] == mask_store.fingerprint(mask)
+    assert data.changed() == [] and data.bytes < 20_000
+    for row in (-1, 4):
+        with pytest.raises(ValueError, match=f"row {row} of a set of 4"):
+            data.mask(row)
+
+
+def test_every_pixel_of_a_resized_mask_is_that_in_which_its_centre_lies(root):
+    data = pack_masks_once(source(root), LABELS, (10, 45))
+    assert data.size == (10, 45) and data.shapes.tolist() == [[10, 45]] * 4 and (data.counts.sum(1) == 450).all()
+    mask = masks()[2]
+    expected = [[mask[int((y + 0.5) * 24 / 10), int((x + 0.5) * 32 / 45)] for x in range(45)] for y in range(10)]
+    assert data.mask(2).tolist() == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(st.integers(1, 40), st.integers(1, 40)), st.tuples(st.integers(1, 90), st.integers(1, 90)))
+def test_resizing_takes_no_pixel_from_outside_and_keeps_whole_factors(old, new):
+    mask = np.arange(old[0] * old[1]).reshape(old)
+    found = resized(mask, new)
+    assert found.shape == new
+    rows, columns = np.divmod(found, old[1])
+    assert (rows == rows[:, :1]).all() and (columns == columns[:1]).all()
+    # The centre of a new pixel, in old ones, lies in the one that was taken.
+    for axis, taken in enumerate((rows[:, 0], columns[0])):
+        centre = (np.arange(new[axis]) + 0.5) * old[axis] / new[axis]
+        assert (taken <= centre + 1e-9).all() and (centre <= taken + 1 + 1e-9).all()
+    assert (resized(resized(mask, (3 * old[0], 2 * old[1])), old) == mask).all()
+
+
+def test_masks_are_packed_once(root, monkeypatch):
+    first = pack_masks_once(source(root), LABELS)
+    monkeypatch.setattr(mask_store, "_write", lambda *_: pytest.fail("packed again"))
+    assert pack_masks_once(source(root), LABELS).path == first.path
+
+
+def test_what_masks_are_made_of_names_them(root):
+    """Other files, other classes, another size: another folder. Colours are for the eye: the same digest."""
+    first = pack_masks_once(source(root), LABELS)
+    small = pack_masks_once(source(root), LABELS, (12, 16))
+    plain = pack_masks_once(source(root), label_maps.numbered(LABELS.names))
+    other = label_maps.numbered(("a", *LABELS.names[1:]), colours=LABELS.colours)
+    renamed = pack_masks_once(source(root), other)
+    scene_sets.put(root / "trainannot/p002.png", masks()[1])
+    changed = pack_masks_once(source(root), LABELS)
+    assert len({str(data.path) for data in (first, small, plain, renamed, changed)}) == 5
+    assert len({data.digest for data in (first, small, renamed, changed)}) == 4 and plain.digest == first.digest
+    assert changed.fingerprints[2] == changed.fingerprints[1] == first.fingerprints[1] != first.fingerprints[2]
+    assert (changed.mask(2) == masks()[1]).all()
+
+
+def test_the_same_set_elsewhere_has_the_same_digest(root, tmp_path):
+    copied = scene_sets.camvid(tmp_path / "elsewhere", (4, 2))
+    one, two = pack_masks_once(source(root), LABELS), pack_masks_once(source(copied), LABELS)
+    assert one.digest == two.digest and one.path != two.path
+
+
+def test_coloured_masks_give_the_same_classes(tmp_path):
+    file = scene_sets.listed(tmp_path / "set", (3, 1), colour=True)
+    labels = label_maps.from_palette(scene_sets.palette(), [(0, 0, 0)])
+    data = pack_masks_once(sources.open_scenes(str(file)), labels)
+    assert all((data.mask(row) == mask).all() for row, mask in enumerate(masks(3)))
+    assert data.colours == scene_sets.COLOURS[: scene_sets.CLASSES]
+
+
+def test_tables_give_the_same_classes(tmp_path):
+    found = sources.open_scenes(f"{scene_sets.parquet(tmp_path / 'set', (3, 1))}#train")
+    data = pack_masks_once(found, LABELS)
+    assert len(data) == 3 and all((data.mask(row) == mask).all() for row, mask in enumerate(masks(3)))
+
+
+def test_masks_of_another_size_are_refused_before_any_is_read(root, monkeypatch, cache):
+    for name, size in (("p000", (24, 30)), ("p003", (32, 24))):
+        scene_sets.put(root / f"trainannot/{name}.png", np.zeros(size, np.uint8))
+    monkeypatch.setattr(files, "read_mask", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(UserError) as error:
+        pack_masks_once(source(root), LABELS)
+    said = str(error.value)
+    assert "2 masks that do not fit their pictures" in said and "p001" not in said
+    assert re.search(r"trainannot/p000\.png: 30 x 24 pixels, its picture 32 x 24", said)
+    assert re.search(r"trainannot/p003\.png: 24 x 32 pixels, its picture 32 x 24 \(is that turned by its EXIF", said)
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_a_turned_photograph_has_the_size_that_it_is_shown_at(root):
+    picture, exif = Image.fromarray(np.zeros((32, 24, 3), np.uint8)), Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", exif=exif)
+    (root / "train/p001.png").write_bytes(stream.getvalue())
+    assert len(pack_masks_once(source(root), LABELS)) == 4
+    # A mask is never turned: one that says so is refused where that makes it another, though its header would fit.
+    mask = Image.fromarray(np.zeros((32, 24), np.uint8))
+    stream = io.BytesIO()
+    mask.save(stream, "PNG", exif=exif)
+    (root / "trainannot/p003.png").write_bytes(stream.getvalue())
+    with pytest.raises(UserError, match=r"p003\.png: 24 x 32 pixels, its picture 32 x 24"):
+        pack_masks_once(source(root), LABELS)
+
+
+def test_values_outside_the_classes_are_named_with_their_files_and_all_at_once(root):
+    strange = masks()
+    strange[1][5:7, 20:23] = 9
+    strange[3][23, 31] = 200
+    for row in (1, 3):
+        scene_sets.put(root / f"trainannot/p{row:03d}.png", strange[row])
+    with pytest.raises(UserError) as error:
+        pack_masks_once(source(root), LABELS)
+    said = str(error.value)
+    assert "2 masks that cannot be used" in said and "trainkit data verify" in said
+    assert re.search(r"p001\.png: .*9 \(6 px, first at x 20, y 5\)", said)
+    assert re.search(r"p003\.png: .*200 \(1 px, first at x 31, y 23\)", said)
+
+
+def test_damaged_masks_are_named(root):
+    file = root / "trainannot/p002.png"
+    file.write_bytes(file.read_bytes()[:60])
+    (root / "trainannot/p000.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"(?s)1 mask that does not fit.*trainannot/p000\.png: cannot be decoded"):
+        pack_masks_once(source(root), LABELS)
+    scene_sets.put(root / "trainannot/p000.png", masks()[0])
+    with pytest.raises(UserError, match=r"(?s)1 mask that cannot be used.*p002"):
+        pack_masks_once(source(root), LABELS)
+
+
+def test_long_lists_of_mistakes_are_cut_and_counted():
+    with pytest.raises(UserError) as error:
+        mask_store.refuse("a set", [f"mask {n}" for n in range(57)], "bad masks")
+    assert "57 bad masks" in str(error.value) and "mask 19" in str(error.value) and "mask 20" not in str(error.value)
+    assert "and 37 more" in str(error.value)
+    mask_store.refuse("a set", [], "bad masks")
+
+
+def damaged(data, change):
+    """Change the arrays and the manifest of a folder so that all hashes fit again."""
+    arrays = {name: np.load(data.path / f"{name}.npy") for name in ("shapes", "offsets", "checksums", "counts")}
+    arrays["maps"] = np.fromfile(data.path / "maps.bin", np.uint8)
+    manifest = json.loads((data.path / "manifest.json").read_text())
+    change(arrays, manifest)
+    arrays.pop("maps").tofile(data.path / "maps.bin")
+    for name, array in arrays.items():
+        np.save(data.path / f"{name}.npy", array)
+    for name, entry in manifest["files"].items():
+        entry["bytes"] = (data.path / name).stat().st_size
+        entry["sha256"] = hashed_folder.sha256(data.path / name)
+    manifest["digest"] = mask_store.PackedMasks.digest_of(manifest)
+    (data.path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a, m: a["shapes"].__setitem__((0, 0), 25), "counts that do not fit"),
+        (lambda a, m: a["shapes"].__setitem__((0, 0), -1), "sizes that no picture has"),
+        (lambda a, m: a["shapes"].__setitem__((0, 0), 1 << 30), "sizes that no picture has"),
+        (lambda a, m: a["offsets"].__setitem__(1, 1 << 40), "offsets do not fit"),
+        (lambda a, m: a["offsets"].__setitem__(0, 1), "offsets do not fit"),
+        (lambda a, m: a["counts"].__setitem__((0, 0), -1), "counts that do not fit"),
+        (lambda a, m: a.__setitem__("counts", a["counts"][:, 1:]), "int64"),
+        (lambda a, m: a.__setitem__("checksums", a["checksums"][1:]), "uint32"),
+        (lambda a, m: m.__setitem__("names", ["a"] * 256), "names"),
+        (lambda a, m: m.__setitem__("colours", [[1, 2, 3]]), "colours"),
+        (lambda a, m: m.__setitem__("colours", [[1, 2, 300]] * 4), "colours"),
+        (lambda a, m: m.__setitem__("size", [1]), "size"),
+        (lambda a, m: m.__setitem__("rows", 0), "rows"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(root, change, said):
+    data = pack_masks_once(source(root), LABELS)
+    damaged(data, change)
+    with pytest.raises(UserError, match=said):
+        PackedMasks(data.path)
+
+
+def test_a_stream_of_another_length_is_refused(root):
+    """Also one that would fill the memory."""
+    data = pack_masks_once(source(root), LABELS)
+    bomb = zlib.compress(bytes(1 << 24))
+    small = map_store.compress(np.zeros((3, 3), np.uint8))
+    for stream, said in ((small, "9 pixels; expected 24 x 32"), (bomb, ""), (b"nonsense", "cannot be unpacked")):
+
+        def put(arrays, manifest, stream=stream):
+            rest = arrays["maps"][arrays["offsets"][1] :]
+            arrays["offsets"] += len(stream) - arrays["offsets"][1]
+            arrays["offsets"][0] = 0
+            arrays["maps"] = np.concatenate([np.frombuffer(stream, np.uint8), rest])
+            arrays["checksums"][0] = zlib.crc32(stream)
+
+        damaged(data, put)
+        opened = PackedMasks(data.path)
+        if said:
+            with pytest.raises(UserError, match=said):
+                opened.mask(0)
+        else:
+            with pytest.raises(UserError, match="more than 24 x 32 pixels"):
+                opened.mask(0)
+        assert (opened.mask(1) == masks()[1]).all()
+
+
+def test_a_damaged_byte_is_found(root, monkeypatch):
+    data = pack_masks_once(source(root), LABELS)
+    content = bytearray((data.path / "maps.bin").read_bytes())
+    content[20] ^= 16
+    (data.path / "maps.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"maps\.bin: is not what was written"):
+        pack_masks_once(source(root), LABELS)
+    assert len(data.changed()) == 1
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as of a file that is too large to be hashed each time
+    opened = pack_masks_once(source(root), LABELS)
+    with pytest.raises(UserError, match=r"row 0 \(.*p000.*\): is not what was written"):
+        opened.mask(0)
+    assert (opened.mask(3) == masks()[3]).all()
+
+
+def test_workers_open_it_anew(root):
+    data = pack_masks_once(source(root), LABELS)
+    data.mask(0)
+    sent = pickle.dumps(data)
+    assert len(sent) < 3000 and (pickle.loads(sent).mask(2) == masks()[2]).all()
+
+
+def test_counts_of_real_masks_are_those_of_their_files(shared):
+    found = source(shared / "seg_camvid", "val")
+    data = pack_masks_once(found, label_maps.camvid11())
+    assert len(data) == 30 and data.counts.shape == (30, 12) and (data.counts.sum(1) == 360 * 480).all()
+    values = np.asarray(Image.open(found.scenes[11].mask))
+    assert data.counts[11].tolist() == np.bincount(values.ravel(), minlength=12).tolist()

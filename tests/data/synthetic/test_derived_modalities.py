@@ -1,0 +1,427 @@
+"""Modalities derived from photographs: who keeps what, what each picture is made of, and what captions say."""
+
+import csv
+import json
+import os
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageFilter
+
+from tests.data.synthetic.test_faces import together
+from trainkit.data.storage import cache as packing
+from trainkit.data.synthetic import derived_modalities
+from trainkit.errors import UserError
+from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
+
+
+def photograph(seed, height=40, width=32):
+    """Something smooth with edges."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(30, 230, (5, 4, 3), dtype=np.uint8))
+    picture = np.array(small.resize((width, height), Image.Resampling.BICUBIC))
+    picture[height // 3 : height // 2, width // 4 : width // 2] //= 3
+    return picture
+
+
+def people(root, counts, **size):
+    """A folder of people with so many photographs each."""
+    for number, (person, count) in enumerate(counts.items()):
+        (root / person).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(photograph(100 * number + i, **size)).save(root / person / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def index(home):
+    with open(home / "index.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+# ---- who keeps what
+
+
+@given(st.text(max_size=8), st.integers(1, 60))
+def test_half_stay_rgb_and_of_four_or_more_no_modality_is_left_out(person, count):
+    codes = derived_modalities.divided(person, count)
+    kept = Counter(codes)
+    assert len(codes) == count and kept[RGB] >= 1
+    others = [kept[code] for code in (NIR, CP, SK)]
+    assert sum(others) + kept[RGB] == count and max(others) - min(others) <= 1
+    if count >= 4:
+        assert min(others) >= 1
+    if count >= 6:
+        assert kept[RGB] == (count + 1) // 2
+    assert codes == derived_modalities.divided(person, count)
+
+
+def test_people_do_not_all_keep_the_same_places():
+    assert len({tuple(derived_modalities.divided(f"id{i}", 5)) for i in range(40)}) > 20
+    lacking = {tuple(code in derived_modalities.divided(str(i), 3) for code in (NIR, CP, SK)) for i in range(60)}
+    assert len(lacking) == 3  # two of three photographs are derived, and each modality is left out for somebody
+
+
+def test_the_folder_holds_every_photograph_once_in_one_modality(cache, tmp_path):
+    counts = {"ann": 7, "bob": 4, "cleo": 3, "dan": 1}
+    source = people(tmp_path / "photographs", counts)
+    home = derived_modalities.folder(source)
+    rows = index(home)
+    assert home.parent == cache and list(rows[0]) == ["path", "person", "camera", "modality", "text"]
+    assert Counter(row["person"] for row in rows) == counts
+    for person, count in counts.items():
+        own = [row for row in rows if row["person"] == person]
+        assert [row["modality"] for row in own] == [
+            MODALITIES[code] for code in derived_modalities.divided(person, count)
+        ]
+        assert [int(row["path"].split("/")[-1].split(".")[0]) for row in own] == list(range(count))
+    for row in rows:
+        modality, person, name = row["path"].split("/")
+        assert (modality, person) == (row["modality"], row["person"]) and row["camera"] == ""
+        number = int(name.split(".")[0])
+        original = pixels(source / person / f"{number}.png")
+        if modality == "rgb":
+            assert (home / row["path"]).read_bytes() == (source / person / f"{number}.png").read_bytes()
+        else:
+            code = MODALITIES.index(modality)
+            again = derived_modalities.DERIVE[code](original, derived_modalities._rng(person, number))
+            assert np.array_equal(pixels(home / row["path"]), again)
+            assert row["text"] == ""
+        assert bool(row["text"]) == (modality == "rgb" and person != "dan")
+    on_disk = {p.relative_to(home).as_posix() for p in home.rglob("*.png")}
+    assert on_disk == {row["path"] for row in rows}
+    about = json.loads((home / "derived.json").read_text())
+    assert about["people"] == 4 and about["captions"] == 4 + 1 + 1
+    assert about["pictures"] == {name: sum(row["modality"] == name for row in rows) for name in MODALITIES[:-1]}
+
+
+def test_it_is_made_once_and_anew_when_a_photograph_changes(cache, tmp_path):
+    source = people(tmp_path / "photographs", {"ann": 4, "bob": 4})
+    first = derived_modalities.folder(source)
+    stamp = (first / "derived.json").stat().st_mtime_ns
+    assert derived_modalities.folder(source) == first and (first / "derived.json").stat().st_mtime_ns == stamp
+    Image.fromarray(photograph(77)).save(source / "ann" / "0.png")
+    second = derived_modalities.folder(source)
+    assert second != first
+    of_bob = [[row for row in index(home) if row["person"] == "bob"] for home in (first, second)]
+    assert of_bob[0] == of_bob[1]  # one person's records hang on nobody else
+    Image.fromarray(photograph(78)).save(source / "ann" / "9.png")
+    assert derived_modalities.folder(source) not in (first, second)
+
+
+def test_a_set_that_was_left_half_made_is_made_again(cache, tmp_path):
+    source = people(tmp_path / "photographs", {"ann": 4})
+    home = derived_modalities.folder(source)
+    (home / "derived.json").unlink()
+    (home / "index.csv").write_text("half")
+    assert derived_modalities.folder(source) == home and len(index(home)) == 4
+
+
+def test_a_caption_is_of_photographs_that_are_not_in_the_gallery(cache, tmp_path):
+    source = people(tmp_path / "photographs", {"ann": 6})
+    before = index(derived_modalities.folder(source))
+    for i, code in enumerate(derived_modalities.divided("ann", 6)):
+        if code == RGB:
+            Image.fromarray(255 - photograph(1000 + i)).save(source / "ann" / f"{i}.png")
+    after = index(derived_modalities.folder(source))
+    assert [row["text"] for row in before] == [row["text"] for row in after]
+    other = derived_modalities.divided("ann", 6).index(NIR)
+    Image.fromarray(255 - photograph(2000)).save(source / "ann" / f"{other}.png")
+    assert [row["text"] for row in after] != [row["text"] for row in index(derived_modalities.folder(source))]
+
+
+def _make(folder, queue):
+    os.environ["TRAINKIT_CACHE"] = os.path.join(folder, "cache")
+    from pathlib import Path
+
+    home = derived_modalities.folder(Path(folder) / "photographs")
+    queue.put((os.getpid(), home.stat().st_ino, len(list(home.rglob("*.png")))))
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_make_one_set(tmp_path):
+    people(tmp_path / "photographs", {"ann": 12, "bob": 12})
+    answers = together(_make, tmp_path)
+    assert answers[0][1:] == answers[1][1:] and answers[0][2] == 24
+    assert answers[0][0] != answers[1][0]
+
+
+# ---- mistakes
+
+
+def test_mistakes_name_the_file(cache, tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        derived_modalities.folder(tmp_path / "nowhere")
+    (tmp_path / "empty" / "ann").mkdir(parents=True)
+    with pytest.raises(UserError, match="no pictures"):
+        derived_modalities.folder(tmp_path / "empty")
+    source = people(tmp_path / "photographs", {"ann": 4})
+    (source / "ann" / "2.png").write_bytes(b"\x89PNG nothing")
+    with pytest.raises(UserError, match=r"ann/2\.png.*cannot be decoded"):
+        derived_modalities.folder(source)
+    Image.fromarray(photograph(1, 12, 40)).save(source / "ann" / "2.png")
+    (source / "ann" / "3.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"2 unusable pictures:\n.*ann/2\.png.*40 x 12 pixels.*\n.*ann/3\.png: 0 bytes"):
+        derived_modalities.folder(source)
+    assert not [p for p in cache.iterdir() if p.is_dir()]  # nothing is left of what failed
+
+
+# ---- pictures
+
+
+def test_kuwahara_is_the_mean_of_the_square_that_varies_least():
+    picture, radius = photograph(3, 14, 17), 2
+    padded = np.pad(picture.astype(int), ((radius, radius), (radius, radius), (0, 0)), "edge")
+    expected = np.zeros_like(picture)
+    for y in range(14):
+        for x in range(17):
+            squares = []
+            for dy in (0, radius):
+                for dx in (0, radius):
+                    square = padded[y + dy : y + dy + radius + 1, x + dx : x + dx + radius + 1]
+                    squares.append((square.sum(-1).var(), square.reshape(-1, 3).mean(0)))
+            least = min(squares, key=lambda s: round(s[0], 6))[1]
+            expected[y, x] = np.floor(least + 0.5)
+    assert np.array_equal(derived_modalities.kuwahara(picture, radius), expected)
+
+
+def test_kuwahara_keeps_a_step_and_flattens_noise():
+    step = np.full((20, 20, 3), 60, np.uint8)
+    step[:, 10:] = 200
+    assert np.array_equal(derived_modalities.kuwahara(step, 3), step)
+    noise = np.random.default_rng(0).integers(90, 110, (30, 30, 3), dtype=np.uint8)
+    assert derived_modalities.kuwahara(noise, 3).std() < 0.6 * noise.std()
+
+
+def test_a_dodged_picture_is_white_where_it_is_even_and_dark_on_the_dark_side_of_an_edge():
+    step = np.full((20, 30, 3), 200, np.uint8)
+    step[:, :15] = 50
+    lines = derived_modalities.dodged(step, 2.0)
+    assert lines[:, :3].min() > 250 and lines[:, -3:].min() > 250 and lines[:, 15:].min() > 250
+    assert lines[:, 14].max() < 150
+    grey = Image.fromarray(step).convert("L")
+    blurred = grey.filter(ImageFilter.GaussianBlur(2.0))
+    for y, x in ((0, 0), (5, 13), (9, 14), (9, 16)):
+        ratio = (grey.getpixel((x, y)) + 1) / (blurred.getpixel((x, y)) + 1)
+        assert lines[y, x] == pytest.approx(min(255, 255 * ratio))
+
+
+@pytest.mark.parametrize(("code", "channels"), [(NIR, ()), (CP, (3,)), (SK, ())])
+@pytest.mark.parametrize("size", [(112, 112), (40, 32), (16, 90)])
+def test_derived_pictures_have_the_size_of_the_photograph_and_depend_on_the_generator_alone(code, channels, size):
+    picture = photograph(5, *size)
+    before = picture.copy()
+    one, same, other = (derived_modalities.DERIVE[code](picture, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert one.shape == (*size, *channels) and one.dtype == np.uint8
+    assert np.array_equal(one, same) and not np.array_equal(one, other)
+    assert one.std() > 3 and np.array_equal(picture, before)
+
+
+def test_a_sketch_is_mostly_paper_and_infrared_is_not_grey():
+    picture = photograph(6, 112, 112)
+    drawn = derived_modalities.sketch(picture, np.random.default_rng(0))
+    assert (drawn > 200).mean() > 0.5
+    red, blue = (np.zeros((64, 64, 3), np.uint8) for _ in range(2))
+    red[..., 0], blue[..., 2] = 150, 150
+    for seed in range(5):
+        pair = [derived_modalities.infrared(colour, np.random.default_rng(seed)).mean() for colour in (red, blue)]
+        assert pair[0] > 3 * pair[1]
+
+
+def test_pencils_are_few():
+    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    tones = derived_modalities.kuwahara(picture, 2).astype(int)
+    nearest = {int(((derived_modalities.PENCILS - tone) ** 2).sum(1).argmin()) for tone in tones.reshape(-1, 3)}
+    assert len(derived_modalities.PENCILS) == 20 and 5 < len(nearest) <= 20
+    assert (derived_modalities.PENCILS >= 0).all() and (derived_modalities.PENCILS < 256).all()
+
+
+def test_a_hand_moves_things_a_little_and_invents_none():
+    picture = photograph(8, 90, 70)
+    moved = derived_modalities.by_hand(picture, np.random.default_rng(0), 0.02)
+    assert moved.shape == picture.shape and not np.array_equal(moved, picture)
+    assert {tuple(p) for p in moved.reshape(-1, 3)} <= {tuple(p) for p in picture.reshape(-1, 3)}
+    assert np.array_equal(derived_modalities.by_hand(picture, np.random.default_rng(0), 0.0), picture)
+    column = np.broadcast_to(np.arange(70, dtype=np.uint8)[None, :, None], (90, 70, 3))
+    assert (
+        np.abs(derived_modalities.by_hand(column, np.random.default_rng(0), 0.02).astype(int) - column).max()
+        <= 0.02 * 70 * 4
+    )
+
+
+def test_strokes_are_grain_of_unit_size_along_a_slant():
+    grain = derived_modalities.strokes((200, 200), np.random.default_rng(0))
+    assert abs(grain.mean()) < 0.1 and grain.std() == pytest.approx(1, abs=0.1)
+    slants = [np.corrcoef(grain[3:, 3:].ravel(), grain[:-3, :-3].ravel())[0, 1]]
+    slants.append(np.corrcoef(grain[3:, :-3].ravel(), grain[:-3, 3:].ravel())[0, 1])
+    assert max(slants) > 0.3 and min(slants) < 0.1
+
+
+def test_large_photographs_are_shrunk_before_they_are_derived(cache, tmp_path):
+    source = people(tmp_path / "photographs", {"ann": 4}, height=600, width=300)
+    home = derived_modalities.folder(source)
+    for row in index(home):
+        size = pixels(home / row["path"]).shape[:2]
+        assert size == ((600, 300) if row["modality"] == "rgb" else (256, 128))
+
+
+# ---- words
+
+
+def face():
+    """A plain face of 112 x 112: skin everywhere."""
+    return np.full((112, 112, 3), (180, 140, 110), np.uint8)
+
+
+def number(picture, name):
+    names = [trait.name for trait in derived_modalities.TRAITS]
+    return derived_modalities.measured(picture)[names.index(name)]
+
+
+def degree(name, value):
+    trait = next(trait for trait in derived_modalities.TRAITS if trait.name == name)
+    return sum(value >= cut for cut in trait.cuts)
+
+
+def test_traits_are_measured_where_they_are():
+    plain = face()
+    same = ("crown", "forehead", "sides", "brows", "eyes", "lip", "chin", "mouth", "lips")
+    assert [number(plain, name) for name in same] == pytest.approx([1.0] * len(same))
+    assert [number(plain, name) for name in ("glasses", "lids", "cheeks", "brow_lines")] == [0.0] * 4
+    for name, (left, right, upper, lower) in {
+        "crown": (30, 82, 0, 6),
+        "brows": (24, 88, 38, 46),
+        "eyes": (26, 86, 46, 58),
+        "chin": (44, 68, 100, 110),
+        "lip": (44, 68, 77, 84),
+    }.items():
+        dark = face()
+        dark[upper:lower, left:right] //= 4
+        assert number(dark, name) < 0.35 and degree(name, number(dark, name)) == 0, name
+        unchanged = [other for other in same if other != name]
+        assert sum(number(dark, other) == pytest.approx(1.0) for other in unchanged) >= len(unchanged) - 1, name
+    red = face()
+    red[86:98, 42:72] = (200, 90, 90)
+    assert number(red, "lips") == pytest.approx((201 / 91) / (181 / 141))
+    rim = face()
+    rim[52:55, 50:62] = 20
+    assert degree("glasses", number(rim, "glasses")) == 2
+
+
+def test_light_alone_changes_no_trait_but_skin():
+    picture = np.random.default_rng(0).integers(60, 120, (112, 112, 3), dtype=np.uint8)
+    bright = (picture + 1) * 2 - 1  # one is added before anything is divided
+    names = [trait.name for trait in derived_modalities.TRAITS]
+    ratio = derived_modalities.measured(bright) / derived_modalities.measured(picture)
+    assert ratio == pytest.approx([2.0 if name == "skin" else 1.0 for name in names], rel=1e-6)
+
+
+def test_other_sizes_are_measured_as_if_they_were_112():
+    large = np.array(Image.fromarray(photograph(3, 112, 112)).resize((224, 224), Image.Resampling.BICUBIC))
+    assert derived_modalities.measured(large) == pytest.approx(
+        derived_modalities.measured(photograph(3, 112, 112)), rel=0.15, abs=0.02
+    )
+
+
+def test_a_caption_says_only_what_was_measured():
+    ways = {}  # words to what they stand for
+    for i, trait in enumerate(derived_modalities.TRAITS):
+        for step, words in enumerate(trait.words):
+            ways |= dict.fromkeys(words, (i, step))
+    rng = np.random.default_rng(0)
+    for seed in range(200):
+        numbers = np.array(
+            [rng.uniform(trait.cuts[0] * 0.8, trait.cuts[-1] * 1.2) for trait in derived_modalities.TRAITS]
+        )
+        text = derived_modalities.caption(numbers, np.random.default_rng(seed))
+        rest = text
+        said = []
+        for way in sorted(ways, key=len, reverse=True):
+            if re.search(rf"\b{re.escape(way)}\b", rest):
+                rest = re.sub(rf"\b{re.escape(way)}\b", "#", rest)
+                said.append(ways[way])
+        assert rest.count("#") == len(said) <= 10
+        possible = [(i, sum(numbers[i] >= cut for cut in t.cuts)) for i, t in enumerate(derived_modalities.TRAITS)]
+        assert set(said) <= set(possible) and len({i for i, _ in said}) == len(said), text
+        can = sum(bool(derived_modalities.TRAITS[i].words[step]) for i, step in possible)
+        assert len(said) >= min(6, can), text
+        assert text.endswith(".") and text.count(".") == (2 if len(said) > 1 else 1)
+
+
+def test_wordings_differ_and_no_two_degrees_share_one():
+    every = [way for trait in derived_modalities.TRAITS for words in trait.words for way in words]
+    assert len(every) == len(set(every))
+    numbers = np.array([trait.cuts[0] * 0.5 for trait in derived_modalities.TRAITS])
+    assert len({derived_modalities.caption(numbers, np.random.default_rng(seed)) for seed in range(50)}) == 50
+
+
+def test_nothing_to_say_is_said(monkeypatch):
+    silent = derived_modalities.Trait("crown", (0.5,), ((), ("dark hair",)))
+    monkeypatch.setattr(derived_modalities, "TRAITS", (silent,))
+    assert "nothing stands out" in derived_modalities.caption(np.array([0.0]), np.random.default_rng(0))
+    assert "dark hair." in derived_modalities.caption(np.array([0.5]), np.random.default_rng(0))
+    with pytest.raises(ValueError, match="crown"):
+        derived_modalities.Trait("crown", (0.2, 0.1), ((), (), ()))
+
+
+# ---- on photographs of faces
+
+
+@pytest.fixture(scope="module")
+def faces(shared, tmp_path_factory):
+    """Derived from fifteen people of LFW: folder, and rows of the index."""
+    source = tmp_path_factory.mktemp("faces") / "people"
+    source.mkdir()
+    chosen = sorted((shared / "faces_lfw112" / "train").iterdir())[::20]
+    for person in chosen:
+        (source / person.name).symlink_to(person)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        home = derived_modalities.folder(source)
+    return home, index(home)
+
+
+def test_faces_have_all_modalities_and_captions(faces):
+    _, rows = faces
+    by_person = defaultdict(Counter)
+    for row in rows:
+        by_person[row["person"]][row["modality"]] += 1
+    assert len(by_person) == 15
+    for counted in by_person.values():
+        assert set(counted) == {"rgb", "nir", "cp", "sk"}
+    assert all(row["text"] for row in rows if row["modality"] == "rgb")
+    assert all(20 < len(row["text"]) < 400 for row in rows if row["text"])
+
+
+def test_captions_tell_people_apart_better_than_chance(faces):
+    """A bag of words of a caption finds the person's other captions: it describes somebody, not anybody."""
+    _, rows = faces
+    captions = [(row["person"], set(re.findall(r"[a-z]+", row["text"]))) for row in rows if row["text"]]
+    hits, chance = [], []
+    for i, (person, words) in enumerate(captions):
+        others = [c for j, c in enumerate(captions) if j != i]
+        near = max(others, key=lambda other: len(words & other[1]) / len(words | other[1]))
+        hits.append(near[0] == person)
+        chance.append(sum(other[0] == person for other in others) / len(others))
+    assert np.mean(hits) > 4 * np.mean(chance)
+
+
+def test_the_cache_is_keyed_by_every_photograph(cache, tmp_path):
+    source = people(tmp_path / "photographs", {"ann": 2})
+    files = sorted(source.rglob("*.png"))
+    key = packing.key(["derived", derived_modalities.VERSION, str(source)], files)
+    assert derived_modalities.folder(source).name == f"derived-{key}"

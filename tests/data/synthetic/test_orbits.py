@@ -1,0 +1,236 @@
+"""The drawn orbits: what they are, that they are the same everywhere, and that space, organs and table agree."""
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.data.synthetic.test_faces import together
+from trainkit.data.synthetic import anatomy, orbits
+
+DIGEST = (2, "9ce166965b456190f4b08e3b7599555931b1f4009d31b6cd2fde06b38b3a1bf6")
+"""Of two patients. If it changes on purpose, raise `VERSION` with it."""
+SMALL, COARSE = (48, 48, 18), (3.0, 3.0, 3.85)
+REAL = {
+    "SR": 2918, "LR": 1933, "MR": 1986, "IR": 2080, "ON": 1102, "FAT": 34065, "LG": 2856, "SO": 776, "EB": 13129,
+}  # fmt: skip
+"""Mean volumes of TOM500's organs in mm3, both sides together."""
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A set of few patients in few voxels, kept in a folder of its own."""
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(orbits, "PATIENTS", {"train": 6, "val": 1})
+    monkeypatch.setattr(orbits, "geometry", lambda patient: (SMALL, COARSE))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def painted():
+    """Label maps of a few patients as the files have them, and the volume of a voxel of each."""
+    answer = []
+    for patient in orbits.patients("train")[::5]:
+        shape, spacing = orbits.geometry(patient)
+        scan = orbits._Scan(anatomy.Patient.of(patient), shape, spacing)
+        answer.append((scan.labels(), scan.labels(wander=0.0), float(np.prod(spacing))))
+    return answer
+
+
+def world(patient, labels, organ, shape, spacing):
+    """Where the voxels of an organ are: (n, 3) in millimetres of the scanner, right, front and up positive."""
+    at = np.argwhere(labels == orbits.NAMES.index(organ))
+    matrix = orbits.affine(patient, shape, spacing)
+    return at @ matrix[:3, :3].T + matrix[:3, 3]
+
+
+def test_voxels_are_the_same_everywhere_and_belong_to_the_version():
+    seen = hashlib.sha256()
+    for patient in (1, 2):
+        image, labels = orbits.draw(patient, SMALL, COARSE)
+        steps = np.rint(image / np.float32(anatomy.Patient.of(patient).slope)).astype("<i2")
+        seen.update(steps.tobytes() + labels.tobytes())
+        seen.update(json.dumps(orbits.clinical(patient)).encode())
+    assert (orbits.VERSION, seen.hexdigest()) == DIGEST
+
+
+def test_a_patient_depends_on_its_number_alone():
+    image, labels = orbits.draw(3, SMALL, COARSE)
+    other = orbits.draw(4, SMALL, COARSE)[1]
+    again, same = orbits.draw(3, SMALL, COARSE)
+    assert (image.shape, image.dtype) == (SMALL, np.float32)
+    assert (labels.shape, labels.dtype) == (SMALL, np.uint8)
+    assert np.array_equal(image, again)
+    assert np.array_equal(labels, same)
+    assert not np.array_equal(labels, other)
+
+
+def test_splits_have_their_sizes_and_nobody_in_common():
+    train, val = orbits.patients("train"), orbits.patients("val")
+    assert (len(set(train)), len(set(val))) == (40, 12)
+    assert not set(train) & set(val)
+    assert 1 <= min(train + val) <= max(train + val) <= 1670
+
+
+def test_organs_have_the_volumes_that_tom500_has(painted):
+    for label, name in enumerate(orbits.NAMES[1:], 1):
+        volumes = [(labels == label).sum() * voxel for labels, _, voxel in painted]
+        assert 0.75 < np.mean(volumes) / REAL[name] < 1.25, name
+        assert np.std(volumes) > 0.05 * REAL[name], name
+
+
+def test_painted_borders_wander_but_not_far(painted):
+    """Nothing can score 1.0: even who knows where the organs are differs from who painted them."""
+    for label, name in enumerate(orbits.NAMES[1:], 1):
+        dice = [
+            2 * ((a == label) & (b == label)).sum() / ((a == label).sum() + (b == label).sum()) for a, b, _ in painted
+        ]
+        assert 0.7 < np.mean(dice) < 0.97, name
+
+
+@pytest.mark.parametrize("patient", [1, 5])
+def test_a_patient_is_the_same_at_every_resolution(patient):
+    sizes = []
+    for shape, spacing in ((SMALL, COARSE), ((96, 96, 36), (1.5, 1.5, 1.925))):
+        labels = orbits._Scan(anatomy.Patient.of(patient), shape, spacing).labels(wander=0.0)
+        middle = world(patient, labels, "EB", shape, spacing).mean(0)
+        volume = (labels == 9).sum() * np.prod(spacing)
+        sizes.append((middle, volume))
+    assert np.abs(sizes[0][0] - sizes[1][0]).max() < 1.0
+    assert sizes[0][1] == pytest.approx(sizes[1][1], rel=0.06)
+
+
+@pytest.mark.parametrize("patient", [1, 2, 5, 8])
+def test_anatomy_lies_where_it_should_in_the_world(patient):
+    shape, spacing = (96, 96, 20), (1.7, 1.7, 3.85)
+    labels = orbits._Scan(anatomy.Patient.of(patient), shape, spacing).labels()
+    at = {name: world(patient, labels, name, shape, spacing) for name in orbits.NAMES[1:]}
+    middle = (at["EB"][:, 0].min() + at["EB"][:, 0].max()) / 2
+    who = anatomy.Patient.of(patient)
+    for side, orbit in zip((1, -1), who.orbits, strict=True):  # right, then left
+        part = {name: points[(points[:, 0] - middle) * side > 0].mean(0) for name, points in at.items()}
+        assert 20 < (part["EB"][0] - middle) * side < 42
+        globe = who.pose @ (np.array(orbit.globe) * (side, 1, 1)) + who.place
+        assert np.abs(part["EB"] - (who.slab @ globe + who.isocentre)).max() < 1.2
+        assert part["SR"][2] > part["ON"][2] > part["IR"][2]  # up
+        assert (part["LR"][0] - part["ON"][0]) * side > 0 > (part["MR"][0] - part["ON"][0]) * side
+        assert part["SO"][2] > part["MR"][2]
+        assert part["LG"][2] > part["EB"][2]
+        assert (part["LG"][0] - part["EB"][0]) * side > 0
+        assert part["EB"][1] > part["ON"][1] + 15  # in front
+
+
+def test_intensities_order_as_in_t2_and_have_no_unit():
+    fat = []
+    for patient in range(1, 7):
+        image, labels = orbits.draw(patient, SMALL, COARSE)
+        mean = {name: np.median(image[labels == i]) for i, name in enumerate(orbits.NAMES)}
+        assert mean["EB"] > mean["LG"] > mean["background"], patient
+        assert mean["FAT"] > mean["MR"], patient
+        assert (image >= 0).all()
+        assert image.std() > 0
+        fat.append(mean["FAT"])
+    assert max(fat) > 3 * min(fat)
+
+
+def test_severity_swells_muscles_and_pushes_eyes_forward():
+    mild, severe = ({"severity": s, "active": 0.5, "size": 1.0, "apart": 31.0, "globe": 0.0} for s in (0.0, 1.0))
+    few, many = (anatomy.Orbit.of(np.random.default_rng(0), both) for both in (mild, severe))
+    assert many.globe[1] > few.globe[1] + 4
+    for before, after in zip(few.muscles, many.muscles, strict=True):
+        assert after.thick > 1.1 * before.thick
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="three numbers from 2"):
+        orbits.draw(1, (64, 64, 1))
+    with pytest.raises(ValueError, match="above 0"):
+        orbits.draw(1, (64, 64, 8), (1.0, 0.0, 1.0))
+
+
+def test_a_volume_beside_the_orbits_is_drawn_without_them():
+    image, labels = orbits.draw(1, (16, 16, 2), (1.0, 1.0, 1.0))
+    assert image.shape == labels.shape == (16, 16, 2)
+
+
+def test_the_folder_holds_what_it_says(small):
+    nibabel = pytest.importorskip("nibabel")
+    home = orbits.folder()
+    assert home == small / f"orbits-v{orbits.VERSION}"
+    assert json.loads((home / "sample.json").read_text())["patients"] == {"train": 6, "val": 1}
+    with open(home / "clinical.csv", newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    ids = orbits.patients("train") + orbits.patients("val")
+    assert [int(row["Id"]) for row in table] == sorted(ids)
+    assert all(0 <= int(row["CAS"]) <= 6 and 16 <= int(row["Age"]) <= 84 and row["Sex"] in "FM" for row in table)
+    codes = []
+    for split in ("train", "val"):
+        for kind in ("image", "label"):
+            names = sorted(p.name for p in (home / split / kind).iterdir())
+            assert names == sorted(f"{i}.nii.gz" for i in orbits.patients(split))
+        for patient in orbits.patients(split):
+            image = nibabel.load(home / split / "image" / f"{patient}.nii.gz")
+            label = nibabel.load(home / split / "label" / f"{patient}.nii.gz")
+            assert np.allclose(image.affine, label.affine)
+            assert np.allclose(image.header.get_zooms(), COARSE)
+            codes.append("".join(nibabel.aff2axcodes(image.affine)))
+            if codes.count(codes[-1]) > 1:
+                continue  # one of each kind is redrawn
+            drawn, painted = orbits.draw(patient)
+            turn = nibabel.orientations.ornt_transform(
+                nibabel.io_orientation(image.affine), nibabel.io_orientation(orbits.affine(patient))
+            )
+            straight, marked = image.as_reoriented(turn), label.as_reoriented(turn)
+            assert np.allclose(straight.affine, orbits.affine(patient), atol=1e-3)
+            assert np.allclose(straight.get_fdata(), drawn, rtol=1e-5)
+            assert np.array_equal(np.asarray(marked.dataobj), painted)
+    assert sorted(codes) == ["LSA"] * 6 + ["RSP"]
+
+
+def test_writing_twice_gives_the_same_bytes(small, tmp_path, monkeypatch):
+    pytest.importorskip("nibabel")
+    monkeypatch.setattr(orbits, "PATIENTS", {"train": 1, "val": 1})
+    first = orbits.folder()
+    orbits._write(tmp_path / "again")
+    for file in first.rglob("*.*"):
+        if file.is_file():
+            assert file.read_bytes() == (tmp_path / "again" / file.relative_to(first)).read_bytes(), file
+    with gzip.open(next(first.glob("train/label/*.nii.gz"))) as packed:
+        assert len(packed.read()) == 352 + np.prod(SMALL)
+
+
+def _make(cache, queue):
+    os.environ["TRAINKIT_CACHE"] = cache
+    orbits.PATIENTS = {"train": 2, "val": 1}
+    home = orbits.folder()
+    queue.put((os.getpid(), home.stat().st_ino, len(list(home.glob("*/*/*.nii.gz")))))
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_draw_one_set(tmp_path):
+    answers = together(_make, tmp_path)
+    assert answers[0][1:] == answers[1][1:]
+    assert answers[0][2] == 6
+    assert answers[0][0] != answers[1][0]
+
+
+@pytest.mark.slow
+def test_the_mean_label_map_is_no_answer():
+    """Heads lie differently: where organs are on average says little about where they are in one patient."""
+    maps = {}
+    for split in ("train", "val"):
+        maps[split] = [
+            orbits._Scan(anatomy.Patient.of(p), (128, 128, 18), (1.25, 1.25, 3.85)).labels()
+            for p in orbits.patients(split)
+        ]
+    counts = np.stack([sum((m == i).astype(np.int32) for m in maps["train"]) for i in range(len(orbits.NAMES))])
+    guess = counts.argmax(0)
+    dice = [
+        [2 * ((guess == i) & (m == i)).sum() / ((guess == i).sum() + (m == i).sum()) for i in range(1, 10)]
+        for m in maps["val"]
+    ]
+    assert np.mean(dice) < 0.2

@@ -1,0 +1,323 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainkit.data import evaluation_sets, sources
+from trainkit.data.faces import align
+from trainkit.data.formats import image_decode
+from trainkit.data.storage import import_images
+from trainkit.data.storage.image_store import Packed
+from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Identification, Pairs, Templates
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "faces_lfw112"
+real = pytest.mark.skipif(not REAL.is_dir(), reason="the real faces are not beside this checkout")
+
+NAMES = [f"{i}.jpg" for i in range(5)]
+TEMPLATE, MEDIA, FACENESS = [1, 1, 4, 4, 9], [10, 11, 12, 12, 13], [0.5, 0.75, 0.25, 1.0, 0.125]
+PAIRS = [(1, 4, 1), (4, 9, 0), (1, 9, 0)]
+
+
+def save(file: Path, seed: int, size: int = 8) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+
+
+def plain(root: Path) -> Path:
+    for i, name in enumerate(NAMES):
+        save(root / name, i)
+    rows = (f"{n},{t},{m},{f}" for n, t, m, f in zip(NAMES, TEMPLATE, MEDIA, FACENESS, strict=True))
+    (root / "templates.csv").write_text("\n".join(["path,template,media,faceness", *rows]))
+    (root / "template_pairs.csv").write_text("\n".join(["first,second,same", *("{},{},{}".format(*p) for p in PAIRS)]))
+    return root
+
+
+def arrays(root: Path) -> Path:
+    for i, name in enumerate(NAMES):
+        save(root / name, i)
+    first, second, same = (np.asarray(column) for column in zip(*PAIRS, strict=True))
+    np.savez(
+        root / "metadata.npz",
+        image_paths=np.asarray(NAMES),
+        templates=TEMPLATE,
+        medias=MEDIA,
+        faceness_scores=FACENESS,
+        p1=first,
+        p2=second,
+        label=same,
+    )
+    return root
+
+
+def insightface(root: Path, size: int = 8) -> Path:
+    for i, name in enumerate(NAMES):
+        save(root / "loose_crop" / name, i, size)
+    (root / "meta").mkdir()
+    meta = root / "meta" / "ijbc_"
+    points = " ".join(f"{value:.4f}" for value in (align.TEMPLATE * size / 112).ravel())
+    rows = list(zip(NAMES, TEMPLATE, MEDIA, FACENESS, strict=True))
+    Path(f"{meta}face_tid_mid.txt").write_text("".join(f"{n} {t} {m}\n" for n, t, m, _ in rows))
+    Path(f"{meta}template_pair_label.txt").write_text("".join("{} {} {}\n".format(*pair) for pair in PAIRS))
+    Path(f"{meta}name_5pts_score.txt").write_text("".join(f"{n} {points} {f}\n" for n, _, _, f in rows))
+    return root
+
+
+@pytest.mark.parametrize("form", [plain, arrays, insightface])
+def test_every_form_of_template_metadata_gives_one_protocol(tmp_path, form):
+    root = form(tmp_path / "set")
+    import_images.import_evaluation(root, tmp_path / "out", image_size=8)
+    data = Packed(tmp_path / "out")
+    protocol = data.protocol()
+    assert isinstance(protocol, Templates)
+    assert protocol.template.tolist() == TEMPLATE and protocol.media.tolist() == MEDIA
+    assert protocol.faceness.tolist() == FACENESS
+    assert [*zip(protocol.first, protocol.second, protocol.same.astype(int), strict=True)] == PAIRS
+    plain_pixels = np.stack([np.random.default_rng(i).integers(0, 256, (8, 8, 3), np.uint8) for i in range(5)])
+    # The points of the InsightFace form lie on the template already: aligning is the identity there.
+    difference = np.abs(data.fetch(np.arange(5)).transpose(0, 2, 3, 1).astype(int) - plain_pixels)
+    assert difference[:, 1:-1, 1:-1].max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("template_pairs.csv", "first,second,same\n1,5,1\n", "pair 0.*template 5"),
+        ("template_pairs.csv", "first,second,same\n1,4,2\n", "pair 0.*same: 2"),
+        ("template_pairs.csv", "first,second,same\n1,4\n", "template_pairs"),
+        ("template_pairs.csv", "first,second,same\n1,x,1\n", "template_pairs"),
+        ("template_pairs.csv", "a,b,c\n1,4,1\n", "line 1"),
+        ("template_pairs.csv", "first,second,same\n", "0 pairs"),
+        ("template_pairs.csv", "", "0 bytes"),
+        ("templates.csv", "path,template,media\n../../../etc/passwd,1,1\n0.jpg,4,1\n1.jpg,9,1\n", "inside"),
+        ("templates.csv", "path,template,media,faceness\n0.jpg,1,1,nan\n0.jpg,4,1,1\n1.jpg,9,1,1\n", "faceness"),
+        ("templates.csv", "path,template,media\n0.jpg,1,99999999999999999999\n", "templates"),
+    ],
+)
+def test_bad_template_metadata_is_named(tmp_path, file, text, words):
+    root = plain(tmp_path / "set")
+    (root / file).write_text(text)
+    with pytest.raises(UserError, match=words):
+        evaluation_sets.recognise(root)
+
+
+def test_metadata_with_objects_or_without_columns_is_refused(tmp_path):
+    root = arrays(tmp_path / "set")
+    np.savez(root / "metadata.npz", image_paths=np.asarray([object()], dtype=object))
+    with pytest.raises(UserError, match=r"metadata\.npz"):
+        evaluation_sets.recognise(root)
+    content = (root / "metadata.npz").read_bytes()
+    for damaged in (b"", content[:100], b"PK\x03\x04" + b"\0" * 50):
+        (root / "metadata.npz").write_bytes(damaged)
+        with pytest.raises(UserError, match=r"metadata\.npz"):
+            evaluation_sets.recognise(root)
+
+
+def test_missing_pairs_are_named(tmp_path):
+    root = plain(tmp_path / "set")
+    (root / "template_pairs.csv").unlink()
+    with pytest.raises(UserError, match=r"template_pairs\.csv"):
+        evaluation_sets.recognise(root)
+
+
+def tinyface(root: Path, folders: bool) -> Path:
+    parts = {"Probe": ["7_1.jpg", "9_2.jpg"], "Gallery_Match": ["9_1.jpg", "7_3.jpg"], "Gallery_Distractor": ["1.jpg"]}
+    seed = 0
+    for part, names in parts.items():
+        for name in names:
+            save(root / "Testing_Set" / part / name, seed)
+            seed += 1
+    if not folders:
+        for part, names in parts.items():
+            lines = "".join(f"{part}/{name}\n" for name in names)
+            (root / "Testing_Set" / f"{part.lower()}.txt").write_text(lines)
+    return root
+
+
+@pytest.mark.parametrize("folders", [True, False])
+def test_tinyface_is_probes_matches_and_distractors(tmp_path, folders):
+    root = tinyface(tmp_path / "set", folders)
+    import_images.import_evaluation(root, tmp_path / "out", image_size=8)
+    data = Packed(tmp_path / "out")
+    protocol = data.protocol()
+    assert isinstance(protocol, Identification)
+    ids = data.ids()
+    assert [ids[row] for row in protocol.probe] == ["Probe/7_1.jpg", "Probe/9_2.jpg"]
+    gallery = {ids[row]: int(protocol.label[row]) for row in protocol.gallery}
+    assert gallery == {"Gallery_Match/9_1.jpg": 9, "Gallery_Match/7_3.jpg": 7, "Gallery_Distractor/1.jpg": -1}
+    assert protocol.label[protocol.probe].tolist() == [7, 9]
+
+
+def test_a_probe_without_a_match_or_an_identity_is_named(tmp_path):
+    root = tinyface(tmp_path / "set", True)
+    save(root / "Testing_Set" / "Probe" / "5_1.jpg", 0)
+    with pytest.raises(UserError, match=r"5_1\.jpg.*not in the gallery"):
+        evaluation_sets.recognise(root)
+    (root / "Testing_Set" / "Probe" / "5_1.jpg").rename(root / "Testing_Set" / "Probe" / "nobody.jpg")
+    with pytest.raises(UserError, match=r"nobody\.jpg.*no identity"):
+        evaluation_sets.recognise(root)
+
+
+def arrow(root: Path, monkeypatch, columns: dict[str, list], order: list[int]) -> Path:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(root.parent / "hf"))
+    files = [root.parent / f"{i}.jpg" for i in range(len(order))]
+    for i, file in enumerate(files):
+        save(file, i)
+    rows = {"image": [{"bytes": files[i].read_bytes(), "path": None} for i in order], "index": order}
+    rows |= {name: [values[i] for i in order] for name, values in columns.items()}
+    datasets.disable_progress_bars()
+    features = datasets.Features(
+        {"image": datasets.Image(), "index": datasets.Value("int64")}
+        | {name: datasets.Value("string" if name == "path" else "bool") for name in columns}
+    )
+    datasets.Dataset.from_dict(rows, features).save_to_disk(root)
+    return root
+
+
+def packed(root: Path, out: Path) -> Packed:
+    import_images.import_evaluation(root, out, image_size=8)
+    data = Packed(out)
+    for row, pixels in enumerate(data.fetch(np.arange(len(data)))):
+        expected = np.random.default_rng(row).integers(0, 256, (8, 8, 3), np.uint8)
+        assert (pixels.transpose(1, 2, 0) == expected).all()
+    return data
+
+
+def test_a_cvlface_verification_set_is_pairs_in_the_order_of_its_index(tmp_path, monkeypatch):
+    root = arrow(tmp_path / "lfw", monkeypatch, {"is_same": [True, True, False, False]}, [2, 0, 3, 1])
+    protocol = packed(root, tmp_path / "out").protocol()
+    assert [*zip(protocol.first, protocol.second, protocol.same, strict=True)] == [(0, 1, True), (2, 3, False)]
+
+
+@pytest.mark.parametrize("form", ["npz", "pt"])
+def test_cvlface_template_metadata_is_read(tmp_path, monkeypatch, form):
+    import torch
+
+    root = arrow(tmp_path / "ijbc", monkeypatch, {}, [0, 1, 2, 3, 4])
+    first, second, same = (np.asarray(column) for column in zip(*PAIRS, strict=True))
+    columns = {"templates": TEMPLATE, "medias": MEDIA, "faceness_scores": FACENESS}
+    columns = {name: np.asarray(values) for name, values in columns.items()} | {
+        "p1": first,
+        "p2": second,
+        "label": same,
+    }
+    if form == "npz":
+        np.savez(root / "metadata.npz", **columns)
+    else:
+        torch.save({name: torch.from_numpy(values) for name, values in columns.items()}, root / "metadata.pt")
+    protocol = packed(root, tmp_path / "out").protocol()
+    assert isinstance(protocol, Templates) and protocol.template.tolist() == TEMPLATE
+    assert [*zip(protocol.first, protocol.second, protocol.same.astype(int), strict=True)] == PAIRS
+
+
+def test_cvlface_tinyface_metadata_is_read(tmp_path, monkeypatch):
+    paths = ["Probe/7_1.jpg", "Gallery/7_2.jpg", "Gallery/9_5.jpg", "Other/3.jpg"]
+    root = arrow(tmp_path / "tiny", monkeypatch, {"path": paths}, [0, 1, 2, 3])
+    lists = {"probe_paths": paths[:1], "gallery_paths": paths[1:3], "distractor_paths": paths[3:]}
+    np.savez(root / "metadata.npz", **{name: np.asarray(values) for name, values in lists.items()})
+    protocol = packed(root, tmp_path / "out").protocol()
+    assert isinstance(protocol, Identification)
+    assert protocol.probe.tolist() == [0] and protocol.gallery.tolist() == [1, 2, 3]
+    assert protocol.label.tolist() == [7, 7, 9, -1]
+
+
+def test_cvlface_metadata_that_is_no_tensors_is_refused_with_a_way_out(tmp_path, monkeypatch):
+    import torch
+
+    root = arrow(tmp_path / "tiny", monkeypatch, {}, [0])
+    torch.save({"templates": np.zeros(3), "probe_paths": ["x"]}, root / "metadata.pt")
+    with pytest.raises(UserError, match=r"metadata\.pt.*metadata\.npz"):
+        evaluation_sets.recognise(root)
+    (root / "metadata.pt").unlink()
+    with pytest.raises(UserError, match="is_same"):
+        evaluation_sets.recognise(root)
+
+
+def test_protocols_of_unequal_lengths_are_refused():
+    with pytest.raises(ValueError, match="one length"):
+        Pairs(np.zeros(2, int), np.zeros(3, int), np.zeros(2, bool))
+    with pytest.raises(ValueError, match="one length"):
+        Templates(*(np.zeros(n) for n in (2, 2, 1, 3, 3, 3)))
+
+
+def test_a_similarity_is_found_again():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        angle, scale, shift = rng.uniform(-3, 3), rng.uniform(0.2, 4), rng.normal(size=2) * 50
+        rotation = np.asarray([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        points = rng.normal(size=(5, 2)) * 30
+        found = align.similarity(points, scale * points @ rotation.T + shift)
+        np.testing.assert_allclose(found, np.column_stack([scale * rotation, shift]), atol=1e-9)
+
+
+def test_no_other_similarity_brings_the_points_nearer():
+    rng = np.random.default_rng(1)
+    source, target = rng.normal(size=(5, 2)), rng.normal(size=(5, 2))
+
+    def distance(matrix: np.ndarray) -> float:
+        return sum(
+            float(((matrix[:, :2] @ s + matrix[:, 2] - t) ** 2).sum()) for s, t in zip(source, target, strict=True)
+        )
+
+    best = align.similarity(source, target)
+    a, b = best[0, 0], best[1, 0]
+    assert best[0, 1] == pytest.approx(-b) and best[1, 1] == pytest.approx(a), "a rotation, never a reflection"
+    for _ in range(200):
+        da, db, dx, dy = rng.normal(size=4) * 0.05
+        other = np.asarray([[a + da, -b - db, best[0, 2] + dx], [b + db, a + da, best[1, 2] + dy]])
+        assert distance(other) >= distance(best)
+
+
+@pytest.mark.parametrize("size", [112, 56])
+def test_landmarks_land_on_the_template(size):
+    points = np.asarray([[60.0, 70.0], [100.0, 62.0], [84.0, 92.0], [70.0, 118.0], [106.0, 110.0]])
+    # A picture that says of each pixel where it is: red its column, green its row.
+    rows, columns = np.mgrid[:160, :160].astype(np.uint8)
+    field = np.stack([columns, rows, np.zeros_like(rows)], axis=2)
+    out = align.align_face(field, points, size, "")[:, :, :2].astype(float)
+    matrix = align.similarity(points, align.TEMPLATE * size / 112)
+    linear, shift = matrix[:, :2], matrix[:, 2]
+    for x, y in [(size // 3, size // 3), (size // 2, size // 2), (size // 2, 2 * size // 3)]:
+        expected = np.linalg.solve(linear, np.asarray([x, y]) - shift)
+        # PIL cuts off what is behind the point, so a grey level is met from below.
+        assert (out[y, x] <= expected + 0.01).all() and (out[y, x] >= expected - 1.01).all()
+    moved = points @ linear.T + shift
+    assert np.abs(moved - align.TEMPLATE * size / 112).max() < 6 * size / 112
+
+
+def test_points_in_one_place_are_refused():
+    with pytest.raises(UserError, match="photo"):
+        align.align_face(np.zeros((8, 8, 3), np.uint8), np.ones((5, 2)), 8, "photo")
+
+
+def test_aligning_without_landmarks_names_the_picture(tmp_path):
+    save(tmp_path / "set" / "a" / "x.png", 0, 50)
+    save(tmp_path / "set" / "b" / "y.png", 1, 50)
+    points = (align.TEMPLATE / 4 + 9).tolist()
+    (tmp_path / "set" / "landmarks5.json").write_text(json.dumps({"a/x.png": points}))
+    with pytest.raises(UserError, match=r"b/y\.png.*no landmarks"):
+        import_images.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
+    (tmp_path / "set" / "landmarks5.json").write_text(json.dumps({"a/x.png": points, "b/y.png": points[:4]}))
+    with pytest.raises(UserError, match=r"landmarks5\.json, b/y\.png"):
+        import_images.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
+
+
+@real
+def test_real_unaligned_faces_become_the_aligned_ones(tmp_path):
+    import_images.import_faces(sources.open_source(REAL / "unaligned250"), tmp_path / "out", align=True)
+    data = Packed(tmp_path / "out")
+    ours = data.fetch(np.arange(len(data)))
+    differences, shifted = [], []
+    for name, pixels in zip(data.ids(), ours, strict=True):
+        file = next(REAL / part / name for part in ("train", "verification") if (REAL / part / name).exists())
+        theirs = image_decode.decode(file.read_bytes(), name).transpose(2, 0, 1).astype(int)
+        differences.append(np.abs(theirs - pixels).mean())
+        shifted.append(np.abs(theirs - np.roll(pixels, 1, axis=2)).mean())
+    assert len(differences) == 120
+    # 1.8 grey levels on average is what JPEG leaves; one pixel to the side is 6.7.
+    assert np.mean(differences) < 2.5 and max(differences) < 4
+    assert np.mean(shifted) > 2 * np.mean(differences)

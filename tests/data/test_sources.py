@@ -1,0 +1,483 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainkit.data import hub, sources
+from trainkit.data.storage import cache as packing
+from trainkit.data.storage import import_images
+from trainkit.data.storage.image_store import Packed
+from trainkit.errors import UserError
+
+
+def noise(seed: int, height: int = 6, width: int = 10) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def put(root: Path, *names: str) -> Path:
+    for seed, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise(seed)).save(root / name)
+    return root
+
+
+def png(seed: int) -> bytes:
+    import io
+
+    stream = io.BytesIO()
+    Image.fromarray(noise(seed)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def table(path: Path, **columns) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def ocec(path: Path, **changes) -> Path:
+    """The columns of OCEC's parquet; the first, third and fourth of five rows are of the training split."""
+    columns = {
+        "split": ["train", "val", "train", "train", "val"],
+        "label": ["open", "closed", "closed", "open", "open"],
+        "class_id": [1, 0, 0, 1, 1],
+        "image_path": [f"cropped/video{k // 2}/{k:04}.png" for k in range(5)],
+        "source": ["real"] * 5,
+        "image_bytes": [png(k) for k in range(5)],
+    }
+    return table(path, **(columns | changes))
+
+
+def ids(source) -> list[str]:
+    return [record.id for record in source.records()]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRAINKIT_DATA", raising=False)
+    return tmp_path / "cache"
+
+
+# Folders
+
+
+def test_the_class_of_a_picture_is_the_path_below_the_root(tmp_path):
+    root = put(tmp_path / "set", "Greek/a/1.png", "Greek/a/2.png", "Greek/b/1.png", "Latin/a/1.png", "noise/x.PNG")
+    put(root, "root.png", ".hidden/a/1.png", "Greek/.cache/1.png")
+    (root / "Greek" / "notes.txt").write_text("no picture")
+    (root / "empty").mkdir()
+    import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group="^([^/]+)/")
+    data = Packed(tmp_path / "out")
+    assert data.ids() == ["Greek/a/1.png", "Greek/a/2.png", "Greek/b/1.png", "Latin/a/1.png", "noise/x.PNG"]
+    assert [data.class_names[label] for label in data.labels] == ["Greek/a", "Greek/a", "Greek/b", "Latin/a", "noise"]
+    assert [data.group_names[group] for group in data.groups] == ["Greek", "Greek", "Greek", "Latin", "noise"]
+    for row in range(5):
+        assert (data.picture(row) == noise(row)).all()
+
+
+def test_people_are_the_first_folders_alone(tmp_path):
+    root = put(tmp_path / "faces", "anna/1.png", "ben/1.png", "ben/2020/2.png")
+    assert ids(sources.open_source(root, nested=False)) == ["anna/1.png", "ben/1.png"]
+    assert ids(sources.open_source(root)) == ["anna/1.png", "ben/1.png", "ben/2020/2.png"]
+
+
+def test_folders_of_splits_are_not_taken_for_classes(tmp_path):
+    root = put(tmp_path / "set", "train/cat/1.png", "train/dog/1.png", "val/cat/2.png")
+    with pytest.raises(UserError, match=r"splits train, val.*set#train or .*set#val"):
+        sources.open_source(root)
+    assert ids(sources.open_source(f"{root}#val")) == ids(sources.open_source(root / "val")) == ["cat/2.png"]
+    with pytest.raises(UserError, match="set#test: no such split"):
+        sources.open_source(f"{root}#test")
+    trains = put(tmp_path / "vehicles", "train/1.png", "bus/1.png", "test/2.png")
+    assert len(ids(sources.open_source(trains))) == 3, "pictures of trains"
+
+
+def test_a_folder_whose_name_has_the_mark_is_a_folder(tmp_path):
+    root = put(tmp_path / "take#2", "cat/1.png")
+    assert sources.split_of(root) == (root, None)
+    assert ids(sources.open_source(root)) == ["cat/1.png"]
+    assert sources.split_of("a/set.parquet#val") == (Path("a/set.parquet"), "val")
+    for text in ("set#", "set#a b", "set#../x"):
+        with pytest.raises(UserError):
+            sources.open_source(tmp_path / text)
+
+
+def test_a_folder_within_itself_ends(tmp_path):
+    root = put(tmp_path / "set", "cat/1.png")
+    os.symlink(root, root / "cat" / "again")
+    with pytest.raises(UserError, match="within itself"):
+        sources.open_source(root)
+
+
+def test_a_source_without_splits_says_so(tmp_path):
+    root = put(tmp_path / "set", "cat/1.png", "dog/1.png")
+    import_images.import_pictures(root, tmp_path / "packed", size=(6, 10))
+    with pytest.raises(UserError, match="packed set has no splits"):
+        sources.open_source(f"{tmp_path / 'packed'}#val")
+
+
+def test_what_a_recipe_names_lies_below_the_data_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    put(tmp_path / "set", "train/cat/1.png", "val/cat/2.png")
+    assert ids(sources.named("set#val")) == ["cat/2.png"]
+    assert sources.missing("set#val") is None and "nowhere does not exist" in sources.missing("nowhere#val")
+    assert "download" in sources.missing("hf://owner/name#val")
+
+
+# Groups
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(", "no regular expression"),
+        ("[a-", "no regular expression"),
+        ("(?P<a>x)(?P=b)", "no regular expression"),
+        ("s[0-9]+", "0 parts in parentheses"),
+        ("(s)([0-9]+)", "2 parts in parentheses"),
+        ("(a)" + "b" * 200, "203 characters"),
+        ("(a{99999999999999999999})", "no regular expression"),
+    ],
+)
+def test_an_expression_that_names_no_group_is_refused_before_anything_is_read(tmp_path, pattern, words):
+    root = put(tmp_path / "set", "cat/1.png")
+    with pytest.raises(UserError, match=f"^group.*{words}"):
+        import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group=pattern)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_picture_without_a_group_is_an_error_whatever_is_skipped(tmp_path):
+    root = put(tmp_path / "set", "open/s01_1.png", "open/s02_1.png", "shut/x02_1.png")
+    for pattern in ("(s[0-9]+)_", "(s?)[0-9]+_"):
+        with pytest.raises(UserError, match=r"x02_1\.png.* names no group"):
+            import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group=pattern, damaged="skip")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_very_long_name_is_not_searched(tmp_path):
+    from trainkit.data.record import Record
+
+    with pytest.raises(UserError, match="names no group"):
+        sources.grouping("(a+)+$")(Record("a" * 5000 + "b", 0, b"", "row 4"))
+
+
+def test_groups_survive_being_packed_again(tmp_path):
+    root = put(tmp_path / "set", "open/s02_1.png", "open/s01_1.png", "shut/s02_2.png")
+    import_images.import_pictures(root, tmp_path / "one", size=(6, 10), group="(s[0-9]+)_")
+    import_images.import_pictures(tmp_path / "one", tmp_path / "two", size=(3, 5), fit="stretch")
+    one, two = Packed(tmp_path / "one"), Packed(tmp_path / "two")
+    assert one.group_names == two.group_names == ("s01", "s02")
+    assert one.groups.tolist() == two.groups.tolist() == [0, 1, 1]
+    assert one.class_names == two.class_names == ("open", "shut") and two.size == (3, 5)
+
+
+def test_verify_names_groups_that_two_sets_share(tmp_path):
+    for name, files in (("train", ["open/s1_a.png", "shut/s2_a.png"]), ("val", ["open/s2_b.png", "shut/s3_b.png"])):
+        root = put(tmp_path / "pictures" / name, *files)
+        Image.fromarray(noise(len(name))).save(root / files[0])
+        import_images.import_pictures(root, tmp_path / name, size=(6, 10), group="(s[0-9])_")
+    found = import_images.verify(tmp_path / "train", against=[tmp_path / "val"])
+    assert [line for line in found if "groups are" in line] == [f"warning: 1 groups are also in {tmp_path / 'val'}: s2"]
+
+
+# MRL Eye
+
+
+def mrl(root: Path) -> Path:
+    return put(
+        root,
+        "s0001/s0001_00001_0_0_0_0_0_01.png",
+        "s0001/s0001_00002_0_1_1_2_1_03.png",
+        "s0002/s0002_00003_1_0_1_0_0_02.png",
+    )
+
+
+def test_mrl_eye_has_its_states_and_subjects_in_the_names(tmp_path):
+    for root in (mrl(tmp_path / "mrlEyes_2018_01"), tmp_path):
+        source = sources.open_source(root)
+        assert source.kind == "MRL Eye folder" and source.names == ("closed", "open")
+        assert [(record.label, record.group) for record in source.records()] == [
+            (0, "s0001"),
+            (1, "s0001"),
+            (1, "s0002"),
+        ]
+    (tmp_path / "mrlEyes_2018_01" / "annotation.txt").write_text("not a picture")
+    import_images.import_pictures(tmp_path / "mrlEyes_2018_01", tmp_path / "out", size=(32, 64), fit="stretch")
+    data = Packed(tmp_path / "out")
+    assert data.class_names == ("closed", "open") and data.labels.tolist() == [0, 1, 1]
+    assert data.group_names == ("s0001", "s0002") and data.groups.tolist() == [0, 0, 1]
+    assert data.size == (32, 64)
+
+
+def test_open_eyes_alone_are_still_called_open(tmp_path):
+    root = put(tmp_path / "eyes", "s0001/s0001_00002_0_1_1_2_1_03.png", "s0002/s0002_00003_1_0_1_0_0_02.png")
+    import_images.import_pictures(root, tmp_path / "out", size=(6, 10))
+    assert Packed(tmp_path / "out").class_names == ("open",)
+
+
+@pytest.mark.parametrize(
+    "name", ["s0002/x.png", "s0001/s0001_00001_0_0_2_0_0_01.png", "s0003/s0001_00009_0_0_0_0_0_01.png"]
+)
+def test_a_picture_that_is_not_of_mrl_eye_is_named(tmp_path, name):
+    root = put(mrl(tmp_path / "eyes"), name)
+    with pytest.raises(UserError, match=f"1 picture not named as those of MRL Eye:\n  {name}\n"):
+        import_images.import_pictures(root, tmp_path / "out", size=(6, 10), damaged="skip")
+
+
+def test_mrl_eye_sorted_into_folders_of_states_is_ordinary(tmp_path):
+    root = put(tmp_path / "eyes", "awake/s0001_00001_0_0_1_0_0_01.png", "sleepy/s0001_00002_0_0_0_0_0_01.png")
+    import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group=r"(s\d{4})_")
+    data = Packed(tmp_path / "out")
+    assert data.class_names == ("awake", "sleepy") and data.group_names == ("s0001",)
+
+
+# Tables
+
+
+@pytest.mark.parametrize(("split", "rows"), [("#train", [0, 2, 3]), ("#val", [1, 4]), ("", [0, 2, 3])])
+def test_rows_of_ocec_are_chosen_by_their_split(tmp_path, split, rows):
+    file = ocec(tmp_path / "ocec.parquet")
+    source = sources.open_source(f"{file}{split}")
+    import_images.import_pictures(source, tmp_path / "out", size=(6, 10), group=r"(video\d)/")
+    data = Packed(tmp_path / "out")
+    assert source.size == len(data) == len(rows)
+    assert data.class_names == ("closed", "open")
+    labels = ["open", "closed", "closed", "open", "open"]
+    for place, row in enumerate(rows):
+        assert data.ids()[place] == f"cropped/video{row // 2}/{row:04}.png"
+        assert data.class_names[data.labels[place]] == labels[row]
+        assert data.group_names[data.groups[place]] == f"video{row // 2}"
+        assert (data.picture(place) == noise(row)).all()
+
+
+def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path):
+    pictures = [png(k) for k in range(5)]
+    pictures[4] = pictures[4][:50]
+    file = ocec(tmp_path / "ocec.parquet", image_bytes=pictures)
+    import_images.import_pictures(file, tmp_path / "train", size=(6, 10))
+    with pytest.raises(UserError, match=r"ocec\.parquet, row 4 \(cropped/video2/0004\.png\): cannot be decoded"):
+        import_images.import_pictures(f"{file}#val", tmp_path / "val", size=(6, 10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "split", "words"),
+    [
+        ({}, "#test", "#test: no such split; there is train, val"),
+        ({"split": ["a", "b", "a", "b", "a"]}, "", "#train: no such split; there is a, b"),
+        ({"split": ["train", None, "train", "val", None]}, "", "2 rows whose split is empty"),
+        ({"class_id": [1, 0, 0, 0, 1]}, "", r"row 3 .*class_id 0 for 'open'; expected 1"),
+        ({"label": ["open", None, None, "open", "open"]}, "", r"row 2 .*label: None"),
+        ({"image_bytes": [b"", b"", png(2), b"", b""]}, "", r"row 0 .*0 bytes"),
+        ({"image_bytes": [png(0), None, None, png(3), b""]}, "", r"row 2 .*no picture"),
+        ({"label": [True] * 5}, "", r"row 0 .*label: True"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(tmp_path, changes, split, words):
+    file = ocec(tmp_path / "ocec.parquet", **changes)
+    with pytest.raises(UserError, match=words):
+        import_images.import_pictures(f"{file}{split}", tmp_path / "out", size=(6, 10))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_one_split_needs_no_choice(tmp_path):
+    file = ocec(tmp_path / "ocec.parquet", split=["all"] * 5)
+    assert sources.open_source(file).size == 5 and sources.open_source(f"{file}#all").size == 5
+
+
+@pytest.mark.parametrize("below", ["", "data"])
+def test_files_are_chosen_by_the_split_in_their_names(tmp_path, below):
+    root = tmp_path / "set"
+    for seed, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test"]):
+        table(root / below / f"{name}.parquet", image=[png(seed)], label=[seed])
+    for split, labels in (("", [0, 1]), ("#train", [0, 1]), ("#validation", [2]), ("#test", [3])):
+        source = sources.open_source(f"{root}{split}")
+        assert [record.label for record in source.records()] == labels and source.size == len(labels)
+    with pytest.raises(UserError, match="#val: no such split; there is test, train, validation"):
+        sources.open_source(f"{root}#val")
+
+
+def test_a_single_file_is_not_taken_for_a_split_that_it_does_not_name(tmp_path):
+    file = table(tmp_path / "set.parquet", image=[png(0)], label=[0])
+    with pytest.raises(UserError, match="#val: no such split"):
+        sources.open_source(f"{file}#val")
+
+
+def test_splits_of_saved_sets_are_chosen(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    import datasets
+
+    datasets.disable_progress_bars()
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["shut", "open"])})
+
+    def made(*seeds: int) -> datasets.Dataset:
+        rows = {"image": [{"bytes": png(s), "path": None} for s in seeds], "label": [s % 2 for s in seeds]}
+        return datasets.Dataset.from_dict(rows, features)
+
+    datasets.DatasetDict({"train": made(0, 1, 2), "validation": made(3)}).save_to_disk(tmp_path / "saved")
+    made(5).save_to_disk(tmp_path / "single")
+    for split, seeds in (("", [0, 1, 2]), ("#train", [0, 1, 2]), ("#validation", [3])):
+        import_images.import_pictures(f"{tmp_path / 'saved'}{split}", tmp_path / f"out{split}", size=(6, 10))
+        data = Packed(tmp_path / f"out{split}")
+        assert [data.class_names[label] for label in data.labels] == [["shut", "open"][s % 2] for s in seeds]
+        assert all((data.picture(row) == noise(seed)).all() for row, seed in enumerate(seeds))
+    for path in ("saved#test", "single#test"):
+        with pytest.raises(UserError, match="#test: no such split"):
+            sources.open_source(tmp_path / path)
+    assert sources.open_source(tmp_path / "single").size == 1
+
+
+def test_a_flipped_bit_is_found_where_the_pages_have_checksums(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = {"image": [np.random.default_rng(k).bytes(2000) for k in range(4)], "label": [0, 1, 0, 1]}
+    file = tmp_path / "set.parquet"
+    pq.write_table(pa.table(content), file, write_page_checksum=True, compression="none", use_dictionary=False)
+    assert len(list(sources.open_source(file).records())) == 4
+    whole = bytearray(file.read_bytes())
+    whole[whole.index(content["image"][2][:50]) + 30] ^= 1
+    file.write_bytes(whole)
+    with pytest.raises(UserError, match=r"set\.parquet"):
+        list(sources.open_source(file).records())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_damage_of_any_kind_ends_in_a_user_error_or_in_the_rows(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    whole = ocec(tmp_path / "whole.parquet").read_bytes()
+    file = tmp_path / "set.parquet"
+    for _ in range(25):
+        content = bytearray(whole)
+        for place in rng.integers(0, len(whole), rng.integers(1, 4)):
+            content[place] = rng.integers(256)
+        file.write_bytes(content[: rng.integers(10, len(whole) + 1)] if rng.random() < 0.3 else content)
+        try:
+            assert len(list(sources.open_source(file).records())) <= 5
+        except UserError as error:
+            assert "set.parquet" in str(error)
+
+
+# The hub
+
+
+def in_hub(home: Path, files: dict[str, int]) -> None:
+    revision = "0" * 40
+    for name, seed in files.items():
+        table(home / "datasets--owner--name" / "snapshots" / revision / name, image=[png(seed)], label=[seed])
+    (home / "datasets--owner--name" / "refs").mkdir(exist_ok=True)
+    (home / "datasets--owner--name" / "refs" / "main").write_text(revision)
+
+
+def test_a_split_of_a_set_of_the_hub_is_its_files(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    in_hub(tmp_path, {"plain_text/train-00000-of-00001.parquet": 4, "plain_text/test-00000-of-00001.parquet": 5})
+    for text, label in (("hf://owner/name", 4), ("hf://owner/name#train", 4), ("hf://owner/name@main#test", 5)):
+        assert [record.label for record in sources.named(text).records()] == [label]
+        assert sources.missing(text) is None
+    with pytest.raises(UserError, match="no such split; there is test, train"):
+        sources.named("hf://owner/name#validation")
+    in_hub(tmp_path, {"other/train-00000-of-00001.parquet": 6})
+    with pytest.raises(UserError, match="several configurations: other, plain_text"):
+        sources.named("hf://owner/name")
+
+
+@pytest.mark.parametrize("text", ["hf://owner", "hf://../x", "hf://owner/name#", "hf://owner/name#a/b", "hf://o/n@#x"])
+def test_what_is_no_name_of_the_hub_is_refused(text):
+    with pytest.raises(UserError, match="no name of a data set"):
+        hub.split(text)
+
+
+# Packing once
+
+
+def test_a_set_is_packed_once_for_each_size_fit_split_and_group(tmp_path, cache):
+    file = ocec(tmp_path / "ocec.parquet")
+    train, val = (sources.open_source(f"{file}#{split}") for split in ("train", "val"))
+    made = [
+        packing.pack_once(train, (6, 10), "stretch"),
+        packing.pack_once(train, (4, 4), "stretch"),
+        packing.pack_once(train, (4, 4), "crop"),
+        packing.pack_once(train, None),
+        packing.pack_once(val, (6, 10), "stretch"),
+        packing.pack_once(val, (6, 10), "stretch", r"(video\d)/"),
+    ]
+    assert len({data.path for data in made}) == len(list(cache.glob("*/manifest.json"))) == 6
+    assert [data.size for data in made] == [(6, 10), (4, 4), (4, 4), None, (6, 10), (6, 10)]
+    assert not np.array_equal(made[1].picture(0), made[2].picture(0)) and made[5].group_names == ("video0", "video2")
+    again = packing.pack_once(sources.open_source(f"{file}#val"), (6, 10), "stretch")
+    assert again.path == made[4].path
+    before = json.loads((again.path / "manifest.json").read_text())
+    ocec(file, label=["open", "open", "open", "open", "closed"], class_id=[1, 1, 1, 1, 0])
+    changed = packing.pack_once(sources.open_source(f"{file}#val"), (6, 10), "stretch")
+    assert changed.digest != before["digest"] and changed.labels.tolist() == [1, 0]
+
+
+def test_drawn_characters_keep_their_alphabet_as_group(shared, tmp_path):
+    root = shared / "emb_omniglot"
+    import_images.import_pictures(root, tmp_path / "out", size=(32, 32), fit="stretch", group="^([^/]+)/")
+    data = Packed(tmp_path / "out")
+    assert (len(data), data.classes, len(data.group_names)) == (2720, 136, 5)
+    for row in (0, 1000, 2719):
+        name = data.ids()[row]
+        assert data.class_names[data.labels[row]] == name.rpartition("/")[0]
+        assert data.group_names[data.groups[row]] == name.split("/")[0]
+        theirs = Image.open(root / name).convert("L").resize((32, 32), Image.Resampling.BICUBIC)
+        assert (data.picture(row) == np.asarray(theirs)[..., None]).all()
+
+
+# The command
+
+
+def ask(*words: str, code: int = 0) -> str:
+    from click.testing import CliRunner
+
+    from trainkit.cli import main
+
+    done = CliRunner().invoke(main.main, ["data", *words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_pictures_of_any_kind_are_imported_by_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ocec(tmp_path / "ocec.parquet")
+    said = ask("import", "ocec.parquet#val", "val", "--size", "32x64", "--fit", "stretch", "--group", r"(video\d)/")
+    assert "val: 2 pictures of 2 classes and 2 groups, decoded, from parquet" in said
+    facts = ask("info", "val")
+    assert "image_size     32 x 64\n" in facts and "groups         2\n" in facts
+    assert "made_from      parquet ocec.parquet#val\n" in facts
+    assert "val: 0 problems" in ask("verify", "val")
+    said = ask("import", "ocec.parquet", "own", "--size", "own")
+    assert "3 pictures of 2 classes, encoded" in said and "smallest 6 x 10" in said
+    assert "image_size     their own sizes\n" in ask("info", "own")
+    assert Packed(tmp_path / "val").size == (32, 64) and Packed(tmp_path / "own").size is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--size", "32"], "is not HEIGHTxWIDTH"),
+        (["--size", "32x"], "is not HEIGHTxWIDTH"),
+        (["--size", "0x4"], "is not HEIGHTxWIDTH"),
+        (["--size", "9999x4"], "is not HEIGHTxWIDTH"),
+        (["--size", "-1x4"], "is not HEIGHTxWIDTH"),
+        (["--size", "4x4", "--align"], "--align is for faces, not with --size"),
+        (["--size", "4x4", "--image-size", "8"], "--image-size is for faces, not with --size"),
+        (["--fit", "crop"], "--fit is given with --size"),
+        (["--group", "(a)"], "--group is given with --size"),
+        (["--size", "4x4", "--group", "a"], "0 parts in parentheses"),
+    ],
+)
+def test_words_of_the_command_that_do_not_fit_are_refused(tmp_path, words, said):
+    root = put(tmp_path / "set", "cat/1.png")
+    assert said in ask("import", str(root), str(tmp_path / "out"), *words, code=2)
+    assert not (tmp_path / "out").exists()

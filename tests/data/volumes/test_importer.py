@@ -1,0 +1,495 @@
+"""Volumes from files to the packed form: what is written, reported, refused and noticed; and the verbs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from organ_volumes import affine, put, put_case, put_set, volume
+
+from trainkit.cli import main
+from trainkit.data import folders
+from trainkit.data.formats import nifti
+from trainkit.data.storage import hashed_folder, volume_store
+from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes import fingerprint, importer, preprocess, sources, verify
+from trainkit.data.volumes.preprocess import Preparation
+from trainkit.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return put_set(tmp_path_factory.mktemp("scans") / "set")
+
+
+@pytest.fixture(scope="module")
+def packed(files, tmp_path_factory):
+    out = tmp_path_factory.mktemp("packed") / "set"
+    return importer.import_volumes(files, out, names=["left", "right"])
+
+
+def test_a_set_is_written_as_it_was_prepared(files, packed):
+    data = PackedVolumes(packed.out)
+    assert (len(data), data.names, data.axes) == (4, ("background", "left", "right"), "zyx")
+    assert data.spacing == pytest.approx((4.0, 1.5, 1.0)) and not data.resampled
+    for number in range(4):
+        array, labels = volume(number)
+        read, header = nifti.read_image(files / "image" / f"p{number:02d}.nii.gz")
+        expected = preprocess.prepare(read, header, Preparation("zyx"))
+        case = data.case(number)
+        assert (case.id, case.patient) == (f"p{number:02d}",) * 2
+        assert (data.image(number) == expected.image).all() and case.floor == expected.image.min()
+        assert (data.label(number) == labels.transpose(2, 1, 0)).all()
+        # mm3 by hand: voxels of 1 x 1.5 x 4 mm.
+        assert case.volumes_mm3 == pytest.approx([(labels == label).sum() * 6.0 for label in range(3)])
+        assert case.original_shape == case.shape == (6, 10, 12)
+        assert case.facts["lowest"] == array.min() and case.facts["highest"] == array.max()
+        assert case.facts["stored"] == "RAS" and case.facts["tilt"] == 0
+        print_ = volume_store.fingerprint(array.transpose(2, 1, 0))
+        assert data.fingerprints()[number] == print_
+    assert verify.verify(packed.out) == []
+
+
+def test_a_resampled_set_keeps_what_was_annotated(files, tmp_path):
+    report = importer.import_volumes(files, tmp_path / "set", spacing=(2.0, 1.0, 1.0))
+    data = PackedVolumes(report.out)
+    assert (
+        data.resampled and data.preparation == Preparation("zyx", (2.0, 1.0, 1.0)) and data.spacing == (2.0, 1.0, 1.0)
+    )
+    _, labels = volume(1)
+    assert (data.truth(1) == labels.transpose(2, 1, 0)).all() and data.label(1).shape == (12, 15, 12)
+    assert data.case(1).original_spacing == pytest.approx((4.0, 1.5, 1.0)) and data.case(1).shape == (12, 15, 12)
+    assert data.case(1).volumes_mm3 == pytest.approx([(labels == label).sum() * 6.0 for label in range(3)])
+    assert (data.label(1).ravel()[data.foreground(1, 2)] == 2).all()
+    assert data.names == ("background", "label 1", "label 2")
+    assert verify.verify(report.out) == []
+    plain = importer.import_volumes(files, tmp_path / "plain")
+    same = PackedVolumes(plain.out)
+    assert (same.fingerprints() == data.fingerprints()).all()
+    assert "resampled to 2 x 1 x 1 mm (12 x 15 x 12 voxels in the median)" in "\n".join(report.lines())
+
+
+def test_a_set_that_was_packed_with_names_that_no_table_could_hold_is_refused(tmp_path, monkeypatch):
+    for number, name in enumerate(("a", "caf\udce9")):
+        put_case(tmp_path / "scans", name, *volume(number))
+    with pytest.raises(UserError, match=r"1 name not in UTF-8, or with control characters:\n  caf\\xe9\n"):
+        importer.import_volumes(tmp_path / "scans", tmp_path / "set")
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "check_names", lambda *_: None)
+        importer.import_volumes(tmp_path / "scans", tmp_path / "set")
+    with pytest.raises(UserError, match=r"cases\.json: 1 name not .*\n  caf\\xe9\n.*import the set again"):
+        PackedVolumes(tmp_path / "set")
+
+
+def test_axes_follow_the_slices_and_can_be_asked_for(tmp_path):
+    for number in range(2):
+        put_case(tmp_path / "scans", f"c{number}", *volume(number), affine((1.0, 1.0, 4.0), (0, 2, 1)))
+    report = importer.import_volumes(tmp_path / "scans", tmp_path / "set")
+    assert report.axes == "yzx" and report.spacing == pytest.approx((4.0, 1.0, 1.0))
+    assert "coronal slices" in report.lines()[2]
+    other = importer.import_volumes(tmp_path / "scans", tmp_path / "other", axes="zyx")
+    assert other.axes == "zyx" and other.spacing == pytest.approx((1.0, 4.0, 1.0))
+
+
+def test_a_table_of_the_set_has_its_true_numbers(packed):
+    lines = packed.lines()
+    assert lines[0].endswith("from pair of folders") and ": 4 cases, 2 organs, " in lines[0]
+    assert lines[2] == "4 cases of 4 patients, axial slices (axes zyx: depth runs feet to head), not resampled"
+    rows = {line[:21].strip(): line.split()[-5:] for line in lines if "voxel" in line[:21] or "intensity" in line}
+    assert rows["depth (z), voxels"] == ["6"] * 5 and rows["width (x), mm/voxel"] == ["1"] * 5
+    lowest = sorted(float(volume(number)[0].min()) for number in range(4))
+    assert float(rows["lowest intensity"][0]) == pytest.approx(lowest[0], rel=1e-3)
+    assert float(rows["lowest intensity"][2]) == pytest.approx(np.median(lowest), rel=1e-3)
+    organ = next(line for line in lines if line.startswith("1 left")).split()
+    sizes = sorted(float((volume(number)[1] == 1).sum() * 6) for number in range(4))
+    assert organ[2] == "4" and float(organ[3]) == sizes[0] and float(organ[7]) == sizes[-1]
+    assert organ[9:11] == ["3", "1"]  # slices and pieces
+
+
+def test_organs_are_seen_as_they_lie():
+    truth = np.zeros((6, 8, 8), np.uint8)
+    truth[1:4, 1:4, 1:4] = 1
+    truth[5, 7, 7] = 1  # a stray voxel at a corner of the volume
+    truth[0, 0:4, 6:8] = 2
+    truth[2, 0:4, 6:8] = 2
+    image = np.zeros(truth.shape, np.float16)
+    image[truth == 1], image[truth == 2] = 2, -1
+    seen = fingerprint.seen_organs(truth, truth, image)
+    assert seen["1"] == {"slices": 4, "pieces": 1, "strays": 1, "stray_voxels": 1, "cut": 3, "grey": 2.0}
+    assert seen["2"] == {"slices": 2, "pieces": 2, "strays": 0, "stray_voxels": 0, "cut": 3, "grey": -1.0}
+    assert fingerprint.seen_organs(np.zeros_like(truth), truth, image) == {}
+
+
+@pytest.mark.parametrize("kind", ["nan", "cut", "flip", "shape", "affine", "range", "fraction"])
+def test_unusable_cases_are_refused_by_file_or_left_out(files, tmp_path, kind):
+    root = shutil.copytree(files, tmp_path / "scans")
+    image, label = root / "image" / "p01.nii.gz", root / "label" / "p01.nii.gz"
+    array, labels = volume(1)
+    bad = label if kind in ("shape", "affine", "range", "fraction") else image
+    if kind == "nan":
+        array[3, 3, 3] = np.nan
+        put(image, array)
+    elif kind == "cut":
+        image.write_bytes(image.read_bytes()[:-200])
+    elif kind == "flip":
+        content = bytearray(gzip.decompress(image.read_bytes()))
+        stored = bytearray(gzip.compress(bytes(content), 0))
+        stored[len(stored) // 2] ^= 1
+        image.write_bytes(stored)
+    elif kind == "shape":
+        put(label, labels[:, :, :-1])
+    elif kind == "affine":
+        put(label, labels, affine(origin=(0.0, 0.0, 0.0)))
+    elif kind == "range":
+        labels[0, 0, 0] = 7
+        put(label, labels)
+    else:
+        put(label, labels + np.float32(0.5))
+    with pytest.raises(UserError, match=f"{bad.parent.name}/p01") as error:
+        importer.import_volumes(root, tmp_path / "set", names=["a", "b"])
+    assert "1 unusable" in str(error.value) and "--damaged skip" in str(error.value)
+    assert not (tmp_path / "set").exists() and [p.name for p in tmp_path.iterdir()] == ["scans"]
+    report = importer.import_volumes(root, tmp_path / "set", names=["a", "b"], damaged="skip")
+    assert report.cases == 3 and PackedVolumes(report.out).ids() == ["p00", "p02", "p03"]
+    assert any(note.startswith("left out: ") and str(bad) in note for note in report.notes)
+    found = verify.verify(root, names=["a", "b"])
+    assert [line for line in found if not line.startswith("warning: ")] and str(bad) in found[0]
+
+
+def test_headers_are_refused_before_any_voxel_is_read(files, tmp_path, monkeypatch):
+    root = shutil.copytree(files, tmp_path / "scans")
+    put(root / "label" / "p03.nii.gz", volume(3)[1][:-1])
+    monkeypatch.setattr(nifti, "read_image", lambda path: pytest.fail("voxels were read"))
+    with pytest.raises(UserError, match="p03"):
+        importer.import_volumes(root, tmp_path / "set")
+
+
+def test_twenty_unusable_cases_are_enough(tmp_path):
+    root = put_set(tmp_path / "scans", 23, shape=(9, 8, 5))
+    for number in range(23):
+        (root / "label" / f"p{number:02d}.nii.gz").write_bytes(b"nothing")
+    with pytest.raises(UserError) as error:
+        importer.import_volumes(root, tmp_path / "set")
+    assert str(error.value).count("not a NIfTI file") == 20 and "20 and 3 more unusable cases" in str(error.value)
+    with pytest.raises(UserError, match="unusable cases"):
+        importer.import_volumes(root, tmp_path / "set", damaged="skip")
+
+
+def test_what_is_odd_is_said(tmp_path):
+    root = tmp_path / "scans"
+    for number in range(9):
+        array, labels = volume(0)
+        array += number / 100
+        matrix = affine()
+        if number == 1:
+            matrix = affine((1.0, 1.5, 5.0))
+        elif number == 2:
+            array *= 1000
+        elif number == 3:
+            labels[labels == 2] = 0
+        elif number == 4:
+            labels[1:3, :, :] = 1
+            labels[9, 9, 5] = 1
+        elif number == 5:
+            array[:] = 3
+        elif number == 6:
+            array, labels = array[::-1].copy(), labels[::-1].copy()
+            matrix = affine(flip=(True, False, False))
+        elif number == 7:
+            labels[9, 9, 5] = 1
+            array = np.minimum(array, 120)
+        elif number == 8:
+            array = volume(0)[0]  # as number 0
+            labels[:] = 0
+        put_case(root, f"c{number}", array, labels, matrix)
+    notes = "\n".join(importer.import_volumes(root, tmp_path / "set").notes)
+    for text in (
+        "1 volume under two or more ids: c0 = c8",
+        "1 case with a spacing over 10 % off the median of 4 x 1.5 x 1 mm: c1 (5 x 1.5 x 1)",
+        "files store their axes in 2 ways (RAS 8, LAS 1)",
+        "1 image without contrast between its percentiles: c5",
+        "differ in scale by a factor of",
+        "c2 (",
+        "at the highest value (saturated): c7",
+        "1 case without any organ: c8",
+        "2 label 2: not in 1 of 9 cases: c3",
+        "1 label 1: 1 far from the median of 108 mm3: c4 (726)",
+        "1 label 1: stray pieces, under 5% of the largest, in 1 case: c4 (1 voxel in 1)",
+        "1 label 1: in more pieces than the usual 1 in 1 case: c7 (2)",
+    ):
+        assert text in notes, (text, notes)
+
+
+def test_a_sound_set_has_nothing_odd(packed):
+    assert packed.notes == []
+
+
+def test_left_out_files_are_named_up_to_twenty(files, tmp_path):
+    root = shutil.copytree(files, tmp_path / "scans")
+    for number in range(25):
+        put(root / "image" / f"z{number:02d}.nii.gz", volume(0)[0])
+    notes = importer.import_volumes(root, tmp_path / "set").notes
+    assert sum("an image without a label map" in note for note in notes) == 20 and "left out: 5 more" in notes
+
+
+def test_names_must_fit_the_labels(files, tmp_path):
+    with pytest.raises(UserError, match=r"labels 2 in .* of 720 voxels"):
+        importer.import_volumes(files, tmp_path / "set", names=["only one"])
+    with pytest.raises(UserError, match="names of labels"):
+        importer.import_volumes(files, tmp_path / "set", names=["a", "A"])
+    report = importer.import_volumes(files, tmp_path / "more", names=["background", "a", "b", "never seen"])
+    assert "3 never seen: in no case" in report.notes and report.classes == 4
+    assert any(line.split()[:4] == ["3", "never", "seen", "0"] for line in report.lines())
+
+
+def test_labels_that_nobody_named_must_look_like_classes(tmp_path):
+    root = put_set(tmp_path / "scans", 2)
+    labels = volume(1)[1]
+    put(root / "label" / "p01.nii.gz", labels * np.uint8(100))
+    with pytest.raises(UserError, match=r"labels 1, 2, 100, 200, which nothing names; 200 is in p01"):
+        importer.import_volumes(root, tmp_path / "set")
+    for number in range(2):
+        put(root / "label" / f"p{number:02d}.nii.gz", labels * np.uint8(0))
+    with pytest.raises(UserError, match="no voxel is labelled"):
+        importer.import_volumes(root, tmp_path / "set")
+    assert any("no voxel is labelled" in line for line in verify.verify(root))
+
+
+def test_patients_and_their_table_stand_beside_the_cases(tmp_path):
+    root = tmp_path / "scans"
+    for number in range(4):
+        put_case(root, f"p{number // 2}_scan{number}", *volume(number))
+    (tmp_path / "clinical.csv").write_text("Id,Age,Sex\np0,30,F\np1,,M\n")
+    report = importer.import_volumes(root, tmp_path / "set", patient=r"(p\d)_", clinical=tmp_path / "clinical.csv")
+    data = PackedVolumes(report.out)
+    assert data.patients() == ["p0", "p0", "p1", "p1"]
+    assert data.case(3).clinical == {"Age": None, "Sex": "M"} and data.case(0).clinical["Age"] == 30
+    text = "\n".join(report.lines())
+    assert "4 cases of 2 patients" in text and "2 patients with more than one case: p0 (2), p1 (2)" in text
+    assert "Age  30 (1); unknown of 1" in text and "Sex  F (1), M (1)" in text
+
+
+def test_verify_finds_patients_and_volumes_of_another_split(files, packed, tmp_path):
+    other = tmp_path / "val"
+    put_case(other, "p02", *volume(50))
+    array, labels = volume(3)
+    # The same volume under another name, its axes the other way round.
+    put_case(
+        other,
+        "q",
+        np.ascontiguousarray(array.transpose(2, 1, 0)),
+        np.ascontiguousarray(labels.transpose(2, 1, 0)),
+        affine((4.0, 1.5, 1.0), (2, 1, 0)),
+    )
+    importer.import_volumes(other, tmp_path / "packed", axes="zyx")
+    for own in (files, packed.out):
+        for against in (other, tmp_path / "packed"):
+            seen = []
+            found = verify.verify(
+                own, against=[against], on_progress=lambda *progress, seen=seen: seen.append(progress)
+            )
+            assert f"warning: 1 patient also in {against}: p02" in found
+            assert f"warning: 1 volume also in {against}: p03 = q" in found
+            assert seen[-1][0] == seen[-1][1] == len(seen) == (4 if against == tmp_path / "packed" else 6)
+    assert len(verify.verify(packed.out, against=[other])) == 2
+
+
+def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
+    put_set(tmp_path / "tom" / "train", 3)
+    put_set(tmp_path / "tom" / "val", 2)
+    put(tmp_path / "tom" / "val" / "image" / "lost.nii.gz", volume(8)[0])
+    (tmp_path / "tom" / "train" / "label" / "p02.nii.gz").write_bytes(b"no")
+    seen = []
+    found = verify.verify(tmp_path / "tom", on_progress=lambda *progress: seen.append(progress))
+    where = f"{tmp_path / 'tom'}#val"
+    assert [line for line in found if not line.startswith("warning: ")] == found[:1] and "p02.nii.gz" in found[0]
+    assert f"warning: train: 2 patients also in {where}: p00, p01" in found
+    assert f"warning: train: 2 volumes also in {where}: p00 = p00, p01 = p01" in found
+    assert "warning: val: not used: image/lost.nii.gz: an image without a label map" in found
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1)) and seen[-1][0] == seen[-1][1]
+
+
+def test_verify_names_what_was_changed_after_the_import(packed, tmp_path, monkeypatch):
+    copy = shutil.copytree(packed.out, tmp_path / "set")
+    content = bytearray((copy / "labels.bin").read_bytes())
+    content[720 + 5] ^= 1
+    (copy / "labels.bin").write_bytes(content)
+    assert verify.verify(copy) == [
+        f"{copy / 'labels.bin'}: is not what was written (SHA-256 differs); remove the folder and import the set again"
+    ]
+    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    found = verify.verify(copy)
+    assert len(found) == 2 and "labels.bin: is not what" in found[0] and "case 1 (p01)" in found[1]
+
+
+def test_a_set_is_packed_once_and_again_when_anything_changes(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    root = shutil.copytree(files, tmp_path / "scans")
+    source = sources.open_volumes(root)
+    first = importer.pack_volumes_once(source, names=["a", "b"])
+    assert first.names == ("background", "a", "b") and str(first.path).startswith(str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr(importer, "import_volumes", lambda *a, **k: pytest.fail("was packed again"))
+        assert importer.pack_volumes_once(source, names=["background", "a", "b"]).path == first.path
+    others = [
+        importer.pack_volumes_once(source, names=["a", "c"]),
+        importer.pack_volumes_once(source, names=["a", "b"], spacing=(4, 2, 2)),
+        importer.pack_volumes_once(source, names=["a", "b"], axes="yzx"),
+        importer.pack_volumes_once(sources.open_volumes(root, patient=r"p(\d)"), names=["a", "b"]),
+    ]
+    put(root / "label" / "p00.nii.gz", volume(0)[1])
+    others.append(importer.pack_volumes_once(sources.open_volumes(root), names=["a", "b"]))
+    assert len({data.path for data in [first, *others]}) == 6
+    assert others[2].axes == "yzx" and others[3].patients() == ["0", "0", "0", "0"]
+
+
+def test_volumes_are_told_from_other_sets(files, packed, tmp_path):
+    assert importer.holds_volumes(files) and importer.holds_volumes(packed.out)
+    assert importer.holds_volumes(files / "image" / "p00.nii.gz")
+    assert importer.holds_volumes(f"{files.parent}#set")
+    assert not importer.holds_volumes(tmp_path) and not importer.holds_volumes(tmp_path / "none")
+    (tmp_path / "a.png").write_bytes(b"")
+    assert not importer.holds_volumes(tmp_path)
+
+
+def test_what_is_imported_is_not_imported_again_and_labels_are_needed(files, packed, tmp_path):
+    with pytest.raises(UserError, match="imported already"):
+        importer.import_volumes(packed.out, tmp_path / "set")
+    source = sources.open_volumes(files / "image", labelled=False)
+    with pytest.raises(UserError, match="4 images without a label map"):
+        importer.import_volumes(source, tmp_path / "set")
+
+
+def test_a_disk_too_small_is_said_before_the_work(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 100))
+    monkeypatch.setattr(nifti, "read_image", lambda path: pytest.fail("voxels were read"))
+    with pytest.raises(UserError, match=r"are free.*choose another disk"):
+        importer.import_volumes(files, tmp_path / "set")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_order_of_cases_does_not_depend_on_how_fast_threads_are(files, packed, tmp_path, monkeypatch):
+    monkeypatch.setattr(importer, "threads", lambda: 7)
+    again = importer.import_volumes(files, tmp_path / "set", names=["left", "right"])
+    monkeypatch.setattr(importer, "threads", lambda: 1)
+    alone = importer.import_volumes(files, tmp_path / "alone", names=["left", "right"])
+    assert again.digest == alone.digest == packed.digest
+
+
+def ask(*words, code=0):
+    result = CliRunner().invoke(main.main, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_verbs_know_volumes(files, tmp_path):
+    out = tmp_path / "set"
+    said = ask("data", "import", files, out, "--volumes", "--names", "left,right", "--spacing", "4x1.2x1.2")
+    assert "4 cases, 2 organs" in said and "1 left" in said and "resampled to 4 x 1.2 x 1.2 mm" in said
+    facts = ask("data", "info", out)
+    assert "0 background, 1 left, 2 right" in facts and PackedVolumes(out).digest in facts and "2 right" in facts
+    raw = ask("data", "info", files)
+    assert "6 x 10 x 12 voxels" in raw and "4 x 1.5 x 1 mm" in raw and "pair of folders" in raw
+    assert f"{out}: 0 problems, 0 to look at" in ask("data", "verify", out)
+    assert f"{files}: 0 problems, 4 to look at" not in ask("data", "verify", files, "--against", out)
+    root = shutil.copytree(files, tmp_path / "scans")
+    (root / "image" / "p01.nii.gz").write_bytes(b"")
+    assert "p01.nii.gz: 0 bytes" in ask("data", "verify", root, code=2)
+    assert "p01.nii.gz: 0 bytes" in ask("data", "import", root, tmp_path / "b", "--volumes", code=2)
+    said = ask("data", "import", root, tmp_path / "b", "--volumes", "--damaged", "skip")
+    assert "3 cases" in said and "left out: " in said
+    assert "labels 2 in" in ask("data", "verify", files, "--names", "one", code=2)
+    assert "import them with --volumes" in ask("data", "import", files, tmp_path / "c", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--volumes", "--size", "3x3"], "--size is not for volumes"),
+        (["--volumes", "--align"], "--align is not for volumes"),
+        (["--spacing", "1x1x1"], "--spacing is given with --volumes"),
+        (["--names", "a", "--size", "3x3"], "--names is given with --volumes"),
+        (["--volumes", "--spacing", "1x1"], "'1x1' is not DEPTHxHEIGHTxWIDTH"),
+        (["--volumes", "--spacing", "1x1xnan"], "is not DEPTHxHEIGHTxWIDTH"),
+        (["--volumes", "--spacing", "0x1x1"], "is not DEPTHxHEIGHTxWIDTH"),
+        (["--volumes", "--axes", "abc"], "'abc' is not one of"),
+    ],
+)
+def test_words_that_do_not_go_together_are_refused(files, tmp_path, words, said):
+    assert said in ask("data", "import", files, tmp_path / "set", *words, code=2)
+    assert not (tmp_path / "set").exists()
+
+
+def test_the_hippocampus_set_is_imported_with_its_strays_left_out(shared, tmp_path):
+    place = shared / "mri_hippocampus"
+    listed = json.loads((place / "dataset.json").read_text())["training"]
+    some = tmp_path / "scans"
+    for part in ("imagesTr", "labelsTr", "dirty"):
+        (some / part).mkdir(parents=True)
+    for file in (place / "dirty").iterdir():
+        shutil.copy(file, some / "dirty")
+    for entry in listed[:6]:
+        for word in ("image", "label"):
+            shutil.copy(place / entry[word], some / entry[word])
+    (some / "dataset.json").write_text(
+        json.dumps({"labels": {"0": "background", "1": "A", "2": "P"}, "training": listed[:6]})
+    )
+    report = importer.import_volumes(some, tmp_path / "set")
+    assert report.cases == 6 and report.classes == 3 and report.axes == "zyx"
+    assert sum(note.startswith("left out: dirty/") for note in report.notes) == 3
+    data = PackedVolumes(report.out)
+    import nibabel
+
+    for number in range(6):
+        image = nibabel.load(some / "labelsTr" / f"{data.case(number).id}.nii.gz")
+        count = np.bincount(np.asarray(image.dataobj).astype(np.int64).ravel(), minlength=3)
+        assert data.case(number).volumes_mm3 == pytest.approx(count * abs(np.linalg.det(image.affine[:3, :3])))
+    assert not [line for line in verify.verify(report.out) if not line.startswith("warning: ")]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("any")
+    labelled = 0
+    for number in range(data.draw(st.integers(1, 3))):
+        shape = data.draw(st.tuples(*[st.integers(1, 6)] * 3))
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        labels = rng.integers(0, data.draw(st.integers(1, 4)), shape).astype(np.uint8)
+        image = rng.integers(0, data.draw(st.integers(1, 9)), shape).astype(np.int16)
+        spacing = data.draw(st.tuples(*[st.sampled_from([0.5, 1.0, 4.0])] * 3))
+        order, flip = data.draw(st.permutations(range(3))), data.draw(st.tuples(*[st.booleans()] * 3))
+        put_case(root / "scans", f"c{number}", image, labels, affine(spacing, order, flip))
+        labelled += int(labels.any())
+    asked = data.draw(st.none() | st.tuples(*[st.sampled_from([0.7, 2.0, 9.0])] * 3))
+    report = importer.import_volumes(root / "scans", root / "set", names=["a", "b", "c"], spacing=asked)
+    packed = PackedVolumes(report.out)
+    assert report.lines() and verify.info(root / "scans") and verify.info(root / "set")
+    assert not [line for line in verify.verify(report.out) if not line.startswith("warning: ")]
+    assert sum(any(packed.case(i).volumes_mm3[1:]) for i in range(len(packed))) == labelled
+    for i in range(len(packed)):
+        assert np.isfinite(packed.image(i)).all() and packed.label(i).shape == packed.case(i).shape
+        present = [label for label in range(1, 4) if (packed.label(i) == label).any()]
+        assert packed.present(i).tolist() == present
+
+
+def test_memory_is_that_of_a_volume_whatever_their_number(tmp_path, monkeypatch):
+    import tracemalloc
+
+    monkeypatch.setattr(importer, "threads", lambda: 1)
+    shape, peaks = (40, 40, 30), []
+    for count in (2, 8):
+        root = put_set(tmp_path / f"scans{count}", count, shape=shape)
+        tracemalloc.start()
+        importer.import_volumes(root, tmp_path / f"set{count}", spacing=(3.0, 1.4, 1.0))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0]
+    # One being prepared and one that waits for being written.
+    assert peaks[1] < 3 * importer._PER_VOXEL * 40 * 40 * 40

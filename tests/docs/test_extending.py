@@ -1,0 +1,58 @@
+"""The plug-in of docs/extending.md, as it stands there."""
+
+import re
+import shlex
+import sys
+
+import pytest
+from runs import ROOT, Ran, newest, stop_after
+
+from trainkit.config.run_request import Order
+from trainkit.experiments.launch import launch
+
+pytestmark = pytest.mark.usefixtures("store")
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def dots(tmp_path, monkeypatch):
+    for language, name in (("python", "dots.py"), ("yaml", "dots.yaml")):
+        code = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        assert code
+        (tmp_path / name).write_text("".join(code))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "dots.yaml"
+    sys.modules.pop("dots", None)
+
+
+def trained(recipe, *words, stopping=lambda: False, resume=None) -> Ran:
+    return Ran(launch(Order(recipe, words, ("dots",), resume), stopping), newest())
+
+
+def test_the_plugin_of_the_page_learns(dots):
+    ran = trained(dots, "log={system_every: null}")
+    assert ran.code == 0 and ran.folder.info().status == "FINISHED"
+    assert ran.series("val/off")[-1] < 0.6 * ran.series("val/off_usual")[-1]
+
+
+def test_a_shipped_task_learns_from_its_data(dots):
+    (line,) = re.findall(r"^PYTHONPATH=. trainkit run (dots.*)$", PAGE, re.MULTILINE)
+    words = [word for word in shlex.split(line) if re.match(r"[\w.]+=", word)]
+    ran = trained(dots, *words, "train.length=4 steps", "log={system_every: null}")
+    assert ran.code == 0 and 0 < ran.series("val/top5")[-1] <= 1
+
+
+def test_it_is_resumed_to_the_same_bits(dots):
+    words = ("train.length=8 steps", "data.samples=64", "checkpoints={every: 3 steps}", "log={system_every: null}")
+    whole = trained(dots, *words)
+    parted = trained(dots, *words, stopping=stop_after(5))
+    assert parted.code == 143
+    parted = trained(dots, *words, resume=parted.folder.name)
+    assert parted.code == 0 and parted.repeatable == whole.repeatable
+    for name, tensor in whole.last.tensors["model"].items():
+        assert (parted.last.tensors["model"][name] == tensor).all(), name
+
+
+def test_its_mistakes_are_named_in_the_recipe(dots):
+    with pytest.raises(Exception, match="samples and test are 1 or more"):
+        trained(dots, "data.samples=0")

@@ -1,0 +1,146 @@
+"""What the pages on faults promise in numbers, keys, tags and exit codes is what the code has."""
+
+from __future__ import annotations
+
+import ast
+import re
+import signal
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import decompression_bombs
+import fake_secrets
+import malicious_files
+import numpy as np
+import pytest
+from runs import ROOT
+
+from trainkit import errors
+from trainkit.config import loader, yaml_reader
+from trainkit.config.schema import Spikes
+from trainkit.config.units import Safeguard
+from trainkit.data.loader import worker_pool
+from trainkit.data.storage import hashed_folder
+from trainkit.experiments import launch
+from trainkit.training import checkpointer, loss_spikes
+
+NAMES = ("reliability", "running", "distributed", "troubleshooting", "gates", "recipes", "data", "integrity")
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
+PAGES |= {name: (ROOT / f"{name}.md").read_text(encoding="utf-8") for name in ("README", "README_zh", "SECURITY")}
+RECIPE = ROOT / "recipes" / "adadistill.yaml"
+KEY = r"(?:train|loader|device|limits|checkpoints|log|integrity)\.[a-z_0-9.]*[a-z_0-9]"
+each_page = pytest.mark.parametrize("page", PAGES)
+
+
+@pytest.fixture(scope="module")
+def defaults() -> dict[str, Any]:
+    """Every key of a shipped recipe; those of blocks that it leaves out by themselves."""
+    found = loader.flat(loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}"]))
+    return found | {"train.spikes": None, "train.replay": None, "train.schedule": None}
+
+
+@pytest.fixture(scope="module")
+def source() -> set[str]:
+    """Every string of the source."""
+    files = sorted((ROOT / "trainkit").rglob("*.py"))
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@each_page
+def test_every_key_that_is_named_is_one_and_takes_what_it_is_shown_with(page, defaults):
+    named = re.findall(rf"`({KEY})(?:(?:=|: )([^`]+))?`", PAGES[page])
+    files = ("train.rec", "train.csv", "train.parquet", "integrity.json")
+    assert not [key for key, _ in named if key not in defaults and key not in files]
+    for key, value in named:
+        if value:
+            loader.load(RECIPE, [f"{key}={value}"])
+
+
+@each_page
+def test_every_default_that_is_named_is_the_default(page, defaults):
+    """`limits.stop` (25 s), and the table of running.md."""
+    for key, value in re.findall(rf"`({KEY})`,? \(?(\d+ (?:s|min)|\d+%)", PAGES[page]):
+        assert defaults[key] == value, key
+
+
+def test_the_table_of_keys_has_their_defaults(defaults):
+    words = {"none": "None", "what the launcher set": "None", "true": "True"}
+    seen = 0
+    for line in PAGES["running"].splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if not cells or not re.match(rf"`{KEY}`", cells[0]):
+            continue
+        keys = re.findall(r"`([a-z_0-9.]+)`", cells[0])
+        keys = [key if "." in key else f"{keys[0].partition('.')[0]}.{key}" for key in keys]
+        said = cells[1].replace("`", "").split(", ")
+        for key, value in zip(keys, said * (len(keys) if len(said) == 1 else 1), strict=True):
+            assert str(defaults[key]) == words.get(value, value), key
+            seen += 1
+    assert seen > 15
+
+
+def test_what_a_resumed_run_may_have_otherwise_is_what_makes_no_other_experiment():
+    def free(block: Any, above: str = "") -> set[str]:
+        found = set()
+        for f in fields(block):
+            if f.metadata.get("hash") is False:
+                found.add(above + f.name)
+            elif is_dataclass(value := getattr(block, f.name)):
+                found |= free(value, f"{above}{f.name}.")
+        return found
+
+    (said,) = re.findall(r"^- What may differ: (.*?)\.$", PAGES["running"], re.MULTILINE)
+    listed = re.findall(r"`([^`]+)`", said)
+    assert len(listed) == len(set(listed)) and set(listed) == free(loader.load(RECIPE))
+
+
+@each_page
+def test_every_tag_and_event_that_is_named_is_set_somewhere(page, source):
+    named = set(re.findall(r"`(trainkit\.[a-z_]+)`|\bevent `([a-z_]+)`", PAGES[page])) - {("trainkit.rng", "")}
+    assert not {name for pair in named for name in pair if name} - source
+
+
+@pytest.mark.parametrize(
+    ("page", "said", "number"),
+    [
+        (
+            "reliability",
+            r"(\d+) files, each of which does run code",
+            lambda folder: len(malicious_files.payloads(folder)),
+        ),
+        ("reliability", r"(\d+) bombs", lambda _: len(decompression_bombs.BOMBS)),
+        ("reliability", r"(\d+) secrets are laid", lambda _: len(fake_secrets.SAID)),
+        ("reliability", r"0 in ([\d,]+) of three sample recipes", lambda _: _judged()),
+        ("running", r"the median of the (\d+) updates before", lambda _: Spikes().window),
+        ("running", r"leaves out the (\d+) updates around it", lambda _: Spikes().leave_out),
+        ("running", r"more than (\d+) robust deviations", lambda _: Spikes().deviations),
+        ("data", r"up to (\d+) MiB", lambda _: hashed_folder.HASHED_AT_OPEN >> 20),
+        ("SECURITY", r"At most (\d+) MB,", lambda _: loader.MAX_BYTES / 1e6),
+        ("SECURITY", r"MB, (\d+) deep", lambda _: yaml_reader.MAX_DEPTH),
+        ("SECURITY", r"deep, ([\d,]+) values", lambda _: yaml_reader.MAX_VALUES),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_numbers_are_those_of_the_code(page, said, number, tmp_path):
+    (found,) = re.findall(said, PAGES[page])
+    assert float(found.replace(",", "")) == number(tmp_path)
+
+
+def _judged() -> int:
+    recorded = np.load(ROOT / "tests" / "support" / "recorded_losses.npz")
+    assert len(recorded.files) == 3
+    return sum(len(recorded[name]) - Spikes().window for name in recorded.files)
+
+
+def test_numbers_in_words_are_those_of_the_code():
+    assert worker_pool.RESTARTS == 3 and "is replaced, three times" in PAGES["reliability"]
+    assert checkpointer.MOST_ROLLBACKS == 5 and "After five rollbacks the run ends" in PAGES["running"]
+    assert f"{loss_spikes._LEAST} at least" in PAGES["running"]
+    assert f"from {Safeguard.SOONEST:g} s on" in PAGES["gates"]
+    assert f"at least {Safeguard.DEAREST:g} times that" in PAGES["gates"]
+
+
+def test_the_exit_codes_are_those_of_the_code():
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \| ", PAGES["running"], re.MULTILINE)}
+    assert codes == {0, 1, errors.EXIT_CODE, launch.STOPPED, 128 + signal.SIGINT}

@@ -1,0 +1,299 @@
+"""Cross-validation: every fold a run, all of them beneath one, and each sample scored exactly once."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from pyarrow import csv, parquet
+from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
+
+from trainkit.config.run_request import Order
+from trainkit.errors import UserError
+from trainkit.experiments import cross_validation
+from trainkit.experiments.cross_validation import divide
+from trainkit.experiments.launch import launch
+from trainkit.experiments.recipe_check import check
+from trainkit.metrics import significance
+from trainkit.tracking import journal
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
+
+WORDS = (
+    "data.name=folded",
+    "data.samples=66",
+    "data.noise=2.5",
+    "evaluations={held_out: {batch_size: 8}, val: {batch_size: 8}}",
+    "best.metric=held_out/accuracy",
+)
+
+
+def parents() -> list[RunFolder]:
+    return [folder for folder in Store.locate().runs() if folder.info().recipe == "toy-folds"]
+
+
+def children() -> list[RunFolder]:
+    return [folder for folder in Store.locate().runs() if folder.info().recipe == "toy"]
+
+
+def tags(folder: RunFolder) -> dict[str, str]:
+    return Store.locate().client().get_run(folder.info().run_id).data.tags
+
+
+def artifact(folder: RunFolder, path: str, tmp_path):
+    return Store.locate().client().download_artifacts(folder.info().run_id, path, str(tmp_path))
+
+
+def final(folder: RunFolder) -> dict[str, float]:
+    return {name: points[-1].value for name, points in journal.read(folder.journal).metrics.items()}
+
+
+def test_every_fold_is_a_run_beneath_one_that_holds_their_scores(store, tmp_path, capsys):
+    ran = run(*WORDS, "data.folds=2", folds=True)
+    printed = capsys.readouterr().out
+    (parent,), runs = parents(), children()
+    assert ran.code == 0 and len(runs) == 2 and parent.info().status == "FINISHED"
+    client = Store.locate().client()
+    assert [client.get_run(r.info().run_id).data.params["data.fold"] for r in runs] == ["0", "1"]
+    assert {tags(r)["mlflow.parentRunId"] for r in runs} == {parent.info().run_id}
+    shown = client.get_run(parent.info().run_id)
+    assert (
+        shown.info.status == "FINISHED"
+        and shown.info.experiment_id == client.get_run(runs[0].info().run_id).info.experiment_id
+    )
+    assert [tags(parent)[f"trainkit.fold.{k}"] for k in range(2)] == [r.name for r in runs]
+
+    scores = [final(r)["final/held_out/accuracy"] for r in runs]
+    assert len(set(scores)) > 1, "nothing to average here"
+    found = final(parent)
+    assert found["final/held_out/accuracy"] == pytest.approx(np.mean(scores))
+    assert found["std/held_out/accuracy"] == pytest.approx(np.std(scores, ddof=1))
+    assert found["final/held_out/ema/accuracy"] == pytest.approx(
+        np.mean([final(r)["final/held_out/ema/accuracy"] for r in runs])
+    )
+    assert "final/speed/samples_per_s" in found and "std/speed/samples_per_s" not in found
+    # The same values are in MLflow, not in the journal alone.
+    assert shown.data.metrics["final/held_out/accuracy"] == pytest.approx(np.mean(scores))
+
+    rows = parquet.read_table(artifact(parent, "rows/held_out_folds.parquet", tmp_path)).to_pydict()
+    assert sorted(rows["id"]) == list(range(66)) and all(
+        i % 2 == fold for i, fold in zip(rows["id"], rows["fold"], strict=True)
+    )
+    by_fold = [
+        np.mean([hit for hit, fold in zip(rows["hit"], rows["fold"], strict=True) if fold == k]) for k in range(2)
+    ]
+    assert by_fold == pytest.approx(scores)
+    assert found["pooled/held_out/accuracy"] == pytest.approx(np.mean(rows["hit"]))
+    assert found["pooled/held_out/accuracy_low"] < np.mean(rows["hit"]) < found["pooled/held_out/accuracy_high"]
+    assert csv.read_csv(artifact(parent, "tables/held_out_folds.csv", tmp_path)).num_rows == 66
+    table = csv.read_csv(artifact(parent, "tables/folds.csv", tmp_path)).to_pydict()
+    row = table["score"].index("held_out/accuracy")
+    assert [table[f"fold_{k}"][row] for k in range(2)] == pytest.approx(scores, rel=1e-5)
+    assert table["mean"][row] == pytest.approx(np.mean(scores), rel=1e-5)
+    assert table["std"][row] == pytest.approx(np.std(scores, ddof=1), rel=1e-5)
+    assert (
+        table["all"][row] == pytest.approx(np.mean(rows["hit"]), rel=1e-5)
+        and table["all_low"][row] < table["all_high"][row]
+    )
+    assert table["all"][table["score"].index("val/accuracy")] is None
+
+    # The fixed set is scored in every fold: put together, each of its samples would count three times.
+    assert "pooled/val/accuracy" not in found and "val: no table of all folds" in printed
+    numbers = "  ".join(f"{value:.4f}" for value in (*scores, np.mean(scores), np.std(scores, ddof=1)))
+    assert re.search(rf"^accuracy +{numbers}  {np.mean(rows['hit']):.4f} +0\.\d+ to 0\.\d+$", printed, re.MULTILINE), (
+        printed
+    )
+    assert "all: the 66 samples of all folds, each once" in printed
+
+    meta = json.loads((runs[0].path / "meta.json").read_text())
+    assert (meta["classes"], meta["shape"], meta["digest"]) == (4, [3, 8, 8], "train-66-2.5-0")
+
+
+@pytest.mark.slow
+def test_finished_folds_are_used_again_also_one_that_was_trained_alone(store, capsys):
+    alone = run(*WORDS, "data.fold=1")
+    assert alone.code == 0
+    assert run(*WORDS, folds=True).code == 0
+    assert len(children()) == 3 and f"fold 1: reusing run {alone.folder.name}" in capsys.readouterr().out
+    first = parents()[0]
+    assert tags(alone.folder)["mlflow.parentRunId"] == first.info().run_id
+    assert run(*WORDS, folds=True).code == 0
+    assert len(children()) == 3 and len(parents()) == 2
+    second = parents()[1]
+    assert {tags(r)["mlflow.parentRunId"] for r in children()} == {second.info().run_id}
+    assert final(second) == final(first) and tags(first)["trainkit.fold.1"] == alone.folder.name
+    # Other settings are other runs.
+    assert run(*WORDS, "optim.lr=0.01", folds=True).code == 0
+    assert len(children()) == 6
+
+
+@pytest.mark.slow
+def test_an_interrupted_cross_validation_goes_on_where_it_was(store, capsys):
+    # The stop is asked once before each fold, once before its first step and once after each of its six.
+    cut = run(*WORDS, folds=True, stopping=stop_after(11))
+    assert cut.code == 143 and parents()[0].info().status == "KILLED"
+    states = [r.info().status for r in children()]
+    assert states == ["FINISHED", "KILLED"] and 0 < Ran(0, children()[1]).last.step < 6
+    begun = children()[1]
+    done = run(*WORDS, folds=True, resume="")
+    printed = capsys.readouterr().out
+    assert done.code == 0 and len(parents()) == 1 and parents()[0].info().status == "FINISHED"
+    assert [r.info().status for r in children()] == ["FINISHED"] * 3 and children()[1] == begun
+    assert f"run {begun.name}, resumed from" in printed and "fold 0: reusing run" in printed
+    assert f"run {parents()[0].name}, continued" in printed
+    assert {tags(r)["mlflow.parentRunId"] for r in children()} == {parents()[0].info().run_id}
+    assert tags(parents()[0])["trainkit.resumed"] == "1"
+    # As if it had never been interrupted.
+    values = {k: v for k, v in final(parents()[0]).items() if "/speed/" not in k and "/time/" not in k}
+    for child in children():
+        (child.path / "run.json").write_text((child.path / "run.json").read_text().replace("FINISHED", "FAILED"))
+    run(*WORDS, folds=True)
+    again = {k: v for k, v in final(parents()[1]).items() if "/speed/" not in k and "/time/" not in k}
+    assert len(children()) == 6 and again == values
+
+
+@pytest.mark.slow
+def test_what_cannot_be_continued_is_refused(store):
+    with pytest.raises(UserError, match=r"no unfinished run of toy-folds with these settings"):
+        run(*WORDS, folds=True, resume="")
+    single = run(*WORDS, "data.fold=0", stopping=stop_after(2)).folder
+    with pytest.raises(UserError, match=r"is no cross-validation of .*toy\.yaml with these settings"):
+        run(*WORDS, folds=True, resume=single.name)
+    assert single.info().status == "KILLED" and not single.alive()
+    assert run(*WORDS, folds=True).code == 0
+    with pytest.raises(UserError, match=f"run {parents()[0].name}: is finished"):
+        run(*WORDS, folds=True, resume=parents()[0].name)
+
+
+def test_a_fold_that_fails_ends_the_parent_too_and_the_data_of_all_is_looked_at_first(store):
+    with pytest.raises(UserError, match="fold 2: its file is damaged"):
+        run(*WORDS, "data.broken_fold=2", folds=True)
+    assert Store.locate().runs() == [], "nothing was trained or begun"
+    with pytest.raises(UserError, match="not finite"):
+        run(*WORDS, "task.nan_at=1", folds=True)
+    assert [r.info().status for r in Store.locate().runs()] == ["FAILED", "FAILED"]
+    assert "not finite" in tags(parents()[0])["trainkit.error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("evaluations={val: {}}", "best=null"),
+            r"--folds: the data of toy, .*, has no `folds` and `fold`; expected data",
+        ),
+        ((*WORDS, "data.fold=1"), r"--folds: data\.fold=1 is given too"),
+        ((*WORDS, "data.folds=1"), r"data\.folds: 1; expected 2 or more"),
+        ((*WORDS[:3], "evaluations={}", "best=null"), "toy has no evaluations"),
+        ((*WORDS, "data.folds=three"), "data.folds"),
+    ],
+)
+def test_orders_that_are_no_cross_validation_are_refused_before_anything_begins(words, message, monkeypatch):
+    monkeypatch.syspath_prepend(PLUGIN)
+    order = Order(TOY, words, ("toy",), folds=True)
+    for look in (divide, check):
+        with pytest.raises(UserError, match=message):
+            look(order)
+
+
+@pytest.mark.slow
+def test_on_two_processes_too(store, capsys, monkeypatch):
+    """And a stop reaches the fold that is trained, and the parent."""
+    words = [str(TOY), "--plugin", "toy", *WORDS, "data.folds=2", "--folds"]
+    cut = spawn(2, *words, "task.signal_at=2")
+    assert cut.returncode != 0 and [r.info().status for r in Store.locate().runs()] == ["KILLED", "KILLED"], cut.stderr
+    done = spawn(2, *words, "task.signal_at=2", "--resume")
+    # The fold that follows is told to stop at that step as well.
+    assert done.returncode != 0 and [r.info().status for r in children()] == ["FINISHED", "KILLED"], done.stderr
+    # On one process, for a change.
+    monkeypatch.syspath_prepend(PLUGIN)
+    elastic = Order(TOY, (*words[3:-1], "task.signal_at=2"), ("toy",), resume="", elastic=True, folds=True)
+    assert launch(elastic, lambda: False) == 0
+    (parent,) = parents()
+    assert parent.info().status == "FINISHED" and len(children()) == 2
+    assert "the 66 samples of all folds, each once" in capsys.readouterr().out
+    scores = [final(r)["final/held_out/accuracy"] for r in children()]
+    assert final(parent)["final/held_out/accuracy"] == pytest.approx(np.mean(scores))
+
+
+# The arithmetic, without a run
+
+
+def rows(seed: int, cases: int, first: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    dice = draw.uniform(0.3, 1, (cases, 2)).astype(np.float32)
+    dice[0, 1] = np.nan
+    return {
+        "id": np.array([f"case-{first + n}" for n in range(cases)], object),
+        "dice_sr": dice[:, 0],
+        "dice_on": dice[:, 1],
+        "error_sr": draw.normal(0, 9, cases),
+        "age": np.full(cases, 50.0),
+    }
+
+
+def scores_of(part: dict[str, np.ndarray]) -> dict[str, float]:
+    dice = np.stack([part["dice_sr"], part["dice_on"]], 1)
+    return {
+        "v/dice_mean": np.nanmean(np.nanmean(dice, 0)),
+        "v/dice.sr": np.nanmean(dice[:, 0]),
+        "v/error_mean": np.abs(part["error_sr"]).mean(),
+        "v/age": 49.0,
+    }
+
+
+def test_scores_that_are_means_over_samples_are_recognised_and_pooled_with_intervals():
+    parts = [rows(0, 9, 0), rows(1, 12, 9), rows(2, 7, 21)]
+    found = [scores_of(part) for part in parts]
+    values = {name: [one[name] for one in found] for name in found[0]}
+    out = cross_validation.summarise(values, 5, {"v": parts})
+    # Absolute errors are not the mean of the column, and an age that does not agree is no score of it.
+    assert out.pooled.keys() == {"v/dice_mean", "v/dice.sr"}
+    dice = np.concatenate([np.stack([part["dice_sr"], part["dice_on"]], 1) for part in parts])
+    mean, low, high = out.pooled["v/dice_mean"]
+    assert mean == pytest.approx(np.nanmean(np.nanmean(dice, 0)), rel=1e-6)
+    draw = np.random.default_rng(7)
+    again = [np.nanmean(np.nanmean(dice[draw.integers(0, 28, 28)], 0)) for _ in range(4000)]
+    assert (low, high) == pytest.approx(np.quantile(again, significance.tail_probabilities(28)), abs=0.006)
+    assert out.tables["v"]["fold"].tolist() == [0] * 9 + [1] * 12 + [2] * 7
+    assert len(set(out.tables["v"]["id"])) == 28
+    # Folds of different sizes: the mean over folds is another number than that over all samples.
+    assert out.mean("v/dice.sr") == pytest.approx(np.mean(values["v/dice.sr"]))
+    assert out.mean("v/dice.sr") != pytest.approx(out.pooled["v/dice.sr"][0], abs=1e-6)
+
+
+def test_intervals_are_over_patients_where_rows_have_them():
+    parts = [rows(0, 9, 0), rows(1, 12, 9)]
+    values = {"v/dice.sr": [scores_of(part)["v/dice.sr"] for part in parts]}
+    alone = cross_validation.summarise(values, 5, {"v": parts}).pooled["v/dice.sr"]
+    # Three scans of each patient, alike: as many patients as before, and an interval as wide.
+    thrice = [
+        {key: np.repeat(column, 3) for key, column in part.items()}
+        | {"patient": np.repeat(part["id"], 3), "id": np.array([f"{i}-{k}" for i in part["id"] for k in range(3)])}
+        for part in parts
+    ]
+    again = cross_validation.summarise(values, 5, {"v": thrice})
+    assert again.pooled["v/dice.sr"] == pytest.approx(alone) and len(again.tables["v"]["id"]) == 63
+
+
+def test_a_score_that_a_fold_has_not_got_is_left_out_of_the_mean_and_without_two_there_is_no_spread():
+    out = cross_validation.summarise({"v/a": [0.5, math.nan, 0.7], "v/b": [math.nan, math.nan, 0.3]}, 1, {})
+    assert out.mean("v/a") == pytest.approx(0.6) and out.std("v/a") == pytest.approx(np.std([0.5, 0.7], ddof=1))
+    assert out.mean("v/b") == 0.3 and math.isnan(out.std("v/b"))
+
+
+def test_rows_that_cannot_stand_together_are_said():
+    one, two = rows(0, 3, 0), rows(1, 3, 2)
+    assert cross_validation.summarise({}, 0, {"v": [one, two]}).notes == (
+        "v: no table of all folds; the same samples are scored in several",
+    )
+    patches = [{**part, "id": np.array([part["id"][0]] * 3)} for part in (rows(0, 3, 0), rows(1, 3, 3))]
+    assert len(cross_validation.summarise({}, 0, {"v": patches}).tables["v"]["fold"]) == 6
+    assert "not every run kept its rows" in cross_validation.summarise({}, 0, {"v": [one, None]}).notes[0]
+    assert "have no `id`" in cross_validation.summarise({}, 0, {"v": [one, {"x": np.ones(2)}]}).notes[0]
+    text = {**rows(1, 3, 3), "age": np.array(["old", None, "young"], object)}
+    joined = cross_validation.summarise({}, 0, {"v": [one, text]}).tables["v"]
+    assert joined["age"].tolist() == [50.0, 50.0, 50.0, "old", None, "young"]

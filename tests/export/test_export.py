@@ -1,0 +1,305 @@
+"""Exported networks: equal to the run's, refused where they are not, and described."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scene_sets
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from runs import PLUGIN, ROOT, TOY, run
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from trainkit.cli import main
+from trainkit.errors import UserError
+from trainkit.export import export, files, latency
+from trainkit.export import scenes as export_scenes
+from trainkit.export.agreement import compare_pixels
+from trainkit.tracking import journal
+from trainkit.tracking.store import Store
+
+CAMVID = ROOT / "recipes" / "camvid.yaml"
+SIZE = (40, 56)
+CLASSES = 3
+WORDS = {
+    "data.names": str(list(scene_sets.NAMES[:CLASSES])).replace("'", ""),
+    "data.ignore": "[255]",
+    "data.size": "null",
+    "data.crop": "[32, 32]",
+    "data.augment": "{flip: 0.5}",
+    "data.mean": "[0.3, 0.4, 0.5]",
+    "data.std": "[0.2, 0.3, 0.4]",
+    "task.net": "{name: bisenetv2, width: 0.1}",
+    "task.objective": "{}",
+    "train": "{length: 3 steps, batch_size: 4}",
+    "evaluations": "{val: {batch_size: 4}}",
+    "checkpoints": "{every: null}",
+    "log": "{every: 1 steps, system_every: null}",
+}
+
+
+@pytest.fixture(scope="module")
+def made(database, tmp_path_factory):
+    """A store with one run, and the pictures that it is scored on."""
+    home, root = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("set")
+    shutil.copy(database, home / "mlflow.db")
+    place = scene_sets.camvid(root / "set", pictures=4, size=SIZE, classes=CLASSES)
+    settings = WORDS | {"data.train": f"{place}#train", "data.evaluate": f"{{val: {place}#val}}"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINKIT_STORE", str(home))
+        patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        run(*(f"{key}={value}" for key, value in settings.items()), recipe=CAMVID)
+    return SimpleNamespace(home=home, pictures=sorted((root / "set" / "val").glob("*.png")))
+
+
+@pytest.fixture
+def name(made, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAINKIT_STORE", str(made.home))
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    return Store.locate().runs()[0].name
+
+
+def pixels(made, at: int = 0) -> torch.Tensor:
+    picture = np.asarray(Image.open(made.pictures[at]).convert("RGB"))
+    return torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float()
+
+
+def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp_path):
+    out = tmp_path / "out"
+    words = ["export", name, str(out), "--format", "safetensors", "--pictures", "3"]
+    result = CliRunner().invoke(main.main, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "3 pictures, logits within 0 (they" in result.output and "100 % of the pixels" in result.output
+    assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.json", "README.md"}
+    (weights,) = Store.locate().find(name).checkpoints.glob("*/model.safetensors")
+    trained, written = load_file(weights), load_file(out / "model.safetensors")
+    assert set(trained) == set(written) and all(torch.equal(trained[key], written[key]) for key in trained)
+
+    said = json.loads((out / "model.json").read_text())
+    assert said["names"] == list(scene_sets.NAMES[:CLASSES]) and said["mean"] == [0.3, 0.4, 0.5]
+    assert (said["size"], said["multiple"], said["run"]) == ([*SIZE], 32, name)
+    assert (
+        said["notes"] == []
+        and said["checked"]["model.safetensors"]["same"] == 1
+        and said["data"]["pictures"] == [0, 2, 3]
+    )
+
+    # By hand: normalise, up to multiples of 32, the network, back.
+    net = export.load(out)
+    x = pixels(made)
+    mean, std = (torch.tensor(said[key]).view(3, 1, 1) for key in ("mean", "std"))
+    seen = F.interpolate((x / 255 - mean) / std, (64, 64), mode="bilinear", align_corners=False)
+    with torch.no_grad():
+        expected = F.interpolate(net.net(seen)["logits"][0], SIZE, mode="bilinear", align_corners=False)
+        assert expected.std() > 0
+        torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_it_agrees_with_the_labels_that_the_run_scored(made, name, tmp_path):
+    """The mIoU of what the exported network finds in the files is the run's own."""
+    done = export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
+    assert str(done.agreements["model.safetensors"]).startswith("1 picture, logits within")
+    net, both, either = export.load(tmp_path / "out"), np.zeros(CLASSES), np.zeros(CLASSES)
+    for at, file in enumerate(made.pictures):
+        mask = np.asarray(Image.open(file.parent.parent / "valannot" / file.name))
+        with torch.no_grad():
+            found = net(pixels(made, at))[0].argmax(0).numpy()
+        for c in range(CLASSES):
+            a, b = (found == c) & (mask != 255), mask == c
+            both[c] += (a & b).sum()
+            either[c] += (a | b).sum()
+    points = journal.read(Store.locate().find(name).journal).metrics["val/miou"]
+    assert (both / either)[either > 0].mean() == pytest.approx(points[-1].value, abs=1e-6)
+
+
+def test_nothing_is_written_over(name, tmp_path):
+    (tmp_path / "model.json").write_text("kept")
+    with pytest.raises(UserError, match=r"model\.json: is there already"):
+        export.export(name, tmp_path)
+    with pytest.raises(UserError, match=r"is a file; expected a folder"):
+        export.export(name, tmp_path / "model.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.json"]
+
+
+def test_a_file_that_disagrees_is_not_left(name, tmp_path, monkeypatch):
+    honest = export_scenes.rebuilt
+
+    def shifted(*given):
+        net = honest(*given)
+        return lambda x: net(x) + 0.1 * torch.arange(x.shape[3])
+
+    monkeypatch.setattr(export_scenes, "rebuilt", shifted)
+    with pytest.raises(UserError, match=r"model\.safetensors: does not find what the trained network finds"):
+        export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_what_killed_exports_left_is_removed_and_what_others_write_is_not(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = socket.gethostname()
+    for number in (ended.pid, os.getpid(), os.getppid()):
+        (tmp_path / f".export-{host}-{number}").mkdir()
+        (tmp_path / f".export-{host}-{number}" / "model.onnx").write_text("half")
+    (tmp_path / ".export-elsewhere-1").mkdir()
+    with files.aside(tmp_path, ["model.json"]) as aside:
+        assert not list(aside.iterdir())
+        (aside / "model.json").write_text("whole")
+        (aside / "other").write_text("not kept")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"model.json", f".export-{host}-{os.getppid()}", ".export-elsewhere-1"}
+
+
+def test_another_normalisation_than_the_runs_is_refused(name, tmp_path, monkeypatch):
+    from trainkit.tasks.segment2d import Segment2d
+
+    honest = Segment2d.deployable
+    monkeypatch.setattr(Segment2d, "deployable", lambda self, net, mean, std: honest(self, net, std, mean))
+    with pytest.raises(UserError, match="something else than when it was scored"):
+        export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_exported_folder_that_was_changed_is_refused(name, tmp_path):
+    out = tmp_path / "out"
+    export.export(name, out, ("safetensors",), pictures=1)
+    content = bytearray((out / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (out / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"is not the file that model\.json was written for"):
+        export.load(out)
+    (out / "model.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read"):
+        export.load(out)
+    (out / "model.json").unlink()
+    with pytest.raises(UserError, match="is missing"):
+        export.load(out)
+
+
+def test_other_runs_and_missing_packages_are_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(UserError, match=r'onnx and onnxscript .* are not installed; pip install "trainkit\[export\]"'):
+        export.export(name, tmp_path / "out")
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(PLUGIN)
+    other = Store.locate().new_run("toy", 0, "ab" * 32)
+    shutil.copy(TOY, other.recipe)
+    (other.path / "meta.json").write_text('{"classes": 4, "shape": [3, 8, 8], "digest": "train-64-1.0"}')
+    with pytest.raises(UserError, match="is not of pictures, people or volumes"):
+        export.export(other.name, tmp_path / "out", plugins=("toy",))
+
+
+class Tiny(nn.Module):
+    """A network of one convolution, which takes any sides."""
+
+    multiple = 1
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, CLASSES, 3, padding=1)
+        nn.init.normal_(self.conv.weight, std=0.01)
+
+    def forward(self, x):
+        return F.interpolate(self.conv(x / 255), scale_factor=2.0, mode="nearest")[:, :, ::2, ::2]
+
+
+def test_agreement_counts_pixels():
+    seen = torch.rand(2, 3, 10, 10)
+
+    def trained(x):
+        return torch.stack([x[:, 0] * 0 + 1, x[:, 0] * 0], 1)
+
+    def found(x):
+        out = trained(x)
+        out[0, 0, 0, 0] = 0.5
+        out[1, :, 3, 4] = torch.tensor([0.0, 1.0])
+        return out
+
+    with pytest.raises(UserError, match=r"logits within 1 \(they reach 1\), 99.5 % of the pixels"):
+        compare_pixels("it", found, trained, [seen], True)
+    same = compare_pixels("it", trained, trained, [seen, seen], False)
+    assert (same.pictures, same.largest, same.same, same.apart) == (2, 0, 1, 0)
+    with pytest.raises(UserError, match="does not find"):
+        compare_pixels("it", lambda x: trained(x) * float("nan"), trained, [seen], True)
+    with pytest.raises(UserError, match="logits of"):
+        compare_pixels("it", lambda x: trained(x)[:, :, 1:], trained, [seen], False)
+
+
+def test_ways_of_running_take_turns_and_those_that_cannot_are_named(monkeypatch):
+    def no_compiler(net, **_):
+        raise RuntimeError("no C++ compiler\nand more")
+
+    def broken(net, **_):
+        return lambda x: no_compiler(net)
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    net = Tiny().eval()
+    table = latency.time_network(net, 255 * torch.rand(1, 3, 16, 24), None, seconds=0.2)
+    by = {(one.how, one.precision): one for one in table.timings}
+    assert by["eager", "fp32"].ms > 0 and by["eager", "fp32"].same == 1 and by["eager", "bf16"].calls >= 5
+    assert by["compiled", "fp32"].why == "cannot be compiled here: no C++ compiler"
+    assert by["onnxruntime", "fp32"].ms is None
+    text = "\n".join(table.lines())
+    assert "16 x 24 pixels, CPU" in text and "| compiled | fp32 | cannot be compiled here: no C++ compiler |" in text
+
+
+@pytest.mark.slow
+def test_onnx_takes_any_sides_or_says_which(tmp_path, monkeypatch):
+    about = {"run": "r", "names": ["a"], "input": "i", "output": "o", "multiple": 32}
+    seen = list(255 * torch.rand(3, 1, 3, 64, 96, generator=torch.Generator().manual_seed(0)))
+    file, net = tmp_path / "model.onnx", Tiny().eval()
+    agreed, sides, notes = export_scenes.write_checked(file, net, seen, False, about)
+    assert (sides, notes, agreed.pictures) == ({"sides": "any"}, [], 3) and agreed.largest < 1e-4
+    other = 255 * torch.rand(2, 3, 33, 50)
+    with torch.no_grad():
+        torch.testing.assert_close(files.session(file)(other)["logits"], net(other), rtol=1e-4, atol=1e-5)
+
+    # What is written for any sides and errs at some is replaced.
+    honest = files.session
+    calls = []
+
+    def wrong_at_first(file, device="cpu"):
+        calls.append(1)
+        run = honest(file, device)
+        return (lambda x: {"logits": run(x)["logits"] + 1}) if len(calls) == 1 else run
+
+    monkeypatch.setattr(files, "session", wrong_at_first)
+    agreed, sides, notes = export_scenes.write_checked(file, net, seen, False, about)
+    assert sides == {"sides": "64 x 96"} and "does not find" in notes[0] and agreed.same == 1
+    with pytest.raises(Exception, match="dimension"):
+        honest(file)(other)
+
+
+@pytest.mark.slow
+def test_a_whole_run_as_onnx_with_its_latency(made, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda net, **_: net)  # minutes, on a busy machine
+    out = tmp_path / "out"
+    words = ["export", name, str(out), "--latency", "--seconds", "1"]
+    result = CliRunner().invoke(main.main, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.onnx", "model.json", "README.md"}
+    said = json.loads((out / "model.json").read_text())
+    assert said["sides"] == "any" and said["checked"]["model.onnx"]["same"] >= 0.999
+    assert {(one["how"], one["precision"]) for one in said["latency"]["timings"] if one["ms"]} >= {
+        ("eager", "fp32"),
+        ("eager", "bf16"),
+        ("onnxruntime", "fp32"),
+    }
+    import onnx
+
+    file = onnx.load(out / "model.onnx")
+    onnx.checker.check_model(file)
+    assert {p.key: p.value for p in file.metadata_props}["run"] == name

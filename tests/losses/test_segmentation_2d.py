@@ -1,0 +1,445 @@
+"""The losses of pixels against sums written out by hand, their gradients against differences, and smp's own (slow)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+
+from trainkit.config.validation import validate
+from trainkit.errors import UserError
+from trainkit.interfaces import IGNORED
+from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss, boundary, dice, lovasz, ohem_weights, resized
+
+NAMES = ("road", "car", "pole", "sky")
+
+
+def pixels(seed: int, *shape: int, classes: int = 4, scale: float = 2.0, ignored: float = 0.3):
+    """Random logits (B, C, h, w) in float64, a mask and distances (B, h, w)."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(shape[0], classes, *shape[1:], generator=draw, dtype=torch.float64)
+    mask = torch.randint(classes, shape, generator=draw, dtype=torch.uint8)
+    mask[torch.rand(shape, generator=draw) < ignored] = IGNORED
+    return logits, mask, 8 * torch.rand(shape, generator=draw)
+
+
+def flat(logits, mask):
+    """Probabilities and classes of all pixels, as Python's own numbers."""
+    rows = logits.movedim(1, -1).reshape(-1, logits.shape[1]).tolist()
+    p = [[math.exp(s - max(row)) for s in row] for row in rows]
+    return [[e / sum(row) for e in row] for row in p], mask.flatten().tolist()
+
+
+def cross_entropy_by_hand(loss: PixelLoss, logits, mask, distance, weight) -> float:
+    """Pixel by pixel. Where pixels as hard as the last that is kept are too many, each counts its share."""
+    p, labels = flat(logits, mask)
+    away = distance.flatten().tolist()
+    kept = [[-math.log(row[y]), 1.0, y, d] for row, y, d in zip(p, labels, away, strict=True) if y != IGNORED]
+    if loss.ohem is not None:
+        valid = len(kept)
+        kept.sort(key=lambda pixel: -pixel[0])
+        over = [pixel for pixel in kept if pixel[0] > -math.log(loss.ohem.probability)]
+        wanted = max(1, math.floor(valid * loss.ohem.least))
+        kept = over if len(over) >= wanted else kept[:wanted]
+    total = count = 0.0
+    for ce, share, y, d in kept:
+        share *= weight[y]
+        if loss.near is not None:
+            share *= 1 + loss.near.strength * math.exp(-(d**2) / (2 * loss.near.sigma**2))
+        total, count = total + share * ce, count + share
+    return total / count if count else 0.0
+
+
+def over_classes(values: dict, weight) -> float:
+    total = sum(weight[c] for c, _ in values)
+    return sum(weight[c] * v for (c, _), v in values.items()) / total if total else 0.0
+
+
+def dice_by_hand(logits, mask, weight) -> float:
+    p, labels = flat(logits, mask)
+    found = {}
+    for c in set(labels) - {IGNORED}:
+        hit = sum(row[c] for row, y in zip(p, labels, strict=True) if y == c)
+        predicted = sum(row[c] for row, y in zip(p, labels, strict=True) if y != IGNORED)
+        found[c, 0] = 1 - 2 * hit / (predicted + labels.count(c))
+    return over_classes(found, weight)
+
+
+def lovasz_by_hand(logits, mask, weight) -> float:
+    """The Lovasz extension of the set function 1 - IoU, over sets of wrong pixels."""
+    p, labels = flat(logits, mask)
+    found = {}
+    for c in set(labels) - {IGNORED}:
+        errors = {i: abs((y == c) - row[c]) for i, (row, y) in enumerate(zip(p, labels, strict=True)) if y != IGNORED}
+        true = {i for i, y in enumerate(labels) if y == c}
+
+        def delta(wrong: set, true=true) -> float:
+            return 1 - len(true - wrong) / len(true | wrong)
+
+        order = sorted(errors, key=lambda i: -errors[i])
+        found[c, 0] = sum(errors[i] * (delta(set(order[: k + 1])) - delta(set(order[:k]))) for k, i in enumerate(order))
+    return over_classes(found, weight)
+
+
+def square(values, at, side, best=-math.inf):
+    """The largest of `values` (h, w) in the square around a place, within the frame."""
+    h, w = len(values), len(values[0])
+    y, x = at
+    r = side // 2
+    return max(values[j][i] for j in range(max(0, y - r), min(h, y + r + 1))
+               for i in range(max(0, x - r), min(w, x + r + 1)))  # fmt: skip
+
+
+def boundary_by_hand(logits, mask, weight, width, reach) -> float:
+    found = {}
+    for b in range(len(mask)):
+        h, w = mask.shape[1:]
+        labels = mask[b].tolist()
+        p = logits[b].softmax(0).tolist()
+        places = [(y, x) for y in range(h) for x in range(w)]
+        valid = {at for at in places if labels[at[0]][at[1]] != IGNORED}
+
+        def edges(of, valid=valid, h=h, w=w, places=places):
+            other = [[1 - of(y, x) if (y, x) in valid else 0.0 for x in range(w)] for y in range(h)]
+            return [[square(other, (y, x), width) - other[y][x] if (y, x) in valid else 0.0 for x in range(w)]
+                    for y in range(h)]  # fmt: skip
+
+        for c in range(logits.shape[1]):
+            true = edges(lambda y, x, c=c, labels=labels: float(labels[y][x] == c))
+            seen = edges(lambda y, x, c=c, p=p: p[c][y][x])
+            there, here = sum(map(sum, true)), sum(map(sum, seen))
+            if not there:
+                continue
+            precision = sum(seen[y][x] * square(true, (y, x), reach) for y, x in places) / (here + 1e-7)
+            recall = sum(true[y][x] * square(seen, (y, x), reach) for y, x in places) / (there + 1e-7)
+            found[c, b] = 1 - 2 * precision * recall / (precision + recall + 1e-7)
+    return over_classes(found, weight)
+
+
+weights = st.sampled_from([0.0, 0.3, 1.0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.sampled_from([(1, 3, 4), (2, 5, 3), (1, 1, 1), (3, 4, 6)]),
+    terms=st.tuples(st.just(1.0), weights, weights, weights),
+    ohem=st.sampled_from([None, (0.7, 1 / 16), (0.3, 0.5), (0.001, 0.3), (0.99, 1.0)]),
+    near=st.sampled_from([None, (2.0, 3.0)]),
+    ignored=st.sampled_from([0.0, 0.3, 0.9]),
+    weighted=st.booleans(),
+)
+def test_every_term_is_the_sum_written_out(seed, shape, terms, ohem, near, ignored, weighted):
+    logits, mask, distance = pixels(seed, *shape, ignored=ignored)
+    loss = PixelLoss(
+        **dict(zip(("ce", "dice", "lovasz", "boundary"), terms, strict=True)),
+        ohem=ohem and Ohem(probability=ohem[0], least=ohem[1]),
+        near=near and Near(strength=near[0], sigma=near[1]),
+        class_weights={"car": 3.0, "road": 0.5} if weighted else {},
+    )
+    weight = loss.weights(NAMES)
+    hand = [1.0] * 4 if weight is None else weight.tolist()
+    expected = {
+        "ce": cross_entropy_by_hand(loss, logits, mask, distance, hand),
+        "dice": dice_by_hand(logits, mask, hand),
+        "lovasz": lovasz_by_hand(logits, mask, hand),
+        "boundary": boundary_by_hand(logits, mask, hand, 3, 5),
+    }
+    found = loss.terms(logits, mask, distance, weight)
+    assert list(found) == [name for name in expected if getattr(loss, name)]
+    for name, value in found.items():
+        assert value.dtype == torch.float64 and value.item() == pytest.approx(expected[name], rel=1e-5, abs=1e-9), name
+    total = sum(getattr(loss, name) * expected[name] for name in expected)
+    assert loss(logits, mask, distance, weight).item() == pytest.approx(total, rel=1e-5, abs=1e-9)
+
+
+def test_without_ohem_it_is_torchs_cross_entropy():
+    logits, mask, _ = pixels(7, 3, 6, 5)
+    weight = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
+    expected = F.cross_entropy(logits, mask.long(), weight, ignore_index=IGNORED)
+    torch.testing.assert_close(PixelLoss()(logits, mask, None, weight), expected)
+
+
+# OHEM
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 80),
+    levels=st.sampled_from([1, 2, 5, 1000]),
+    probability=st.sampled_from([0.2, 0.5, 0.7, 0.95]),
+    least=st.sampled_from([1 / 16, 0.25, 0.5, 1.0]),
+    ignored=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_hard_pixels_are_those_of_a_sorted_list_with_ties_shared(seed, count, levels, probability, least, ignored):
+    rng = np.random.default_rng(seed)
+    ce = torch.from_numpy(rng.integers(0, levels, count) / levels * 2.0)
+    valid = torch.from_numpy(rng.random(count) >= ignored)
+    found = ohem_weights(ce, valid, probability, least)
+    values = sorted(ce[valid].tolist(), reverse=True)
+    wanted = max(1, math.floor(len(values) * least))
+    over = [v for v in values if v > -math.log(probability)]
+    kept = over if len(over) >= wanted else values[:wanted]
+    assert found.sum().item() == pytest.approx(len(kept), abs=1e-9)
+    assert (found * ce).sum().item() == pytest.approx(sum(kept), abs=1e-9)
+    assert (found[~valid] == 0).all() and found.min() >= 0 and found.max() <= 1
+    for value in set(values):  # pixels that are alike count alike
+        assert found[valid & (ce == value)].unique().numel() == 1
+
+
+def test_ohem_counts_valid_pixels_and_not_all():
+    """Of 320 pixels 32 are labelled, all easy: 2 of them are learned from, not 20, and not the unlabelled ones."""
+    logits = torch.zeros(1, 2, 16, 20, dtype=torch.float64)
+    logits[:, 0] = torch.linspace(2, 3, 320, dtype=torch.float64).view(1, 16, 20)
+    mask = torch.full((1, 16, 20), IGNORED, dtype=torch.uint8)
+    mask.view(-1)[100:132] = 0
+    logits.requires_grad_()
+    PixelLoss(ohem=Ohem())(logits, mask).backward()
+    moved = logits.grad[0, 0].flatten().nonzero().flatten().tolist()
+    assert moved == [100, 101]  # the least sure of the labelled
+
+
+def test_of_a_few_easy_pixels_the_hardest_is_kept():
+    """A sixteenth of two is none, and a crop that is mostly unlabelled is learned from all the same."""
+    logits = torch.tensor([[5.0, 4, 0.1], [0, 0, 0]], dtype=torch.float64).view(1, 2, 1, 3).requires_grad_()
+    loss = PixelLoss(ohem=Ohem())(logits, torch.tensor([[[0, 0, IGNORED]]], dtype=torch.uint8))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-4)))
+    assert logits.grad[0, 0, 0].nonzero().flatten().tolist() == [1]
+
+
+def test_a_loss_that_is_no_number_stays_none():
+    """The loop leaves such an update out; what hides it would let weights rot."""
+    logits, mask, _ = pixels(1, 1, 8, 8, ignored=0.0)
+    logits[0, 2, 3, 3] = math.nan
+    for ohem in (None, Ohem(), Ohem(probability=0.01, least=0.5)):
+        assert PixelLoss(ohem=ohem)(logits, mask).isnan()
+
+
+# All of them
+
+
+EVERY = PixelLoss(ce=0.5, ohem=Ohem(), dice=0.7, lovasz=0.3, boundary=0.4, near=Near())
+
+
+@pytest.mark.parametrize("terms", [{"ce": 1, "ohem": Ohem(probability=0.5)}, {"ce": 0, "dice": 1},
+                                   {"ce": 0, "lovasz": 1}, {"ce": 0, "boundary": 1}])  # fmt: skip
+def test_gradients_are_those_of_small_differences(terms):
+    logits, mask, distance = pixels(3, 2, 3, 4)
+    mask[mask == 2] = 0  # a class that is nowhere
+    loss, weight = PixelLoss(**terms), torch.tensor([1.0, 2, 3, 4])
+    assert torch.autograd.gradcheck(lambda x: loss(x, mask, distance, weight), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2, 3, 4])])
+def test_a_micro_batch_without_a_labelled_pixel_costs_nothing_and_moves_nothing(weight):
+    logits, mask, distance = pixels(0, 2, 6, 6)
+    logits, mask = logits.float().requires_grad_(), torch.full_like(mask, IGNORED)
+    loss = EVERY(logits, mask, distance, weight)
+    loss.backward()
+    assert loss.item() == 0 and (logits.grad == 0).all()
+
+
+@pytest.mark.parametrize("name", ["ce", "dice", "lovasz", "boundary"])
+def test_a_pixel_without_a_class_matters_to_nothing(name):
+    loss = PixelLoss(**{"ce": 0, name: 1})
+    logits, mask, _ = pixels(4, 2, 7, 8)
+    other = torch.where((mask == IGNORED)[:, None], 3 * logits.flip(1) + 1, logits)
+    assert not torch.equal(other, logits)
+    torch.testing.assert_close(loss(other, mask), loss(logits, mask))
+    logits.requires_grad_()
+    loss(logits, mask).backward()
+    assert (logits.grad.abs().sum(1)[mask == IGNORED] < 1e-12).all() and logits.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["ce", "dice", "lovasz", "boundary"])
+def test_right_costs_nothing_wrong_much_and_descending_it_finds_the_mask(name):
+    loss = PixelLoss(**{"ce": 0, name: 1})
+    mask = torch.zeros(1, 12, 12, dtype=torch.uint8)
+    mask[:, :6, 4:], mask[:, 9:] = 1, 2
+    mask[:, 2, 2] = IGNORED
+    kind = F.one_hot(mask.long().clamp_max(3), 4).movedim(-1, 1)
+    assert loss(40.0 * kind, mask) < 1e-5
+    assert loss(40.0 * kind.roll(4, 2), mask) > 0.25
+    if name == "boundary":  # tells where outlines are, and not what is inside
+        return
+    logits = torch.zeros(1, 4, 12, 12, requires_grad=True)
+    for _ in range(30):
+        (slope,) = torch.autograd.grad(loss(logits, mask), logits)
+        logits = (logits - 0.3 * slope.sign()).detach().requires_grad_()
+    assert (logits.argmax(1) == mask)[mask != IGNORED].all()
+
+
+def test_of_sure_predictions_lovasz_is_one_minus_iou():
+    _, mask, _ = pixels(5, 1, 9, 9, ignored=0.2)
+    guess = torch.randint(4, mask.shape, generator=torch.Generator().manual_seed(1))
+    p = F.one_hot(guess, 4).movedim(-1, 1).double()
+    valid = mask != IGNORED
+    iou = [((guess == c) & (mask == c)).sum() / (((guess == c) & valid) | (mask == c)).sum() for c in range(4)]
+    assert lovasz(p, mask).item() == pytest.approx(1 - float(torch.stack(iou).mean()))
+
+
+def test_dice_is_of_the_micro_batch_as_a_whole():
+    logits, mask, _ = pixels(2, 2, 5, 5)
+    p = logits.softmax(1)
+    joined = torch.cat(list(p), 2)[None], torch.cat(list(mask), 1)[None]
+    torch.testing.assert_close(dice(p, mask), dice(*joined))
+    assert abs(float(dice(p, mask) - (dice(p[:1], mask[:1]) + dice(p[1:], mask[1:])) / 2)) > 1e-4
+
+
+def test_a_boundary_within_reach_is_met_and_one_beyond_is_not():
+    def stripes(at):
+        mask = torch.zeros(1, 5, 24, dtype=torch.uint8)
+        mask[..., at:] = 1
+        return mask
+
+    def off(by):
+        p = F.one_hot(stripes(12 + by).long(), 2).movedim(-1, 1).double()
+        return boundary(p, stripes(12), 3, 5).item()
+
+    # Reach 5 sees two pixels away on either side.
+    assert off(0) < 1e-6 and off(2) < 1e-6 and off(4) == pytest.approx(1)
+    assert off(3) == pytest.approx(1)
+
+
+def test_the_frame_and_what_is_unlabelled_make_no_boundary():
+    mask = torch.zeros(1, 6, 8, dtype=torch.uint8)
+    mask[:, 2:4] = IGNORED
+    p = torch.rand(1, 2, 6, 8, dtype=torch.float64).softmax(1)
+    assert boundary(p, mask) == 0
+
+
+def test_pixels_near_a_boundary_count_more():
+    logits = torch.zeros(1, 2, 1, 4, dtype=torch.float64).requires_grad_()
+    mask = torch.tensor([[[0, 0, 1, 1]]], dtype=torch.uint8)
+    distance = torch.tensor([[[1.5, 0.5, 0.5, 16.0]]])
+    PixelLoss(near=Near(strength=10.0, sigma=1.0))(logits, mask, distance).backward()
+    pull = logits.grad[0, 0, 0].abs()
+    expected = [1 + 10 * math.exp(-(d**2) / 2) for d in (1.5, 0.5, 0.5, 16.0)]
+    np.testing.assert_allclose(pull / pull[3], expected, rtol=1e-6)
+
+
+# Sizes and precision
+
+
+def test_smaller_scores_are_brought_to_the_mask_bilinearly():
+    logits, mask, distance = pixels(6, 1, 3, 4)
+    size = (7, 10)
+    by_hand = np.zeros((1, 4, *size))
+    for y in range(7):
+        for x in range(10):
+            v, u = max(0.0, (y + 0.5) * 3 / 7 - 0.5), max(0.0, (x + 0.5) * 4 / 10 - 0.5)
+            j, i = int(v), int(u)
+            for jj, a in ((j, 1 - (v - j)), (min(j + 1, 2), v - j)):
+                for ii, b in ((i, 1 - (u - i)), (min(i + 1, 3), u - i)):
+                    by_hand[0, :, y, x] += a * b * logits[0, :, jj, ii].numpy()
+    np.testing.assert_allclose(resized(logits, size), by_hand, atol=1e-12)
+    mask, distance = mask.repeat(1, 3, 3)[:, :7, :10], distance.repeat(1, 3, 3)[:, :7, :10]
+    torch.testing.assert_close(EVERY(logits, mask, distance), EVERY(torch.from_numpy(by_hand), mask, distance))
+    assert resized(logits, (3, 4)) is logits
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_also_under_autocast(kind):
+    logits, mask, distance = pixels(8, 2, 8, 9)
+    half = logits.to(kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = EVERY(half[..., ::2, ::2], mask, distance)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, EVERY(half.float()[..., ::2, ::2], mask, distance), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ohem", "dice", "lovasz", "boundary"])
+def test_no_shape_and_no_branch_depends_on_what_tensors_hold(name):
+    """For that a GPU would have to be waited for; tensors without values cannot be asked."""
+    loss = PixelLoss(ohem=Ohem(), near=Near()) if name == "ohem" else PixelLoss(ce=0, **{name: 1})
+    with FakeTensorMode():
+        logits, mask, distance = pixels(9, 2, 32, 32)
+        logits.requires_grad_()
+        found = loss(logits[..., ::2, ::2], mask, distance, torch.ones(4))
+        found.backward()
+    assert found.shape == () and logits.grad.shape == logits.shape
+
+
+def test_tensors_without_values_notice_a_question():
+    with FakeTensorMode(), pytest.raises(DynamicOutputShapeException):
+        pixels(9, 2, 32, 32)[2][torch.rand(2, 32, 32) < 0.5].sum()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nothing_waits_for_the_device():
+    """Nor by a copy, which the tests above would not notice."""
+    logits, mask, distance = (x.cuda() for x in pixels(9, 2, 32, 32))
+    logits, weight = logits.float().requires_grad_(), torch.tensor([1.0, 2, 3, 4]).cuda()
+    EVERY(logits, mask, distance, weight).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = EVERY(logits[..., ::2, ::2], mask, distance, weight)
+        found.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.item() > 0
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ce": -1}, "ce"),
+        ({"ce": 0}, "all of ce, dice, lovasz, boundary are 0"),
+        ({"boundary_width": 4}, "boundary_width is 4"),
+        ({"boundary_reach": 1}, "boundary_reach"),
+        ({"ce": 0, "dice": 1, "ohem": {}}, "ohem is of the cross-entropy"),
+        ({"ce": 0, "dice": 1, "near": {}}, "near is of the cross-entropy"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        validate(PixelLoss, settings, {})
+
+
+@pytest.mark.parametrize("settings", [{"probability": 0.0}, {"probability": 1.0}, {"least": 0.0}, {"least": 1.5}])
+def test_shares_of_ohem_are_shares(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        validate(Ohem, settings, {})
+
+
+@pytest.mark.parametrize("settings", [{"strength": 0.0}, {"sigma": -1.0}, {"sigma": math.inf}])
+def test_weights_near_boundaries_are_above_nothing(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        validate(Near, settings, {})
+
+
+def test_a_class_that_the_data_does_not_have_is_named():
+    with pytest.raises(UserError, match=r"task\.objective\.class_weights.*'pol'.*pole"):
+        PixelLoss(class_weights={"pol": 2.0}).weights(NAMES)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    logits, mask, distance = pixels(0, 2, 4, 4)
+    with pytest.raises(ValueError, match="do not belong together"):
+        PixelLoss()(logits, mask[:1])
+    with pytest.raises(ValueError, match="near needs the distance"):
+        PixelLoss(near=Near())(logits, mask)
+    with pytest.raises(ValueError, match="near needs the distance"):
+        PixelLoss(near=Near())(logits, mask, distance[:, :2])
+
+
+@pytest.mark.slow
+def test_dice_and_lovasz_are_those_of_smp():
+    smp = pytest.importorskip("segmentation_models_pytorch").losses
+    logits, mask, _ = pixels(11, 3, 12, 13)
+    logits = logits.float()  # smp's cannot do with more
+    theirs = smp.LovaszLoss("multiclass", per_image=False, ignore_index=IGNORED, from_logits=True)
+    torch.testing.assert_close(PixelLoss(ce=0, lovasz=1)(logits, mask), theirs(logits, mask.long()))
+    theirs = smp.DiceLoss("multiclass", ignore_index=IGNORED, from_logits=True, smooth=0.0)
+    torch.testing.assert_close(PixelLoss(ce=0, dice=1)(logits, mask), theirs(logits, mask.long()))

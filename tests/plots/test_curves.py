@@ -1,0 +1,357 @@
+"""Figures are read back: what was drawn, on which axes, under which names."""
+
+import io
+import re
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from runs import ROOT
+
+from trainkit.metrics import embedding_inspection
+from trainkit.plots import curves as figures
+from trainkit.plots import embeddings
+
+
+def drawn(axes):
+    """Label to (x, y) of every line that has a name."""
+    return {
+        line.get_label(): (np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float))
+        for line in axes.get_lines()
+    }
+
+
+def picture(figure):
+    file = io.BytesIO()
+    figure.savefig(file, dpi=120, bbox_inches="tight", format="png")
+    file.seek(0)
+    return Image.open(file).convert("RGB")
+
+
+def words(axes):
+    return [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
+
+
+def test_roc_draws_each_curve_over_a_logarithmic_rate():
+    curves = {
+        "teacher": ([0, 0.004, 0.2, 1], [0.3, 0.6, 0.9, 1.0]),
+        "student": (np.array([0.002, 0.5, 1]), np.array([0.1, 0.8, 1.0])),
+    }
+    (axes,) = figures.roc(curves).axes
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlim() == pytest.approx((0.001, 1))
+    x, y = drawn(axes)["teacher"]
+    assert x.tolist() == pytest.approx([0.001, 0.004, 0.2, 1])  # what has no false accept begins at the edge
+    assert y.tolist() == [0.3, 0.6, 0.9, 1.0]
+    assert all(line.get_drawstyle() == "steps-post" for line in axes.get_lines()[:2])
+    x, y = drawn(axes)["guessing"]
+    assert x.tolist() == y.tolist()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["teacher", "student", "guessing"]
+    assert all(words(axes))
+
+
+def test_roc_of_high_curves_shows_the_top_and_hides_no_point():
+    (axes,) = figures.roc({"a": ([0, 1e-5, 1], [0.91, 0.95, 1.0]), "b": ([1e-6, 1], [0.87, 1.0])}).axes
+    low, high = axes.get_ylim()
+    assert 0.8 <= low < 0.87
+    assert high > 1
+    assert axes.get_xlim()[0] == pytest.approx(1e-6)
+
+
+def test_roc_of_a_perfect_and_of_a_useless_score_can_be_drawn():
+    for tar in ([1.0, 1.0], [0.0, 1.0]):
+        (axes,) = figures.roc({"net": ([0.0, 1.0], tar)}).axes
+        assert axes.get_xlim() == pytest.approx((0.1, 1))
+        assert picture(axes.figure).size[0] > 800
+    with pytest.raises(ValueError, match="no curve"):
+        figures.roc({})
+
+
+def test_many_curves_differ_in_colour_or_dash():
+    curves = {f"net {k}": ([0.001, 1], [0.1 + k / 50, 1.0]) for k in range(20)}
+    lines = figures.roc(curves).axes[0].get_lines()[:20]
+    looks = {(line.get_color(), str(line.get_linestyle()), line._dash_pattern[1] and tuple(line._dash_pattern[1]))
+             for line in lines}  # fmt: skip
+    assert len(looks) == 20
+
+
+def test_loss_curve_has_a_panel_for_each_kind_of_number():
+    step = np.arange(10, 110, 10)
+    evals = {"lfw/accuracy": ([0, 50, 100], [0.5, 0.7, 0.8]), "cfp/accuracy": ([100], [0.6]), "none": ([], [])}
+    loss, scores, lr = figures.loss_curve(step, 5 - step / 50, step / 1e5, evals).axes
+    x, y = next(iter(drawn(loss).values()))
+    assert (x == step).all()
+    assert (y == 5 - step / 50).all()
+    assert loss.get_yscale() == "linear"
+    assert set(drawn(scores)) == {"lfw/accuracy", "cfp/accuracy"}
+    assert drawn(scores)["lfw/accuracy"][1].tolist() == [0.5, 0.7, 0.8]
+    assert (next(iter(drawn(lr).values()))[1] == step / 1e5).all()
+    assert lr.get_ylim()[0] == 0
+    assert lr.get_xlabel() == "optimizer step"
+    assert [axes.get_ylabel() for axes in (loss, scores, lr)] == ["training loss", "evaluations", "learning rate"]
+    assert loss.get_xlim() == scores.get_xlim() == lr.get_xlim()
+
+
+def test_loss_curve_alone_is_one_panel():
+    assert len(figures.loss_curve([1, 2], [3.0, 2.0]).axes) == 1
+    assert len(figures.loss_curve([1, 2], [3.0, 2.0], [], {}).axes) == 1
+    assert len(figures.loss_curve([1, 2], [3.0, 2.0], evals={"lfw/auc": ([2], [0.5])}).axes) == 2
+
+
+def test_loss_over_a_wide_range_gets_a_logarithmic_axis():
+    assert figures.loss_curve([1, 2], [38.0, 0.7]).axes[0].get_yscale() == "log"
+    assert figures.loss_curve([1, 2], [38.0, 0.0]).axes[0].get_yscale() == "linear"
+    assert figures.loss_curve([1, 2, 3], [38.0, np.nan, 30.0]).axes[0].get_yscale() == "linear"
+
+
+def test_a_noisy_loss_is_drawn_with_its_running_mean():
+    rng = np.random.default_rng(0)
+    loss = rng.normal(3, 1, 400)
+    loss[17] = np.nan
+    lines = drawn(figures.loss_curve(np.arange(400), loss).axes[0])
+    assert set(lines) == {"as logged", "mean of 9 points"}
+    np.testing.assert_array_equal(lines["as logged"][1], loss)
+    for i, got in enumerate(lines["mean of 9 points"][1]):
+        near = [v for v in loss[max(0, i - 4) : i + 5] if not np.isnan(v)]
+        assert got == pytest.approx(sum(near) / len(near))
+
+
+def test_columns_of_unequal_length_are_a_programming_error():
+    with pytest.raises(ValueError, match="2 steps, 3 losses"):
+        figures.loss_curve([1, 2], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="1 learning rates"):
+        figures.loss_curve([1, 2], [1.0, 2.0], [0.1])
+    with pytest.raises(ValueError, match="2 steps, 1 speeds"):
+        figures.speed_curve([1, 2], [1.0])
+
+
+def test_the_median_of_a_speed_curve_is_over_steps():
+    steps, rates = [10, 20, 30, 130], [900.0, 1000.0, 1100.0, 400.0]
+    (line,) = [each for each in figures.speed_curve(steps, rates).axes[0].lines if "median" in str(each.get_label())]
+    assert line.get_label() == "median 400"
+
+
+def test_speed_curve_starts_at_zero_and_marks_evaluations():
+    (axes,) = figures.speed_curve([10, 20, 30], [1000.0, 1100.0, 1102.0], [15, 30]).axes
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 1102
+    lines = drawn(axes)
+    assert lines["median 1,100"][1].tolist() == [1100, 1100]
+    assert lines["evaluation (its time is not in the rate)"][0].tolist() == [15, 30]
+    assert words(axes) == ["Speed of training", "optimizer step", "samples per second"]
+
+
+def test_time_shares_are_bars_from_the_largest_down():
+    (axes,) = figures.time_shares({"data": 0.05, "compute": 0.9, "sync": 0.0, "log": 0.0004, "eval": 0.0496}).axes
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([90, 5, 4.96, 0.04])
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["compute", "data", "eval", "log"]
+    assert [text.get_text() for text in axes.texts] == ["90.0 %", "5.0 %", "5.0 %", "< 0.1 %"]
+    assert axes.yaxis_inverted()
+    assert "%" in axes.get_xlabel()
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: figures.roc({"net": ([0.01, 1.0], [0.4, 1.0])}),
+        lambda: figures.loss_curve([1, 2], [np.nan, np.inf], [0.1, 0.1], {"a/b": ([1], [np.nan])}),
+        lambda: figures.loss_curve([], []),
+        lambda: figures.speed_curve([], [], []),
+        lambda: figures.speed_curve([5], [0.0], [5]),
+        lambda: figures.time_shares({}),
+        lambda: figures.time_shares({"a_very_long_name_of_a_phase": 1.0}),
+    ],
+)
+def test_figures_render_about_900_pixels_wide_with_something_on_them(figure):
+    image = picture(figure())
+    assert 860 <= image.width <= 940
+    assert 200 <= image.height <= 1000
+    pixels = np.asarray(image)
+    assert (pixels.min(axis=2) < 100).mean() > 0.002  # ink
+    assert (pixels[0] > 250).all()  # nothing is cut at the edge
+    assert (pixels[-1] > 250).all()
+
+
+def test_drawing_leaves_no_global_state_of_pyplot():
+    code = (
+        "import sys; from trainkit.plots import curves as figures; assert 'matplotlib' not in sys.modules;"
+        "figures.roc({'a': ([0.1, 1], [0.5, 1])}); figures.time_shares({'a': 1.0});"
+        "assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def marks(axes):
+    """Label to points of every group of markers that has a name."""
+    return {group.get_label(): np.asarray(group.get_offsets()) for group in axes.collections}
+
+
+def test_roc_of_two_classes_has_even_axes_and_names_the_class_that_is_looked_for():
+    (axes,) = figures.roc({"net": ([0, 0.5, 1], [0.9, 1.0, 1.0])}, positive="open").axes
+    assert axes.get_xscale() == "linear" and axes.get_xlim() == (0, 1) and axes.get_ylim()[0] == 0
+    x, y = drawn(axes)["net"]
+    assert x.tolist() == [0, 0.5, 1] and y.tolist() == [0.9, 1, 1]
+    assert "open" in axes.get_xlabel() and "open found" in axes.get_ylabel()
+
+
+def test_confusion_has_true_rows_predicted_columns_and_shares_of_rows():
+    figure = figures.confusion(np.array([[8, 2], [0, 30]]), ["closed", "open"], "Confusion on val")
+    axes = figure.axes[0]
+    cells = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
+    assert cells == {(0, 0): "8\n80.0 %", (0, 1): "2\n20.0 %", (1, 1): "30\n100.0 %"}
+    (image,) = axes.images
+    assert image.get_array().tolist() == [[0.8, 0.2], [0, 1]]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["closed  (10)", "open  (30)"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["closed", "open"]
+    assert axes.get_xlabel() == "predicted class" and axes.get_ylabel().startswith("true class")
+    assert figure.get_suptitle() == "Confusion on val: 0.9500 of 40 right"
+
+
+def test_confusion_of_many_classes_names_the_most_frequent_mistakes():
+    counts = np.diag(np.full(100, 50))
+    counts[3, 7], counts[9, 8], counts[0, 1], counts[2, 1] = 20, 11, 5, 4
+    figure = figures.confusion(counts, [f"class {k}" for k in range(100)])
+    assert not figure.axes[0].texts
+    assert len(figure.axes[0].get_yticks()) == 50
+    assert "one in 2 named" in figure.axes[0].get_ylabel()
+    told = figure.get_supxlabel()
+    assert [told.index(word) for word in ("class 3 → class 7 20", "class 9 → class 8 11", "class 0 → class 1 5")]
+    assert "class 2" not in told
+    few = figures.confusion(np.diag(np.arange(25)), [f"class {k}" for k in range(25)])
+    assert few.get_supxlabel() == "" and len(few.axes[0].texts) == 24
+
+
+def test_a_matrix_that_does_not_fit_its_names_is_a_programming_error():
+    for counts, names in ((np.zeros((2, 3)), "ab"), (np.zeros((2, 2)), "abc"), (np.zeros((0, 0)), "")):
+        with pytest.raises(ValueError, match="counts"):
+            figures.confusion(counts, names)
+
+
+def test_reliability_shows_the_gap_and_says_its_mean():
+    figure = figures.reliability([0.35, np.nan, 0.95], [0.25, np.nan, 0.99], [10, 0, 30], "Calibration on val", bins=10)
+    top, low = figure.axes
+    x, y = drawn(top)["measured"]
+    assert x.tolist() == [0.35, 0.95] and y.tolist() == [0.25, 0.99]
+    assert figure.get_suptitle() == "Calibration on val: expected calibration error 0.0550"
+    assert [bar.get_height() for bar in low.patches] == [10, 30]
+    assert [bar.get_x() + bar.get_width() / 2 for bar in low.patches] == pytest.approx([0.35, 0.95])
+    assert [text.get_text() for text in low.texts] == ["10", "30"]
+    with pytest.raises(ValueError, match="2 confidences"):
+        figures.reliability([0.1, 0.2], [0.1], [1])
+
+
+def test_a_map_shows_classes_wrong_predictions_and_what_has_no_label():
+    points = np.arange(10.0).reshape(5, 2)
+    figure = embeddings.scatter(
+        points, np.array([0, 1, 1, 2, -1]), np.array([0, 0, 1, 0, 0]), ["a", "b", "c", "d"], "t", ("x", "y")
+    )
+    (axes,) = figure.axes
+    found = marks(axes)
+    assert set(found) == {"no label (1)", "a (1)", "b (2)", "c (1)", "predicted wrongly (1)"}
+    assert found["b (2)"].tolist() == points[1:3].tolist()
+    assert found["predicted wrongly (1)"].tolist() == [points[2].tolist()]
+    assert words(axes) == ["t", "x", "y"]
+    with pytest.raises(ValueError, match="points"):
+        embeddings.scatter(points[:4], np.zeros(5, int), np.zeros(5, bool), ["a"], "t")
+
+
+def test_classes_of_a_map_look_different_until_there_are_more_than_sixty_six():
+    def looks(classes):
+        label = np.arange(classes)
+        zero = np.zeros(classes, bool)
+        (axes,) = embeddings.scatter(np.zeros((classes, 2)), label, zero, [str(k) for k in label], "t").axes
+        kinds = {
+            (group.get_facecolor().tobytes(), group.get_paths()[0].vertices.tobytes()) for group in axes.collections
+        }
+        return len(kinds), axes.get_legend() is not None, [text.get_text() for text in axes.texts]
+
+    assert looks(66) == (66, True, [])
+    assert looks(80) == (66, False, ["80 classes; looks repeat"])
+
+
+def test_a_sheet_shows_each_picture_above_its_caption():
+    images = np.zeros((5, 3, 4, 4), np.uint8)
+    images[:, 1] = 40 * np.arange(5)[:, None, None]
+    figure = embeddings.sheet(images, [f"{'long/' * 9}{k}.png\na → b" for k in range(5)], "Hard")
+    assert [axes.images[0].get_array()[0, 0].tolist() for axes in figure.axes] == [[0, 40 * k, 0] for k in range(5)]
+    captions = [text.get_text().split("\n") for text in figure.texts[1:]]
+    assert [lines[1] for lines in captions] == ["a → b"] * 5
+    assert all(lines[0].startswith("…") and lines[0].endswith(f"{k}.png") for k, lines in enumerate(captions))
+    boxes = [axes.get_position() for axes in figure.axes]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    with pytest.raises(ValueError, match="5 pictures, 1 captions"):
+        embeddings.sheet(images, ["a"], "t")
+
+
+def test_pictures_are_shown_as_they_are_or_stretched():
+    plain = np.linspace(0, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
+    wide = np.concatenate([plain * 4 - 2, plain * 100], 0)
+    assert (embedding_inspection.to_uint8(plain * 0.5).max(), embedding_inspection.to_uint8(plain * 0.5).min()) == (
+        128,
+        0,
+    )
+    shown = embedding_inspection.to_uint8(wide)
+    assert shown.shape == (2, 4, 4, 3) and (shown[0] == shown[1]).all() and shown.max() == 255
+    grey = embedding_inspection.to_uint8(np.full((1, 1, 2, 2), 7, np.uint8))
+    assert grey.shape == (1, 2, 2, 3) and (grey == 7).all()
+    assert embedding_inspection.to_uint8(np.array([[[[0, 65535]]]], np.uint16))[0, 0, :, 0].tolist() == [0, 255]
+    with pytest.raises(ValueError, match="shape"):
+        embedding_inspection.to_uint8(np.zeros((1, 2, 4, 4)))
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: figures.roc({"net": ([0.0, 1.0], [1.0, 1.0])}, positive="a class of a very long name indeed"),
+        lambda: figures.confusion(np.zeros((1, 1), int), ["a"]),
+        lambda: figures.confusion(np.eye(2, dtype=int) * 10**6, ["a name of more than twenty letters", "b"]),
+        lambda: figures.confusion(np.ones((12, 12), int) * 1234, [f"sea anemone {k}" for k in range(12)]),
+        lambda: figures.confusion(np.eye(30, dtype=int), [f"a long name of a class {k}" for k in range(30)]),
+        lambda: figures.confusion(np.ones((1000, 1000), int), [f"a long name of a class {k}" for k in range(1000)]),
+        lambda: figures.reliability([0.5], [0.5], [1]),
+        lambda: embeddings.scatter(np.zeros((1, 2)), np.zeros(1, int), np.ones(1, bool), ["a"], "t"),
+        lambda: embeddings.scatter(
+            np.eye(2).repeat(33, 0), np.arange(66), np.ones(66, bool), ["long name" * 3] * 66, "t"
+        ),
+        lambda: embeddings.sheet(np.zeros((0, 3, 1, 1), np.uint8), [], "Hard\n0 of 10"),
+        lambda: embeddings.sheet(np.zeros((24, 3, 32, 64), np.uint8), ["a\nb\nc"] * 24, "Hard\n24 of 10"),
+    ],
+)
+def test_pictures_of_classes_and_samples_are_900_pixels_wide_and_cut_nothing(figure):
+    file = io.BytesIO()
+    figure().savefig(file, dpi=120, format="png")  # as pictures of a step are kept
+    image = Image.open(file).convert("RGB")
+    assert image.width == 900
+    assert 100 <= image.height <= 1000
+    pixels = np.asarray(image)
+    assert (pixels.min(axis=2) < 100).mean() > 0.001
+    assert all((edge > 250).all() for edge in (pixels[:, 0], pixels[:, -1], pixels[-1], pixels[0]))
+
+
+def test_names_are_drawn_letter_by_letter_and_never_read_as_a_formula():
+    # A set brings its own names. Between two `$` matplotlib reads a formula, and raises for one that is none.
+    bad = r"a$\bad{$"
+    made = [
+        figures.confusion(np.eye(2) * 5, [bad, "$b_1$"], title=bad),
+        figures.roc({bad: ([0.001, 1], [0.5, 1.0])}, f"ROC on {bad}", bad),
+        embeddings.scatter(np.eye(2), np.array([0, 1]), np.array([False, True]), [bad, "c"], bad),
+        embeddings.sheet(np.zeros((1, 3, 8, 8), np.uint8), [bad], bad),
+    ]
+    for figure in made:
+        figure.savefig(io.BytesIO(), format="png")
+    with pytest.raises(ValueError, match="bad"):
+        Figure.savefig(figures.confusion(np.eye(2) * 5, [bad, "$b_1$"]), io.BytesIO())
+    made = figures.roc({bad: ([0.001, 1], [0.5, 1.0])})
+    made.savefig(io.BytesIO(), format="png")
+    (axes,) = made.axes  # of a logarithmic axis the powers of ten are formulas, and stay
+    assert [label.get_parse_math() for label in axes.get_xticklabels()] == [True] * len(axes.get_xticklabels())
+
+
+def test_every_figure_is_of_that_class():
+    own = [path for path in (ROOT / "trainkit").rglob("*.py") if re.search(r"Figure\(", path.read_text())]
+    assert own == [ROOT / "trainkit" / "plots" / "curves.py"]

@@ -1,0 +1,522 @@
+"""The claims ledger: every statement of the guides is in it, the page is what the code says, and figures are right."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from runs import PLUGIN, ROOT
+from torch import nn
+
+from benchmarks.claims import ledger as claims
+from benchmarks.claims import measurements
+from benchmarks.claims.bench import GUIDES, RECIPES, Bench, Found, Guide, Parts, Unable
+from benchmarks.claims.table import CLAIMS, Cannot, Claim, Inside, Shown, Switch, Whole
+from trainkit.config.run_request import Order, load
+from trainkit.diagnostics.stepped_process import Block
+from trainkit.errors import UserError
+from trainkit.interfaces import Loss
+from trainkit.tracking.store import Store
+
+PAGE = ROOT / "docs" / "claims.md"
+NAMED = {
+    # What the five guides put a number on, as (claim, least ratio, greatest ratio).
+    "faces-callbacks": (4, 5),
+    "eyes-amp": (1.5, 2),
+    "eyes-amp-memory": (1 / 0.6, 1 / 0.4),
+    "eyes-amp-baseline": (1.5, 2),
+    "eyes-baseline": (2, 3),
+    "people-sampler": (3, 5),
+    "people-logging": (2, None),
+    "people-norms": (1.5, None),
+    "people-pin": (1.3, None),
+    "people-workers": (1.2, None),
+    "people-bar": (1.1, None),
+    "people-overall": (4, 8),
+    "scenes-amp": (1.9, None),
+    "scenes-loader": (1.2, 1.3),
+    "scenes-cudnn": (1.05, 1.1),
+    "scenes-batch": (1.1, 1.2),
+    "scenes-overall": (2, 3),
+    "organs-amp": (1.3, 1.5),
+    "organs-loader": (1.1, 1.2),
+    "organs-compile": (1.1, 1.2),
+    "organs-compile-inference": (1.1, 1.2),
+    "organs-batch": (1.05, 1.15),
+    "organs-validation": (1 / 0.95, 1 / 0.9),
+    "organs-overall": (1.5, 1.8),
+}
+WITHOUT = (
+    "scenes-accumulation",
+    "organs-split",
+    "organs-cudnn-v8",
+    "organs-memory-batch",
+    "organs-tf32",
+    "organs-cudnn",
+    "organs-blocking",
+    "eyes-utilisation",
+    "scenes-utilisation",
+    "organs-utilisation",
+    "eyes-lr",
+    "eyes-effective-batch",
+    "people-drop-last",
+    "people-epochs",
+    "eyes-persistent",
+    "scenes-stopwatch",
+)
+
+
+# ---- The table
+
+
+def test_every_statement_with_a_number_is_there_once_and_with_it():
+    ids = [claim.id for claim in CLAIMS]
+    assert len(set(ids)) == len(ids) and set(WITHOUT) <= set(ids)
+    assert {c.id: (c.least, c.most) for c in CLAIMS if c.id in NAMED} == NAMED
+    assert {claim.guide for claim in CLAIMS} == set(GUIDES)
+    for claim in CLAIMS:
+        assert claim.said and claim.how and claim.id.startswith(f"{claim.guide}-")
+
+
+def test_functions_and_recipes_that_are_named_exist():
+    for claim in CLAIMS:
+        if isinstance(claim.way, Inside | Shown):
+            assert claim.way.function in measurements.names(), claim.id
+    for guide in GUIDES.values():
+        for name in (*guide.large, *guide.small):
+            assert (RECIPES / f"{name}.yaml").is_file(), name
+
+
+def test_words_of_every_switch_fit_the_recipes_they_are_said_of():
+    together: dict[str, list[dict[str, str]]] = {}
+    for claim in CLAIMS:
+        way = claim.way
+        if isinstance(way, Switch):
+            loads = together.setdefault(GUIDES[claim.guide].small[-1], [])
+            for words in ((*way.both, *way.before), (*way.both, *way.after)):
+                own = {word.partition("=")[0]: word.replace("{cores}", "2") for word in words}
+                # Loading takes time: words that do not contradict each other are loaded at once.
+                fits = (held for held in loads if all(held.get(key, word) == word for key, word in own.items()))
+                held = next(fits, None)
+                loads.append(own) if held is None else held.update(own)
+    for name, loads in together.items():
+        for words in loads:
+            load(Order(RECIPES / f"{name}.yaml", list(words.values())))
+    assert set(together) == {guide.small[-1] for guide in GUIDES.values()}
+
+
+def test_evaluations_that_are_computed_are_in_the_recipes():
+    for claim in CLAIMS:
+        if isinstance(claim.way, Whole) and claim.way.evaluation:
+            recipe = load(Order(RECIPES / f"{GUIDES[claim.guide].small[-1]}.yaml"))
+            assert claim.way.evaluation in recipe.evaluations, claim.id
+
+
+def test_a_ledger_takes_the_time_that_was_promised():
+    assert claims.estimate(CLAIMS, False, False) <= 16 * 60
+    left_out = claims.in_haste(CLAIMS, False)
+    assert claims.estimate([c for c in CLAIMS if c.id not in left_out], False, True) <= 3 * 60 + 20
+    assert left_out["organs-compile"] == "it compiles" and "scenes-amp" not in left_out
+    assert left_out["scenes-loader"] == "it is of one kind with faces-workers"
+
+
+def test_the_page_is_what_the_code_says():
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    heads = [f"| `{c.id}` | {c.said} | {c.promised} |" for c in CLAIMS]
+    assert len(rows) == len(heads)
+    for line, head in zip(rows, heads, strict=True):
+        assert line.startswith(head), "the page is old: python -m benchmarks.claims --list --write docs/claims.md"
+    for claim in CLAIMS:
+        assert f"- `{claim.id}`: {claim.how}.\n" in text
+    assert claims._HEAD in text
+
+
+# ---- Judging
+
+
+def claim(way=None, least=1.5, most=2.0, id="eyes-x", **more) -> Claim:
+    return Claim(
+        id=id, guide="eyes", said="said", how="how", way=way or Cannot(why="no"), least=least, most=most, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.5, 1.9, "holds"),
+        (2.1, 2.3, "holds, and more"),
+        (1.2, 1.49, "does not hold"),
+        (1.4, 1.6, "not decided"),
+        (0.5, 3.0, "not decided"),
+    ],
+)
+def test_a_claim_is_judged_by_its_whole_interval(low, high, verdict):
+    assert claims.judge(claim(), Found(ratio=(low * high) ** 0.5, low=low, high=high)) == verdict
+
+
+@pytest.mark.parametrize(("low", "high", "verdict"), [(1.02, 1.1, "holds"), (0.99, 1.005, "does not hold")])
+def test_what_promises_no_number_must_bring_a_hundredth(low, high, verdict):
+    assert claims.judge(claim(least=1.0, most=None), Found(ratio=1.0, low=low, high=high)) == verdict
+
+
+def test_a_statement_is_true_or_not():
+    assert claims.judge(claim(), Found(true=True)) == "true" and claims.judge(claim(), Found(true=False)) == "not true"
+
+
+# ---- What is kept
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A way that counts how often it was measured."""
+
+    calls: list[str]
+    name: str
+    fails: type[BaseException] | None = None
+    gpu: bool = False
+    compiles: bool = False
+    recipe: bool = True
+    seconds: float = 1.0
+
+    def __call__(self, bench, guide):
+        self.calls.append(self.name)
+        if self.fails:
+            raise self.fails(self.name)
+        return Found(ratio=1.7, low=1.6, high=1.8, text=f"seen {self.name}")
+
+    def __repr__(self):
+        return f"Counted({self.name})"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """A machine without a GPU, on which every guide has a recipe."""
+    monkeypatch.setattr(Bench, "chosen", lambda self, guide: (Path("toy.yaml"), "bigger: its data are not here"))
+    machine = {"processor": "one", "cores": "2", "gpu": "none", "threads": "1"}
+    monkeypatch.setattr(claims, "here", lambda: dict(machine))
+    return machine
+
+
+def run(table, *words, quick=False, write=None, listed=False):
+    said: list[str] = []
+    claims.command(words, listed=listed, write=write, quick=quick, say=said.append, claims=table)
+    return "\n".join(said)
+
+
+@pytest.mark.usefixtures("bench")
+def test_an_interrupted_ledger_goes_on_and_repeats_nothing():
+    calls: list[str] = []
+    names = ["eyes-a", "eyes-b", "eyes-c"]
+    table = [claim(Counted(calls, n), id=n) for n in names]
+    stopped = [table[0], claim(Counted(calls, "eyes-b", KeyboardInterrupt), id="eyes-b"), table[2]]
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped)
+    assert calls == ["eyes-a", "eyes-b"]
+    text = run(table)
+    assert calls == ["eyes-a", "eyes-b", "eyes-b", "eyes-c"]
+    assert "3 claims, 2 to be measured" in text and text.count("holds x 1.700 (1.600 to 1.800)") == 3
+    run(table)
+    assert len(calls) == 4
+
+
+@pytest.mark.usefixtures("bench")
+def test_what_is_measured_again_and_what_is_not():
+    calls: list[str] = []
+    one = claim(Counted(calls, "eyes-a"), id="eyes-a")
+    run([one], quick=True)
+    run([one], quick=True)
+    assert len(calls) == 1
+    run([one])  # in haste counts in haste alone
+    run([one], quick=True)
+    assert len(calls) == 2
+    run([replace(one, least=1.2)])  # another promise
+    assert len(calls) == 3
+    bad = claim(Counted(calls, "eyes-b", RuntimeError), id="eyes-b")
+    assert "failed" in run([bad]) and "RuntimeError" in run([bad])
+    assert calls.count("eyes-b") == 2
+    cannot = claim(Counted(calls, "eyes-c", Unable), id="eyes-c")
+    assert "cannot be measured; eyes-c" in run([cannot]) + run([cannot])
+    assert calls.count("eyes-c") == 1
+
+
+def test_another_machine_and_a_damaged_file_begin_anew(bench, monkeypatch):
+    calls: list[str] = []
+    table = [claim(Counted(calls, "eyes-a"), id="eyes-a")]
+    run(table)
+    (file,) = (Store.locate().home / "claims").glob("*.json")
+    assert json.loads(file.read_text())["machine"] == bench
+    file.write_text(file.read_text()[:40])
+    run(table)
+    assert len(calls) == 2
+    other = bench | {"processor": "two"}
+    monkeypatch.setattr(claims, "here", lambda: other)
+    run(table)
+    assert len(calls) == 3
+    text = claims.page(table, claims._ledgers(Store.locate(), claims.Ledger.of(Store.locate(), other)))
+    assert "**Machine 1.** two" in text and "**Machine 2.** one" in text
+    assert text.count("1.700 (1.600 to 1.800) | holds") == 2
+    assert "Machine 2: On toy (bigger: its data are not here): seen eyes-a; load " in text
+
+
+@pytest.mark.usefixtures("bench")
+def test_what_needs_a_gpu_is_said_and_not_tried(tmp_path):
+    calls: list[str] = []
+    table = [claim(Counted(calls, "eyes-a", gpu=True), id="eyes-a"), claim(id="eyes-b")]
+    page = tmp_path / "claims.md"
+    text = run(table, write=page, listed=True)
+    assert "needs a GPU" in text and "eyes-b" in text and "cannot be measured" in text
+    assert "| `eyes-a` | said | faster |  | needs a GPU |" in page.read_text()
+    assert "eyes-a" in run(table) and not calls
+    assert "Cannot be measured: no." in page.read_text()
+
+
+@pytest.mark.usefixtures("bench")
+def test_claims_are_named_by_id_or_guide_and_a_misspelt_one_is_told():
+    calls: list[str] = []
+    table = [claim(Counted(calls, "eyes-a"), id="eyes-a"), replace(CLAIMS[0], way=Counted(calls, "faces-callbacks"))]
+    run(table, "eyes")
+    assert calls == ["eyes-a"]
+    with pytest.raises(UserError, match="no claim faces-calback; expected perhaps faces-callbacks"):
+        run(table, "faces-calback")
+    with pytest.raises(UserError, match="is no folder"):
+        run(table, write=Path("/nowhere/claims.md"))
+
+
+# ---- Figures
+
+
+def made(updates=(0.1, 0.2, 0.4), guide="eyes", **more) -> Bench:
+    """A bench to which seconds of updates are known."""
+    bench = Bench(None, False, repeats=len(updates), cores=2.0, **more)
+    bench._updates[guide] = list(updates)
+    return bench
+
+
+def test_a_cost_is_set_against_the_update_of_its_repeat():
+    before, after = [0.1, 0.2, 0.3], [0.0, 0.1, 0.0]
+    found = made().against("eyes", before, after)
+    ratios = [(0.1 + 0.1) / 0.1, (0.2 + 0.2) / (0.2 + 0.1), (0.4 + 0.3) / 0.4]
+    logs = [math.log(r) for r in ratios]
+    mean = sum(logs) / 3
+    half = 4.303 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 / 3)
+    assert found.value == pytest.approx(math.exp(mean))
+    assert (found.low, found.high) == pytest.approx((math.exp(mean - half), math.exp(mean + half)))
+
+
+def test_callbacks_that_return_are_counted_by_nanoseconds():
+    bench = made((0.275, 0.275, 0.275))
+    found = measurements.callbacks_that_return(bench, "eyes")
+    assert found.ratio > 1 and found.low > 0.999 and found.high < 1.001  # a hundred times what nanoseconds can be
+    assert claims.judge(next(c for c in CLAIMS if c.id == "faces-callbacks"), found) == "does not hold"
+
+
+def test_a_short_call_is_repeated_often_though_its_first_trial_was_held_up():
+    calls = []
+
+    def call():
+        calls.append(0)
+        if len(calls) == 2:
+            time.sleep(0.1)
+
+    seconds = made((1.0, 1.0)).timed(call, 0.05)
+    assert len(seconds) == 2 and max(seconds) < 1e-3 and len(calls) > 100
+
+
+def test_a_progress_bar_costs_twice_as_much_when_drawn_twice_as_often():
+    quick = measurements.progress_bar(made((1e-9, 1e-9, 1e-9)), "eyes")
+    assert quick.ratio == pytest.approx(2, rel=1e-2)
+    assert measurements.progress_bar(made((1.0, 1.0, 1.0)), "eyes").ratio < 1.01
+
+
+def block(rate: float, gb: float) -> Block:
+    return Block(1, 1, int(1000 * rate), 1000.0, {}, (), (), gb)
+
+
+def test_a_switch_compares_rates_and_memory_in_their_own_direction(monkeypatch):
+    pairs = [(block(100, 2.0), block(150, 1.0)), (block(110, 2.0), block(165, 1.0)), (block(90, 2.2), block(135, 1.1))]
+    asked = []
+    monkeypatch.setattr(Bench, "pairs", lambda self, *words: asked.append(words) or pairs)
+    bench = Bench(None, False, cores=6.0)
+    way = Switch(before=("a=1",), after=("a={cores}",), both=("b=2",), environment=(("X", "1"),))
+    found = way(bench, "eyes")
+    assert found.ratio == pytest.approx(1.5) and "100 samples/s before, 150 after" in found.text
+    assert asked[0][1:5] == (("b=2", "a=1"), (("X", None),), ("b=2", "a=6"), (("X", "1"),))
+    memory = replace(way, of="memory")(bench, "eyes")
+    assert memory.ratio == pytest.approx(2) and "2.2 GB before, 1.1 after" in memory.text
+    with pytest.raises(Unable, match="as many cores, and here are 6"):
+        replace(way, cores=16)(bench, "eyes")
+
+
+def test_a_whole_training_with_fewer_evaluations_is_computed(monkeypatch):
+    from trainkit.diagnostics.stepped_process import Ready
+
+    bench = made((0.5, 0.5), "toy", guides={"toy": Guide(title="toy", small=("toy",))}, folder=PLUGIN, plugins=("toy",))
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.setattr(Bench, "chosen", lambda self, guide: (PLUGIN / "toy.yaml", ""))
+    bench._ready["toy"] = Ready(0.0, 16, 8, 2, 4, True, 1, {})
+    bench._evaluations["toy", "val"] = 3.0, True
+    found = Whole(evaluation="", every=("1 epoch", "2 epochs"), length="10 epochs")(bench, "toy")
+    # 40 updates of half a second; ten evaluations of 3 s, or five.
+    assert found.ratio == pytest.approx((20 + 30) / (20 + 15)) and found.low == pytest.approx(found.high)
+    with pytest.raises(Unable, match="no evaluation 'other'"):
+        Whole(evaluation="other", every=("1 epoch", "2 epochs"), length="10 epochs")(bench, "toy")
+
+
+# ---- What is computed
+
+
+def in_process(net: nn.Module, data: torch.Tensor, labels: torch.Tensor, block: int = 1) -> Bench:
+    """A bench whose recipe is this network over these samples."""
+    bench = Bench(None, False)
+    train = SimpleNamespace(
+        fetch=lambda rows, epoch: {"image": data[rows], "label": labels[rows]},
+        on_device=lambda batch: batch,
+        order=lambda epoch, size: np.arange(len(data))[None],
+    )
+
+    def loss(net, parts, batch, at):
+        out = nn.functional.cross_entropy(net(batch["image"]), batch["label"], reduction="sum")
+        return Loss(out, len(batch["label"]))
+
+    recipe = SimpleNamespace(task=SimpleNamespace(loss=loss), train=SimpleNamespace(batch_size=len(data)))
+    opened = SimpleNamespace(train=train, block=block)
+    rows = np.arange(len(data) // (2 if block > 1 else 1))
+    bench._parts = ("eyes", Parts(recipe, opened, net, None, rows, torch.device("cpu")))
+    return bench
+
+
+def samples():
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(8, 4, generator=rng), torch.arange(8) % 3
+
+
+def test_two_halves_are_the_batch_without_batch_norm_and_not_with_it():
+    x, y = samples()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 3))
+    assert measurements.two_portions(in_process(plain, x, y), "eyes").true
+    assert plain.training and plain[1].training
+    normed = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    kept = {key: value.clone() for key, value in normed.state_dict().items()}
+    found = measurements.two_portions(in_process(normed, x, y), "eyes")
+    assert not found.true and "2 x 4 samples" in found.text and normed[1].training
+    assert all(torch.equal(value, kept[key]) for key, value in normed.state_dict().items())
+
+    # The same by hand: whole against halves, statistics of each portion its own.
+    def gradient(portions):
+        normed.zero_grad()
+        for part in portions:
+            nn.functional.cross_entropy(normed(x[part]), y[part], reduction="sum").backward()
+        return torch.cat([p.grad.flatten() for p in normed.parameters()])
+
+    whole, halves = gradient([slice(0, 8)]), gradient([slice(0, 4), slice(4, 8)])
+    off = float((whole - halves).norm() / whole.norm())
+    assert f"by {100 * off:.2g} % of its length;" in found.text
+
+
+def test_two_blocks_that_belong_together_are_a_batch():
+    x, y = samples()
+    found = measurements.two_portions(in_process(nn.Linear(4, 3), x, y, block=4), "eyes")
+    assert found.true and "2 x 4 samples differs from that of 8" in found.text
+
+
+def test_what_backward_keeps_of_a_sample_is_counted():
+    # Of a linear layer backward keeps its input; of ReLU its output, which is the next one's input; of the loss the
+    # log-probabilities and labels: 4 + 5 + 3 floats and one int64.
+    x, y = samples()
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    found = measurements.half_the_memory(in_process(net, x, y), "eyes")
+    each = 4 * (4 + 5 + 3) + 8
+    assert f"{1000 * each / 1e9:.3g} MB a sample" in found.text and not found.true
+    fits = (24e9 - 16 * sum(p.numel() for p in net.parameters())) / each
+    assert f"about {fits:,.0f}," in found.text
+
+
+def test_arithmetic_of_the_guides():
+    nothing = Bench(None, False)
+    shown = {
+        name: getattr(measurements, name)(nothing, "people")
+        for name in (
+            "two_gpus",
+            "samples_of_an_epoch",
+            "minutes_of_an_epoch",
+            "shares_of_time",
+            "half_to_three_quarters",
+            "both_samplers",
+            "ahead_by_default",
+            "guides_stopwatch",
+            "factors_of_organs",
+        )
+    }
+    assert {name for name, found in shown.items() if found.true} == {"samples_of_an_epoch", "half_to_three_quarters"}
+    assert "512 + 512" in shown["two_gpus"].text and "35" in shown["minutes_of_an_epoch"].text
+    # 2/3 + 1/2 + 1/3 + 3/13 + 1/6 + 1/11
+    assert f"{100 * (2 / 3 + 1 / 2 + 1 / 3 + 3 / 13 + 1 / 6 + 1 / 11):.0f} %" in shown["shares_of_time"].text
+    assert "15 to 26" in shown["shares_of_time"].text and "1.66 to 2.40" in shown["factors_of_organs"].text
+
+
+def test_a_variable_is_read_by_who_holds_its_name(tmp_path):
+    with pytest.raises(Unable, match="without CUDA"):
+        measurements.variable_of(tmp_path, "VARIABLE", "2")
+    (tmp_path / "libtorch_cuda.so").write_bytes(b"\0OTHER_VARIABLE_DISABLED\0" * 3)
+    assert not measurements.variable_of(tmp_path, "VARIABLE_ENABLED", "2").true
+    (tmp_path / "libtorch_cpu.so").write_bytes(b"\0\1VARIABLE_ENABLED\0")
+    found = measurements.variable_of(tmp_path, "VARIABLE_ENABLED", "2")
+    assert found.true and "libtorch_cpu.so" in found.text
+
+
+def test_an_index_of_the_guides_size_takes_less_than_its_seconds():
+    found = measurements.index_seconds(made(), "people")
+    assert found.low > 1
+
+
+# ---- Recipes
+
+
+def test_the_first_recipe_whose_data_are_here_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    monkeypatch.setattr("trainkit.training.dependencies.gather", lambda *words: {})
+    path, why = Bench(Store.locate(), False).chosen("scenes")
+    assert path.stem == "segment" and why == "camvid: its data are not here"
+    with pytest.raises(Unable, match="no recipe can be trained here: camvid: its data are not here"):
+        Bench(Store.locate(), False, guides={"x": Guide(title="x", small=("camvid",))}).chosen("x")
+
+
+def test_a_recipe_whose_teacher_is_not_trained_gives_way_to_the_teacher(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+
+    def gather(order, recipe, *words):
+        if recipe.task.needs():
+            raise UserError("recipes/face_teacher.yaml", "has no finished run")
+        return {}
+
+    monkeypatch.setattr("trainkit.training.dependencies.gather", gather)
+    path, why = Bench(Store.locate(), False).chosen("faces")
+    assert path.stem == "face_teacher" and why.endswith("adadistill: face_teacher.yaml has no finished run")
+
+
+@pytest.mark.slow
+def test_a_switch_is_measured_by_two_trainings(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    guides = {"toy": Guide(title="toy", small=("toy",))}
+    bench = Bench(
+        Store.locate(), False, repeats=3, block=0.3, cores=2.0, guides=guides, folder=PLUGIN, plugins=("toy",)
+    )
+    try:
+        way = Switch(before=("train.micro_batch=1",), after=("train.micro_batch=16",))
+        found = way(bench, "toy")
+        again = Switch(before=way.before, after=way.after, of="memory")(bench, "toy")
+        assert found.low > 1.5 and 0.5 < again.ratio < 2  # sixteen forwards an update instead of one
+        with pytest.raises(Unable, match="a training ended"):  # beside the first of them, which is still there
+            Switch(before=way.before, after=("task.nan_at=1",))(bench, "toy")
+    finally:
+        bench.close()

@@ -1,0 +1,308 @@
+"""What waits to be sent, and what came to it: cut short, replaced, refused, or never to be sent at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+
+import pytest
+from click.testing import CliRunner
+
+from tests.tracking.test_tracker import crash
+from tests.whole_runs.test_outages import ask, begin, until, warned
+from trainkit.cli import main
+from trainkit.errors import UserError
+from trainkit.tracking import journal, upload_queue, uploader
+from trainkit.tracking import tracker as tracking
+from trainkit.tracking.journal import Journal
+from trainkit.tracking.mlflow_errors import passes, unreachable
+from trainkit.tracking.store import Store
+from trainkit.tracking.sync import sync
+from trainkit.tracking.upload_queue import left
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.3)
+
+
+@pytest.fixture
+def here(store) -> Store:
+    return Store.locate()
+
+
+def ended(here: Store, steps: int = 5):
+    """A run that has ended and sent nothing: its process was slower with that than its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uploader.Uploader, "_try", lambda self: None)
+        tracker = begin(here)
+        for step in range(steps):
+            tracker.log(step, {"train/loss": 1 / (step + 1)})
+        for number in range(4):
+            tracker.artifact_text(f"notes/{number}.txt", str(number))
+        tracker.finish("FINISHED")
+    assert left(tracker.folder) == (steps, 5) and tracker.folder.info().unsent
+    return tracker.folder
+
+
+def status(here: Store, folder) -> str:
+    return here.client().get_run(folder.info().run_id).info.status
+
+
+def left_files(folder) -> int:
+    return sum(path.name.isdigit() for path in (folder.path / "outbox").iterdir())
+
+
+def files(here: Store) -> list[str]:
+    return sorted(path.name for path in here.artifacts.rglob("*.txt"))
+
+
+@pytest.mark.parametrize("text", ["", '{"kind": "arti', "[]", "{}", "\0" * 40])
+def test_a_job_that_a_power_cut_left_without_its_words_holds_up_no_other(here, caplog, text):
+    folder = ended(here)
+    (folder.path / "outbox" / "00000002" / "job.json").write_text(text)
+    (done,) = sync(here)
+    assert done.status == status(here, folder) == "FINISHED" and not done.problem
+    assert files(here) == ["0.txt", "2.txt", "3.txt"] and left(folder) == (0, 0) and not folder.info().unsent
+    assert [path.name for path in (folder.path / "outbox").iterdir()] == ["damaged-00000002"]
+    assert "it is left aside, all else is sent" in warned(caplog)[-1]
+    (event,) = [e for e in journal.read(folder.journal).events if e.name == "outbox_damaged"]
+    assert event.data == {"job": "damaged-00000002"}
+
+
+def test_jobs_are_on_the_disk_for_good_before_a_checkpoint_says_so(here, monkeypatch):
+    tracker = begin(here)
+    tracker._uploader.released.clear()
+    tracker.artifact_text("notes/a.txt", "a")
+    synced, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or real(file))
+    tracker.commit()
+    waiting = tracker.folder.path / "outbox"
+    assert synced[:5] == [
+        str(waiting / "00000001" / part) for part in ("file/a.txt", "job.json", "file")
+    ] + [str(waiting / "00000001"), str(waiting)]  # fmt: skip
+    assert synced[5:] == [str(tracker.folder.journal)]
+    synced.clear()
+    tracker.commit()
+    assert synced == [str(tracker.folder.journal)], "once"
+    crash(tracker)
+
+
+@pytest.mark.parametrize("kind", ["artifact", "dataset", "model", "tags"])
+def test_one_thing_that_can_never_be_sent_holds_up_neither_others_nor_the_end(here, monkeypatch, kind):
+    folder = ended(here)
+    real = upload_queue.UploadQueue._upload
+
+    def poisoned(self, client, job, file):
+        if job["kind"] == kind and job.get("bad"):
+            raise ValueError("nobody knows why")
+        return real(self, client, job, file)
+
+    monkeypatch.setattr(upload_queue.UploadQueue, "_upload", poisoned)
+    for number in ("00000000",):
+        job = folder.path / "outbox" / number
+        (job / "file").mkdir(parents=True)
+        (job / "file" / "x").write_text("x")
+        (job / "job.json").write_text(json.dumps({"kind": kind, "bad": True, "file": "x", "folder": None}))
+    with pytest.raises(ValueError, match="nobody knows why"):
+        list(sync(here))
+    assert status(here, folder) == "FINISHED" and files(here) == ["0.txt", "1.txt", "2.txt", "3.txt"]
+    assert left(folder) == (0, 1) and folder.info().unsent
+
+
+@pytest.mark.parametrize(
+    "noted", ["{", '{"position": 10000000}', '{"position": 7}', '{"position": 60, "run": "other"}']
+)
+def test_a_position_that_cannot_be_right_is_taken_for_none(here, noted):
+    folder = ended(here)
+    (folder.path / "sent.json").write_text(noted)
+    list(sync(here, whole="1000" in noted))
+    rows = ask(here, "SELECT step FROM metrics WHERE key = 'train/loss' ORDER BY step")
+    assert rows == [(step,) for step in range(5)] and status(here, folder) == "FINISHED"
+
+
+def test_a_damaged_line_is_named_by_all_who_read_it_and_may_be_blanked_out(here):
+    folder = ended(here)
+    lines = folder.journal.read_bytes().splitlines(keepends=True)
+    folder.journal.write_bytes(b"".join([*lines[:2], b"\xff" + lines[2][1:], *lines[3:]]))
+    run = CliRunner()
+    for words in (["sync"], ["sync", folder.name]):
+        done = run.invoke(main.main, words)
+        assert done.exit_code == 2 and "line 3" in done.output and "overwrite that line with spaces" in done.output
+    for read in (journal.read, Journal):  # comparing, cards and pages; resuming and sending
+        with pytest.raises(UserError, match=r"line 3.*damaged"):
+            read(folder.journal)
+    with pytest.raises(UserError, match=r"line 3.*damaged"):
+        begin(here, folder, resume=True)
+    assert not folder.claimed and folder.info().status == "FINISHED", "nothing was begun"
+    assert status(here, folder) == "RUNNING" and left_files(folder) == 5, "nothing is lost meanwhile"
+    folder.journal.write_bytes(b"".join([*lines[:2], b" " * (len(lines[2]) - 1) + b"\n", *lines[3:]]))
+    list(sync(here))
+    assert ask(here, "SELECT step FROM metrics ORDER BY step") == [(0,), (1,), (3,), (4,)]
+    assert not folder.info().unsent and status(here, folder) == "FINISHED"
+
+
+def test_a_line_of_ten_megabytes_is_a_line(here):
+    tracker = begin(here)
+    tracker.log(0, {"train/loss": 1.0})
+    tracker.event(0, "chance", {"x": "a" * 10_000_000})
+    tracker.log(1, {"train/loss": 0.5})
+    assert tracker.flush(60)
+    tracker.finish("FINISHED")
+    assert [row[0] for row in ask(here, "SELECT step FROM metrics ORDER BY step")] == [0, 1]
+    assert len(journal.read(tracker.folder.journal).events[0].data["x"]) == 10_000_000
+
+
+def test_a_run_that_died_between_its_status_and_its_last_word_gets_its_end(here, monkeypatch):
+    tracker = begin(here)
+    assert tracker.flush(60)
+    tracker.folder.update(status="FINISHED", unsent=True)  # as `finish` does first of all
+    crash(tracker)
+    assert status(here, tracker.folder) == "RUNNING"
+    (done,) = sync(here)
+    assert done.status == status(here, tracker.folder) == "FINISHED"
+    assert not list(sync(here))
+
+
+@pytest.mark.parametrize("how", ["deleted", "overwritten", "restored", "beheaded"])
+def test_a_database_that_is_lost_in_the_middle(promise, here, tmp_path, monkeypatch, caplog, how):
+    """A training goes on; all that the journal has is in the database that comes after it, and so is its end."""
+    for at in promise.trials("T3", "the database deleted, overwritten, replaced in the middle of a run", of=[how]):
+        with promise.trial(at):
+            tracker = begin(here)
+            older = tmp_path / "older.db"
+            tracker.log(0, {"train/loss": 1.0})
+            assert tracker.flush(60)
+            with (
+                contextlib.closing(sqlite3.connect(here.database)) as one,
+                contextlib.closing(sqlite3.connect(older)) as two,
+            ):
+                one.backup(two)
+            for step in range(1, 5):
+                tracker.log(step, {"train/loss": 1 / (step + 1)})
+            assert tracker.flush(60)
+            if how == "deleted":
+                here.database.unlink()
+            elif how == "overwritten":
+                here.database.write_bytes(b"this is no database " * 4000)
+            elif how == "beheaded":
+                with open(here.database, "r+b") as file:
+                    file.write(bytes(100))
+            else:
+                shutil.copy(older, tmp_path / "copy.db")
+                os.replace(tmp_path / "copy.db", here.database)
+            for step in range(5, 300):
+                tracker.log(step, {"train/loss": 1 / (step + 1)})
+            tracker.artifact_text("notes/late.txt", "late")
+            if how in ("overwritten", "beheaded"):
+                until(lambda: any("training goes on" in said for said in warned(caplog)))
+                with pytest.raises(UserError, match=r"damaged|not an MLflow database"):
+                    here.prepare()
+                shutil.copy(older, here.database)
+            monkeypatch.setattr(tracking, "_FINISH_SECONDS", 60.0)
+            tracker.finish("FINISHED")
+            list(sync(here, [tracker.folder], whole=True))
+            rows = ask(here, "SELECT step, value FROM metrics WHERE key = 'train/loss' ORDER BY step")
+            assert rows == [(step, 1 / (step + 1)) for step in range(300)]
+            assert status(here, tracker.folder) == "FINISHED" and files(here)[-1:] == ["late.txt"]
+            params = here.client().get_run(tracker.folder.info().run_id).data.params
+            assert params == {"lr": "0.1"}, "the run that was made again has them too"
+
+
+def test_a_run_that_is_deleted_in_the_middle_keeps_what_it_has(here, caplog):
+    tracker = begin(here)
+    tracker.log(0, {"train/loss": 1.0})
+    assert tracker.flush(60)
+    here.client().delete_run(tracker.run_id)
+    tracker.log(1, {"train/loss": 0.5})
+    until(lambda: warned(caplog))
+    tracker.finish("FINISHED")
+    assert left(tracker.folder)[1] == 1 and "Traceback" not in caplog.text
+    here.client().restore_run(tracker.run_id)
+    list(sync(here))
+    assert [row[0] for row in ask(here, "SELECT step FROM metrics ORDER BY step")] == [0, 1]
+    assert status(here, tracker.folder) == "FINISHED"
+
+
+def test_what_a_broken_database_says_of_values_is_no_answer_about_them(here):
+    """MLflow calls an error of a page of a table BAD_REQUEST, as it does a value that it will never take."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import BAD_REQUEST, INVALID_PARAMETER_VALUE
+
+    tracker = begin(here)
+    malformed = MlflowException("(sqlite3.DatabaseError) database disk image is malformed", BAD_REQUEST)
+    of_a_proxy = MlflowException(
+        "API request to endpoint /x failed with error code 400 != 200", INVALID_PARAMETER_VALUE
+    )
+    refused = MlflowException("Invalid value", INVALID_PARAMETER_VALUE)
+    client = here.client()
+    assert [tracker._queue._refused(client, e) for e in (malformed, of_a_proxy, refused)] == [False, False, True]
+    tracker.finish("FINISHED")
+
+
+def test_a_folder_whose_name_is_no_text_is_told_all_the_same(database, tmp_path, monkeypatch):
+    home = os.fsencode(tmp_path) + b"/na\xefve"
+    os.mkdir(home)
+    shutil.copy(database, os.fsdecode(home) + "/mlflow.db")
+    monkeypatch.setenv("TRAINKIT_STORE", os.fsdecode(home))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    there = Store.locate()
+    tracker = begin(there, params={"root": os.fsdecode(home)}, tags={"trainkit.zero": "a\0b"})
+    tracker.log(0, {"train/loss": 1.0})
+    assert tracker.flush(60)
+    tracker.finish("FINISHED")
+    tags = there.client().get_run(tracker.run_id).data.tags
+    assert "\\udcef" in tags["trainkit.folder"] and tags["trainkit.zero"] == "a\\0b"
+
+
+def test_a_run_that_is_told_to_stop_waits_less_for_its_store(here, monkeypatch):
+    waited = []
+    monkeypatch.setattr(tracking.Tracker, "flush", lambda self, timeout: waited.append(timeout) or True)
+    for how in ("FINISHED", "FAILED", "KILLED"):
+        begin(here).finish(how)
+    assert waited == [tracking._FINISH_SECONDS, tracking._FINISH_SECONDS, tracking._STOP_SECONDS]
+
+
+def test_runs_of_one_store_are_told_by_two_processes_threads_and_silent_ones_at_once(promise, here):
+    for _ in promise.trials("T4", "two runs log at once into one SQLite file, as fast as they can", of=["threads"]):
+        with promise.trial("threads"):
+            first, second, silent = begin(here), begin(here), tracking.Silent()
+            for step in range(1500):
+                for tracker in (first, second, silent):
+                    tracker.log(step, {"train/loss": 1 / (step + 1), "train/lr": 0.1})
+            for tracker in (first, second):
+                assert tracker.flush(120)
+                tracker.finish("FINISHED")
+                rows = ask(here, "SELECT count(*), count(DISTINCT step) FROM metrics WHERE run_uuid = ? AND key = ?",
+                           tracker.run_id, "train/loss")  # fmt: skip
+                assert rows == [(1500, 1500)]
+
+
+def test_what_passes_is_told_from_what_does_not():
+    from mlflow.exceptions import MlflowException, RestException
+
+    away = [
+        ConnectionError("Connection refused"),
+        TimeoutError("Read timed out"),
+        MlflowException("(sqlite3.OperationalError) database is locked"),
+        MlflowException("(sqlite3.OperationalError) database or disk is full"),
+    ]
+    busy = [
+        MlflowException("failed with error code 503 != 200"),
+        MlflowException("too many 429 error responses"),
+        RestException({"error_code": "INTERNAL_ERROR", "message": "x"}),
+    ]
+    mistakes = [
+        MlflowException("failed with error code 401 != 200"),
+        MlflowException("Failed to resolve 'h' ([Errno -2] Name or service not known)"),
+        MlflowException("was successful but the response body was not in a valid JSON format"),
+        ValueError("Connection refused"),
+        UserError("x", "y"),
+    ]
+    assert all(passes(error) and unreachable(error) for error in away)
+    assert all(passes(error) and not unreachable(error) for error in busy)
+    assert not any(passes(error) for error in mistakes)

@@ -1,0 +1,215 @@
+"""Memory that runs out: the same update in smaller portions, to the bits of a recipe that asked for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from runs import ROOT, TOY, Ran, newest, spawn
+
+from tests.training.test_nonfinite import bits, held, poisoned, same
+from trainkit.errors import UserError
+from trainkit.interfaces import Parts
+from trainkit.tracking.journal import Event
+from trainkit.training import out_of_memory
+from trainkit.training.model import Model
+from trainkit.training.plan import Plan, halved
+
+HALVE = "train={{length: 12 steps, batch_size: 16, micro_batch: {}, ema: 0.9, on_oom: halve}}"
+TASK = "task={{name: poisoned, remembers: false, {}}}"
+SHORT = [
+    (error, late) for error in ("cpu", "gpu", "python") for late in ("false", "true")
+]  # what is raised, and whether in the backward pass
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A training whose recipe asks for micro-batches of 4: batch norm, dropout, an average, mirrored pictures."""
+    folder = tmp_path_factory.mktemp("small")
+    poisoned(folder, TASK.format(""), HALVE.format(4))
+    return held(folder)
+
+
+def test_from_the_first_step_on_it_is_the_training_that_small_micro_batches_make(promise, tmp_path, small):
+    """The statistics of batch norm are those of before the first try, no sample is skipped and none comes twice."""
+    text = "an update that runs out of memory is repeated in halves: bits of a recipe with small micro-batches"
+    for error, late in promise.trials("O1", text, of=SHORT):
+        with promise.trial((error, late)):
+            folder = tmp_path / f"{error}-{late}"
+            run = poisoned(folder, TASK.format(f"room: 4, error: {error}, late: {late}"), HALVE.format(16))
+            told = [(step, data["key"], data["size"]) for step, name, data in run.tracker.events if name == "memory"]
+            assert told == [(0, "train.micro_batch", 8), (0, "train.micro_batch", 4)]
+            assert len(small) == 12 and all(same(bits(a), bits(b)) for a, b in zip(held(folder), small, strict=True))
+
+
+def test_with_statistics_left_as_they_are_it_is_not(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(Model, "restore_buffers", lambda *_: None)
+    poisoned(tmp_path, TASK.format("room: 4"), HALVE.format(16))
+    assert not same(bits(held(tmp_path)[0]), bits(small[0]))
+
+
+def test_with_samples_read_on_it_is_not(tmp_path, small, monkeypatch):
+    """As it would be with the micro-batch that ran out of memory left out."""
+    calls = itertools.count()
+    from trainkit.training.plan import Plan
+
+    def keys(self, split, step, plain=Plan.keys):
+        return plain(self, split, step + (next(calls) > 0))
+
+    monkeypatch.setattr(Plan, "keys", keys)
+    poisoned(tmp_path, TASK.format("room: 4"), HALVE.format(16), stop=2)
+    assert not same(bits(held(tmp_path)[0]), bits(small[0]))
+
+
+def test_in_the_middle_too_and_a_resumed_run_goes_on_with_what_was_chosen(tmp_path, small):
+    """Until step 6 the training of whole batches, then that of halves: each to the bits."""
+    words = TASK.format("room: 8, steps: [6]"), HALVE.format(16)
+    poisoned(tmp_path / "whole", TASK.format(""), HALVE.format(16), stop=7)
+    before = tmp_path / "whole" / "checkpoints" / "step-000000006"
+    run = poisoned(tmp_path / "short", *words)
+    assert [name for _, name, _ in run.tracker.events] == ["memory"]
+    poisoned(tmp_path / "halves", TASK.format(""), HALVE.format(8), at=before)
+    short = {loaded.step: loaded for loaded in held(tmp_path / "short")}
+    assert same(bits(short[6]), bits(held(tmp_path / "whole")[5])) and short[6].state["micro_batch"] is None
+    assert same(bits(short[12]), bits(held(tmp_path / "halves")[-1])) and short[12].state["micro_batch"] == 8
+    # The step at which memory ran out is behind: without what the checkpoint says, batches would be whole again.
+    poisoned(tmp_path / "again", *words, at=tmp_path / "short" / "checkpoints" / "step-000000009")
+    assert same(bits(held(tmp_path / "again")[-1]), bits(short[12]))
+    assert not same(bits(small[-1]), bits(short[12]))
+
+
+def test_what_was_halved_behind_the_checkpoint_is_halved_again_though_memory_would_suffice_now(tmp_path):
+    """Else a run that was killed before its next checkpoint would end with other bits than one that was not."""
+    words = HALVE.format(16), "evaluations={val: {every: 3 steps, batch_size: 8}}"
+    short = poisoned(tmp_path / "short", TASK.format("room: 4, steps: [7], room_scored: 5"), *words)
+    behind = [Event(0, step, name, data) for step, name, data in short.tracker.events if name == "memory"]
+    sizes = [(e.step, e.data["size"]) for e in behind]
+    assert sizes == [(0, 4), (7, 8), (7, 4)], "an evaluation before the first update, and an update in two goes"
+    at = tmp_path / "short" / "checkpoints" / "step-000000005"
+    run = poisoned(tmp_path / "again", TASK.format(""), *words, at=at, replayed=behind[1:])
+    assert [(step, data) for step, name, data in run.tracker.events if name == "memory"] == [
+        (e.step, e.data) for e in behind[1:]
+    ]
+    assert same(bits(held(tmp_path / "again")[-1]), bits(held(tmp_path / "short")[-1]))
+    other = poisoned(tmp_path / "other", TASK.format(""), *words, at=at)
+    assert not same(bits(held(other.folder.path)[-1]), bits(held(tmp_path / "short")[-1]))
+
+
+def test_gradients_are_those_of_the_whole_batch(tmp_path):
+    """Without batch norm and dropout, which see micro-batches, weights after 12 updates differ by rounding."""
+    task = "norm: false, dropout: 0.0"
+    poisoned(tmp_path / "whole", TASK.format(task), HALVE.format(16))
+    poisoned(tmp_path / "parts", TASK.format(f"{task}, room: 1"), HALVE.format(16))
+    whole, parts = (bits(held(tmp_path / name)[0])["model"] for name in ("whole", "parts"))
+    for name in whole:
+        torch.testing.assert_close(whole[name], parts[name], rtol=1e-6, atol=1e-6)
+    assert held(tmp_path / "parts")[-1].state["micro_batch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "train", "message"),
+    [
+        ("room: 4", "train.on_oom=stop", r"step 0: memory ran out \(RuntimeError.*--resume train.on_oom=halve"),
+        ("room: 0", HALVE.format(16), "step 0: memory ran out, in a micro-batch of one sample"),
+        ("room: 4, remembers: true", HALVE.format(16), "what the task remembers follows micro-batches"),
+    ],
+)
+def test_where_nothing_can_be_halved_the_run_ends_in_words(tmp_path, task, train, message):
+    with pytest.raises(UserError, match=message):
+        poisoned(tmp_path, f"task={{name: poisoned, {'' if 'rem' in task else 'remembers: false, '}{task}}}", train)
+
+
+def test_other_errors_are_not_taken_for_it():
+    assert not out_of_memory.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not out_of_memory.is_out_of_memory(ValueError("out of memory"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        out_of_memory.caught(torch.matmul, torch.zeros(2, 3), torch.zeros(2, 3))
+    caught = [out_of_memory.caught(torch.empty, 1 << 55)[1], out_of_memory.caught(lambda: bytearray(1 << 60))[1]]
+    import numpy as np
+
+    caught.append(out_of_memory.caught(np.empty, 1 << 58)[1])
+    assert all(caught), caught
+
+
+@pytest.mark.parametrize(("block", "together"), [(4, ""), (1, "its loss is over all pixels of a micro-batch")])
+def test_what_belongs_together_is_not_cut(block, together):
+    recipe = SimpleNamespace(train=SimpleNamespace(on_oom="halve"), task=None)
+    machine, state = SimpleNamespace(world=1, sharded=False), SimpleNamespace(step=3)
+    parts = Parts(torch.nn.Identity(), together=together)
+    portions = out_of_memory.MicroBatching(recipe, SimpleNamespace(block=block), parts, machine, state, None)
+    _, said = out_of_memory.caught(lambda: bytearray(1 << 60))
+    with pytest.raises(UserError, match=r"step 3: memory ran out .*(4 samples belong together|over all pixels)"):
+        portions.halve(Plan(1, 1, 16, 16, 1, 1, 0), said)
+
+
+def test_halves_divide_the_share_of_a_process():
+    plan, sizes = Plan(1, 1, 2 * 60, 60, 1, 2, 0), []
+    while plan.micro_batch > 1:
+        plan = halved(plan)
+        sizes.append(plan.micro_batch)
+        assert plan.micro_batch * plan.accumulation * plan.world == 120
+    assert sizes == [30, 15, 6, 3, 1] and dataclasses.replace(plan, micro_batch=60, accumulation=1).batch_size == 120
+
+
+def test_an_evaluation_halves_its_batches_and_changes_no_bit_of_the_training(tmp_path):
+    scored = ["evaluations={val: {every: 3 steps, batch_size: 32}}", "best={metric: val/accuracy}"]
+    words = [HALVE.format(8), *scored, "checkpoints={every: 3 steps, keep_last: 50}"]
+    free = poisoned(tmp_path / "free", TASK.format(""), *words)
+    run = poisoned(tmp_path / "short", TASK.format("room_scored: 5"), *words)
+    last, other = held(tmp_path / "short")[-1], held(tmp_path / "free")[-1]
+    assert last.state["eval_batches"] == {"val": 4} and same(bits(last), bits(other))
+    assert run.tracker.metrics["val/accuracy"] == free.tracker.metrics["val/accuracy"]
+    with pytest.raises(UserError, match=r"evaluations\.val\.batch_size: memory ran out with 32 .*train\.on_oom=halve"):
+        poisoned(tmp_path / "stop", TASK.format("room_scored: 5"), *words, "train.on_oom=stop")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
+def test_all_processes_change_together():
+    words = ["evaluations={val: {batch_size: 8}}", "checkpoints.every=1 steps"]
+
+    def two(task, micro):
+        plugins = ["--plugin", "toy", "--plugin", "poison"]
+        done = spawn(2, str(TOY), *plugins, TASK.format(task), HALVE.format(micro), *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Ran(0, newest())
+
+    small = two("", 2)
+    short = two("room: 2, rank: 1, late: true", 8)
+    assert [e.data["size"] for e in short.events("memory")] == [4, 2]
+    assert same(bits(short.last), bits(small.last)) and short.last.state["micro_batch"] == 2
+
+
+LIMITED = """
+import resource, sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests/support", {root!r} + "/tests/plugin"]
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from tests.training.test_nonfinite import poisoned
+from tests.training.test_out_of_memory import HALVE, TASK
+
+given = dict(length="3 steps")
+train = HALVE.format(16)
+poisoned(Path({folder!r}) / "first", TASK.format("norm: false"), train)  # all is imported, all pools are there
+size = [int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize")][0]
+resource.setrlimit(resource.RLIMIT_AS, (size + (300 << 20), resource.RLIM_INFINITY))
+run = poisoned(Path({folder!r}) / "short", TASK.format("norm: false, hoard: 40"), train)
+print("SIZES", [data["size"] for _, name, data in run.tracker.events if name == "memory"], run.outcome.step)
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_really_runs_out(tmp_path):
+    """Each sample needs 40 MB and 300 are free (RLIMIT_AS): 16 at once run out of it, torch says so, and 8 or 4 do."""
+    assert resource.RLIMIT_AS
+    code = LIMITED.format(root=str(ROOT), folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SIZES [8, 4] 12" in done.stdout or "SIZES [8] 12" in done.stdout, done.stdout

@@ -1,0 +1,254 @@
+"""Real runs that are slowed down on purpose: the verdict names what was done to them, and no bit of them changes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
+
+from trainkit.checkpoint import storage
+from trainkit.diagnostics import throughput_limits
+from trainkit.speed.evidence import Drop
+from trainkit.speed.slowdowns import SlowdownDetector
+from trainkit.tracking.system.reading import Reading
+from trainkit.tracking.tracker import Tracker
+from trainkit.training import throughput_monitor
+from trainkit.training.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("store")
+if str(PLUGIN) not in sys.path:
+    sys.path.insert(0, str(PLUGIN))
+import toy  # noqa: E402
+
+PLAIN = ["evaluations={}", "best=null", "checkpoints={every: null, at_end: false}", "log.every=20 steps"]
+
+
+def slowed(act, seconds, when=lambda: True):
+    """A function that takes longer than it did."""
+
+    def slow(*args, **kwargs):
+        if when():
+            time.sleep(seconds)
+        return act(*args, **kwargs)
+
+    return slow
+
+
+def told(ran, tag="trainkit.verdict") -> str:
+    """Cause and first sentence of a run's verdict, as its record has them; or another tag."""
+    from mlflow.tracking import MlflowClient
+
+    from trainkit.tracking.store import Store
+
+    return MlflowClient(Store.locate().uri).get_run(ran.folder.info().run_id).data.tags[tag]
+
+
+def verdict_file(ran) -> str:
+    """All of a run's verdict."""
+    return next(
+        p for p in Path(os.environ["TRAINKIT_STORE"]).rglob("verdict.md") if ran.folder.info().run_id in str(p)
+    ).read_text()
+
+
+def test_a_slow_loader(monkeypatch):
+    monkeypatch.setattr(toy.ToySplit, "fetch", slowed(toy.ToySplit.fetch, 0.03))
+    ran = run("train.length=40 steps", *PLAIN)
+    assert told(ran).startswith("data: ") and "of the time the step waited for data" in told(ran)
+    assert ran.series("time/data_share")[-1] > 0.5
+
+
+def test_what_is_done_to_a_batch_on_the_device(monkeypatch):
+    monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.03))
+    assert told(run("train.length=40 steps", *PLAIN)).startswith("transfer: ")
+
+
+def test_a_slow_evaluation():
+    words = ["train.length=30 steps", "evaluations={val: {every: 5 steps, batch_size: 8}}", *PLAIN[1:]]
+    said = told(run(*words, "task.slow_score=0.3"))
+    assert said.startswith("evaluation: ") and "evaluations (val 6 x 0." in said
+
+
+def test_a_slow_checkpoint(monkeypatch):
+    monkeypatch.setattr(storage, "write", slowed(storage.write, 0.3))
+    words = ["train.length=30 steps", "checkpoints={every: 5 steps, at_end: false}", *PLAIN[:2], PLAIN[3]]
+    assert told(run(*words)).startswith("checkpoint: ")
+
+
+def test_a_slow_log(monkeypatch):
+    monkeypatch.setattr(Tracker, "log", slowed(Tracker.log, 0.2))
+    assert told(run("train.length=30 steps", *PLAIN[:3], "log.every=3 steps")).startswith("log: ")
+
+
+def test_a_container_with_too_little_processor_time(monkeypatch):
+    readings = tuple(Reading(at=float(k), throttled_share=0.6, own_cores=0.4) for k in range(10))
+    monkeypatch.setattr(Tracker, "readings", lambda self, since=0.0: readings)
+    said = told(run("train.length=200 steps", *PLAIN[:3], "log.every=100 steps"))
+    assert said.startswith("throttled: ") and "60 % of the time the control group" in said
+
+
+@pytest.mark.slow
+def test_a_network_that_is_compiled_again_in_each_step(monkeypatch):
+    called = itertools.count()
+
+    def forward(self, x, plain=toy.Net.forward):
+        return plain(self, x) * (1 + 0 * self.turn)
+
+    def loss(self, net, *rest, plain=toy.ToyTask.loss):
+        net.turn = next(called)  # read by forward: compiled for this value alone
+        return plain(self, net, *rest)
+
+    monkeypatch.setattr(toy.Net, "forward", forward)
+    monkeypatch.setattr(toy.ToyTask, "loss", loss)
+    compiler = torch.nn.Module.compile  # traced, not translated into C++: that takes seconds each time
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda net, mode: compiler(net, backend="eager", dynamic=False))
+    monkeypatch.setattr(throughput_monitor, "WARM", 5)
+    torch._dynamo.reset()
+    try:
+        with torch._dynamo.config.patch(recompile_limit=1000):
+            ran = run("train.length=30 steps", "train.micro_batch=16", "train.compile=default", *PLAIN)
+    finally:
+        torch._dynamo.reset()
+    assert told(ran).startswith("recompile: The network was compiled again ") and "turn" in told(ran)
+    assert ran.series("speed/recompiles")[-1] >= 20
+
+
+@pytest.mark.slow
+def test_a_process_that_the_other_waits_for(store):
+    words = ["train.length=40 steps", "task.slow_rank=1", *PLAIN[:3], "log.every=10 steps"]
+    done = spawn(2, str(TOY), "--plugin", "toy", *words)
+    assert done.returncode == 0, done.stderr
+    said = told(Ran(0, newest()))
+    assert said.startswith("slow_rank: Process 1 works ") and "they wait for it" in said
+
+
+@pytest.mark.slow
+def test_memory_that_grows(monkeypatch):
+    kept = []
+
+    def leaks(self, batch):
+        kept.append(torch.ones(2**19))  # 2 MB
+        time.sleep(2e-5 * len(kept))
+        return batch
+
+    monkeypatch.setattr(toy.ToySplit, "on_device", leaks)
+    words = ["train.length=300 steps", *PLAIN[:3], "log.every=100 steps", "log.system_every=0.2 s"]
+    ran = run(*words)
+    text = verdict_file(ran)
+    assert "Resident memory grew from " in text and "a step took " in text
+
+
+@pytest.mark.slow
+def test_files_that_are_read_from_the_disk_each_time(monkeypatch, tmp_path):
+    file, many = tmp_path / "data", 8 * 2**20
+    file.write_bytes(os.urandom(many))
+    with open(file, "rb") as handle:
+        os.fsync(handle.fileno())
+
+        def cold(self, *rest, plain=toy.ToySplit.fetch, **named):
+            os.posix_fadvise(handle.fileno(), 0, many, os.POSIX_FADV_DONTNEED)
+            os.pread(handle.fileno(), many, 0)
+            return plain(self, *rest, **named)
+
+        before = _read_from_disk()
+        cold(toy.ToySplit("x", 8, 1, 1.0, 0, False), np.arange(4), 0)
+        if _read_from_disk() - before < many / 2:
+            pytest.skip("this file system or kernel does not count what is read from the disk")
+        monkeypatch.setattr(toy.ToySplit, "fetch", cold)
+        words = ["train.length=200 steps", *PLAIN[:3], "log.every=100 steps", "log.system_every=0.2 s"]
+        assert told(run(*words)).startswith("page_cache: ")
+
+
+def _read_from_disk() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines() if Path("/proc/self/io").exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def test_a_change_of_pace_is_told_at_once_with_its_phase_and_what_was_seen(monkeypatch, capsys):
+    looked = []
+
+    def look(self, steps):
+        looked.append(steps)
+        at = int(steps.number[-1])
+        return Drop(step=61, before_ms=2.0, after_ms=40.0, phase="data", share=0.96) if at == 75 else None
+
+    monkeypatch.setattr(SlowdownDetector, "look", look)
+    fetched = iter(range(10**9))
+    slow = slowed(toy.ToySplit.fetch, 0.02, when=lambda: next(fetched) >= 2 * 60)  # two micro-batches a step
+    monkeypatch.setattr(toy.ToySplit, "fetch", slow)
+    ran = run("train.length=80 steps", *PLAIN[:3], "log.every=100 steps")
+    assert [int(steps.number[-1]) for steps in looked] == [25, 50, 75] and all(len(steps) == 25 for steps in looked)
+    (drop,) = ran.events("speed_drop")
+    assert drop.step == 75 and (drop.data["step"], drop.data["phase"]) == (61, "data")
+    assert "From step 61 on a step took 40 ms instead of 2 ms; 96 % of what was lost is in waiting for data." in (
+        capsys.readouterr().out
+    )
+    # What is said of that moment is of the slow steps alone.
+    assert any(line.endswith("of the time the step waited for data.") for line in drop.data["said"])
+
+
+@pytest.mark.slow
+def test_a_loader_that_becomes_slow_is_found(monkeypatch):
+    fetched = iter(range(10**9))
+    slow = slowed(toy.ToySplit.fetch, 0.1, when=lambda: next(fetched) >= 440)
+    monkeypatch.setattr(toy.ToySplit, "fetch", slow)
+    monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.005))
+    ran = run("train.length=510 steps", "train.micro_batch=16", *PLAIN[:3], "log.every=100 steps", "log.ceilings=off")
+    (drop,) = ran.events("speed_drop")
+    assert drop.data["phase"] == "data" and abs(drop.data["step"] - 441) <= 3 and drop.step <= 500
+    assert drop.data["after_ms"] > 90 and drop.data["share"] > 0.9
+
+
+def test_watching_changes_no_bit_and_leaves_a_trace_a_figure_and_a_verdict(store, painted, monkeypatch):
+    monkeypatch.setattr(throughput_limits, "SECONDS", 0.2)
+    words = ["train.length=30 steps", "log.every=10 steps"]
+    watched = run(*words, "log.profile={at: 8, steps: 2}", "log.ceilings=measure")
+    plain = run(*words, "log.ceilings=off")
+    assert all_same(watched, plain)
+    names = {path.name for path in store.rglob("*") if watched.folder.info().run_id in str(path)}
+    note = told(watched, "mlflow.note.content")
+    assert note.endswith(verdict_file(watched)) and note.startswith("    follows no run: none of experiment toy had")
+    assert "samples/s; a step takes" in verdict_file(watched)
+    assert {"verdict.md", "timeline.png"} <= names and any(name.endswith(".json.gz") for name in names)
+    assert 0 < watched.series("speed/ceiling_share")[-1] < 2 and not plain.series("speed/ceiling_share")
+    for name in ("device/forward_ms", "device/backward_ms", "device/optimizer_ms"):
+        assert len(watched.series(name)) == 3 and watched.series(name)[-1] > 0
+
+
+def test_the_end_is_forecast_and_compared_with_what_happened(monkeypatch):
+    monkeypatch.setattr(throughput_monitor, "LONG", 50)
+    monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.02))
+    ran = run("train.length=120 steps", "train.micro_batch=16", *PLAIN)
+    (expected,), (error,) = ran.series("speed/forecast_s"), ran.series("speed/forecast_error")
+    assert expected > 70 * 0.02
+    # Of 70 updates that sleep for most of their time the forecast cannot be far off, on a busy machine too.
+    assert abs(error) < 0.5
+
+
+def test_shares_add_up_to_the_wall_clock(monkeypatch):
+    took = []
+    build, fit = Trainer.__init__, Trainer.fit
+
+    def built(self, *args, **named):
+        self.began = time.perf_counter()
+        build(self, *args, **named)
+
+    def timed(self):
+        outcome = fit(self)
+        took.append((time.perf_counter() - self.began, outcome))
+        return outcome
+
+    monkeypatch.setattr(Trainer, "__init__", built)
+    monkeypatch.setattr(Trainer, "fit", timed)
+    run("train.length=40 steps", "task.slow_score=0.1")
+    seconds, outcome = took[0]
+    shares = [value for name, value in outcome.speed.items() if name.endswith("_share")]
+    assert sum(shares) == pytest.approx(1)
+    assert outcome.speed["time/total_s"] == pytest.approx(seconds, rel=0.01, abs=0.02)

@@ -1,0 +1,201 @@
+"""One process and several: what is equal, to the bit or nearly, and what the launcher is not allowed to hide."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, run, spawn
+
+from tests.training.test_trainer import all_same, same
+from trainkit.rng import permutation
+
+pytestmark = pytest.mark.usefixtures("store")
+TRAIN = [str(TOY), "--plugin", "toy"]
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+    "FSDP_MIN_NUM_PARAMS": "500",
+}
+
+
+def train(processes: int, *words: str, code: int = 0, **environment: str) -> Ran:
+    done = spawn(processes, *TRAIN, *words, **environment)
+    # torchrun turns every code but 0 into 1.
+    assert (done.returncode == 0) == (code == 0), done.stdout + done.stderr
+    assert ("KILLED at step" if code else "FINISHED at step") in done.stdout, done.stdout + done.stderr
+    return Ran(done.returncode, newest())
+
+
+def test_a_process_leaves_when_its_threads_and_handlers_are_done_and_is_not_taken_down_object_by_object():
+    code = (
+        "import atexit, os, threading, time; from trainkit.environment import process as launcher\n"
+        "class Held:\n    def __del__(self): os.write(1, b'taken down\\n')\n"
+        "held = Held()\n"
+        "atexit.register(print, 'handler', end='')\n"
+        "threading.Thread(target=lambda: time.sleep(0.2) or print('thread')).start()\n"
+        "launcher.leave(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "thread\nhandler", "")
+
+
+def test_two_processes_train_and_score_like_one_resume_to_the_bit_and_score_a_checkpoint_identically():
+    plain = ["task.norm=false", "task.dropout=0.0", "train.length=20 steps", "log.every=1 steps", "train.ema=null"]
+    one, two = run(*plain), train(2, *plain)
+    losses = [ran.series("train/loss") for ran in (one, two)]
+    assert len(losses[0]) == 20 and losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert set(two.series("eval/val/unique_samples")) == {37.0}
+    scored = [spawn(n, *TRAIN, *plain, "--score", one.folder.name).stdout for n in (1, 2)]
+    lines = [re.findall(r"^val/\S+ \S+$", text, re.MULTILINE) for text in scored]
+    assert lines[0] and lines[0] == lines[1]
+
+
+def test_on_two_processes_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one():
+    whole = train(2)
+    cut = train(2, "task.signal_at=6", code=143)
+    assert cut.folder.info().status == "KILLED" and cut.last.step in (7, 8)
+    # The switch is part of the recipe, so it stays on; the step at which it acts is behind.
+    resumed = train(2, "task.signal_at=6", "--resume")
+    assert resumed.folder == cut.folder
+    assert all_same(resumed.last, whole.last) and resumed.repeatable == whole.repeatable
+    assert torch.equal(whole.last.tensors["memory"]["mean"], resumed.last.tensors["memory"]["mean"])
+
+
+def test_a_sharded_checkpoint_loads_on_one_process_and_back():
+    plain = ["task.norm=false", "task.dropout=0.0", "log.every=1 steps"]
+    whole = run(*plain)
+    first = train(2, *plain, "task.signal_at=3", code=143, **FSDP)
+    assert first.last.state["machine"]["parallelism"] == "FSDP"
+    keys = whole.last.tensors["model"].keys()
+    assert first.last.tensors["model"].keys() == keys and first.folder.info().status == "KILLED"
+    second = spawn(1, *TRAIN, *plain, "task.signal_at=3", "--resume")
+    assert second.returncode == 2 and "--elastic" in second.stderr and "processes 2" in second.stderr
+    done = train(1, *plain, "task.signal_at=3", "--resume", "--elastic")
+    assert done.last.step == 12
+    for group in ("model", "ema"):
+        for name, tensor in done.last.tensors[group].items():
+            torch.testing.assert_close(tensor, whole.last.tensors[group][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_one_process_goes_on_sharded():
+    plain = ["task.norm=false", "task.dropout=0.0", "train.ema=null", "task.signal_at=3"]
+    train(1, *plain, code=143)
+    done = train(2, *plain, "--resume", "--elastic", **FSDP)
+    whole = run("task.norm=false", "task.dropout=0.0", "train.ema=null")
+    for name, tensor in done.last.tensors["model"].items():
+        torch.testing.assert_close(tensor, whole.last.tensors["model"][name], rtol=1e-4, atol=1e-5)
+
+
+def launch(*words: str, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "accelerate.commands.launch", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+@pytest.mark.slow
+def test_the_two_process_config_starts_two_processes(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    config = str(ROOT / "accelerate_configs" / "cpu_2proc.yaml")
+    done = launch("--config_file", config, str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps")
+    text, _ = done.communicate(timeout=200)
+    assert done.returncode == 0, text
+    assert "2 process(es) x 1 x 8" in text and newest().info().status == "FINISHED"
+
+
+@pytest.mark.slow
+def test_fewer_processes_than_asked_for_end_the_run(tmp_path, monkeypatch):
+    """With MULTI_CPU, Accelerate 1.15 starts one process, whatever number it was given, and says nothing."""
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    content = yaml.safe_load((ROOT / "accelerate_configs" / "cpu_2proc.yaml").read_text())
+    config = tmp_path / "multi_cpu.yaml"
+    config.write_text(yaml.safe_dump({**content, "distributed_type": "MULTI_CPU"}))
+    done = launch("--config_file", str(config), str(ROOT / "trainkit" / "run.py"), *TRAIN)
+    text, _ = done.communicate(timeout=200)
+    assert done.returncode != 0 and "1 process came up; expected 2, as the launcher was told" in text
+
+
+@pytest.mark.slow
+def test_two_launchers_on_loopback_train_as_two_nodes(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    config, port = str(ROOT / "accelerate_configs" / "multi_node.yaml"), str(_port())
+    nodes = []
+    for rank in ("0", "1"):
+        words = ["--config_file", config, "--num_processes", "2", "--machine_rank", rank, "--main_process_port", port]
+        nodes.append(launch(*words, str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps"))
+        time.sleep(1)
+    texts = [node.communicate(timeout=240)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], texts
+    assert "2 process(es) x 1 x 8" in texts[0] and newest().info().status == "FINISHED"
+
+
+def test_every_accelerate_config_is_understood_by_accelerate():
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    files = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
+    assert {file.stem for file in files} == {
+        "cpu", "cpu_2proc", "one_gpu", "all_gpus", "multi_node", "fsdp2", "fp8",
+    }  # fmt: skip
+    for file in files:
+        config = load_config_from_file(str(file))
+        assert config.num_processes >= 1 and file.read_text().startswith("# ")
+        assert file.stem != "cpu_2proc" or (config.num_processes, config.distributed_type) == (2, "MULTI_GPU")
+
+
+@pytest.mark.slow
+def test_the_fsdp2_config_shards_over_gloo(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    content = yaml.safe_load((ROOT / "accelerate_configs" / "fsdp2.yaml").read_text())
+    content |= {"use_cpu": True, "num_processes": 2}
+    content["fsdp_config"]["fsdp_min_num_params"] = 500
+    (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(content))
+    words = [str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps"]
+    done = launch("--config_file", str(tmp_path / "fsdp2.yaml"), *words)
+    text, _ = done.communicate(timeout=240)
+    assert done.returncode == 0, text
+    assert Ran(0, newest()).last.state["machine"]["parallelism"] == "FSDP"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, to_all", [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGUSR1, False)])
+def test_a_signal_to_accelerate_launch_stops_the_training_with_a_checkpoint(monkeypatch, number, to_all):
+    """Ctrl-C reaches the launcher and the training; a scheduler's signal the launcher alone, which passes none on."""
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), str(ROOT / "trainkit" / "run.py"), *TRAIN]
+    job = launch(*words, "train.length=1000000 steps", "log.every=200 steps", start_new_session=True)
+    for line in job.stdout:
+        if line.startswith("step "):
+            break
+    (os.killpg if to_all else os.kill)(job.pid, number)
+    job.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while newest().info().status == "RUNNING" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    ran = Ran(143, newest())
+    assert ran.folder.info().status == "KILLED" and ran.last.step >= ran.folder.info().last_step > 0
+
+
+@pytest.mark.slow
+def test_a_mistake_of_one_process_is_the_reason_that_all_give():
+    row = permutation(0, 0, 64)[8]  # process 1 reads rows 8 to 15 of the first update
+    done = spawn(2, *TRAIN, f"data.damaged={row}")
+    text = done.stdout + done.stderr
+    assert done.returncode != 0 and text.count(f"pictures/{row}: damaged on the other machine") == 1
+    assert "Traceback" not in text.split("torch.distributed")[0] and newest().info().status == "FAILED"
+
+
+def test_deepspeed_is_refused_with_the_reason():
+    done = spawn(1, *TRAIN, ACCELERATE_USE_DEEPSPEED="true")
+    assert done.returncode == 2 and "could not be resumed" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_same_is_no_test_that_cannot_fail():
+    a, b = {"w": torch.zeros(2)}, {"w": torch.tensor([0.0, 1e-45])}
+    assert same(a, a) and not same(a, b)
