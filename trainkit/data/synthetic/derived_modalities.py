@@ -32,7 +32,7 @@ from PIL import Image, ImageFilter
 
 from trainkit.data.formats import image_decode
 from trainkit.data.storage import cache, import_images
-from trainkit.data.synthetic.drawing import generator, save, to_bytes
+from trainkit.data.synthetic.drawing import generator, listed, save, to_bytes
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
 
@@ -384,11 +384,7 @@ def caption(numbers: np.ndarray, rng: np.random.Generator) -> str:
         return "A person of whom nothing stands out."
     opening, more = (some[int(rng.integers(len(some)))] for some in (_OPENINGS, _MORE))
     half = (len(said) + 1) // 2
-    sentences = [f"{opening} {_listed(said[:half])}."]
+    sentences = [f"{opening} {listed(said[:half])}."]
     if said[half:]:
-        sentences.append(f"{more} {_listed(said[half:])}.")
+        sentences.append(f"{more} {listed(said[half:])}.")
     return " ".join(sentences)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,4 +1,4 @@
-"""Draw shapes and colours, with a camera, and write a drawn set to a folder once.
+"""Renderer of the drawn sets: the folder that a set is written to once, shapes and colours, and a camera.
 
 A set depends on nothing but a seed: numpy's PCG64 seeded per subject and picture, polygons filled by Pillow, PNG files.
 Arrays of pixels see only + - * / and comparisons, whose last bit is the same on every processor; another Pillow may
@@ -72,9 +72,10 @@ def drawn_once(name: str, write: Callable[[Path], None], megabytes: int) -> Path
     return target
 
 
-def write_about(to: Path, what: str, **facts: Any) -> None:
+def write_about(to: Path, what: str, version: int, seed: int, **facts: Any) -> None:
     """Write `sample.json`: what the set is and shows, and the numbers that it was made with."""
-    (to / ABOUT).write_text(json.dumps({"what": what, **facts}, indent=2) + "\n", encoding="utf-8")
+    about = {"what": what, "version": version, "seed": seed, **facts}
+    (to / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def save(pixels: np.ndarray, file: Path, compress_level: int = 1) -> None:
@@ -85,6 +86,11 @@ def save(pixels: np.ndarray, file: Path, compress_level: int = 1) -> None:
 def generator(*key: int) -> np.random.Generator:
     """Return the generator of a seed and the numbers of what is drawn."""
     return np.random.Generator(np.random.PCG64(key))
+
+
+def listed(words: Sequence[str]) -> str:
+    """List words: `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def mix(a: ArrayLike, b: ArrayLike, share: float | np.ndarray) -> np.ndarray:
@@ -115,6 +121,12 @@ def oval(x: float, y: float, rx: float, ry: float, tilt: float = 0.0, n: int = 2
     a, b = circle(n)
     a, b = rx * a, ry * b
     return np.stack([x + a * c - b * s, y + a * s + b * c], axis=1)
+
+
+def band(x: np.ndarray, upper: np.ndarray, lower: np.ndarray, x_lower: np.ndarray | None = None) -> np.ndarray:
+    """Return the corners of what lies between two lines: along the one and back along the other, (2n, 2)."""
+    back = np.stack([x if x_lower is None else x_lower, lower], axis=1)[::-1]
+    return np.concatenate([np.stack([x, upper], axis=1), back])
 
 
 def blurred(image: Image.Image, radius: float) -> Image.Image:

@@ -23,6 +23,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from trainkit.data.synthetic import drawing
 from trainkit.data.synthetic.drawing import (
+    band,
     blurred,
     drawn_once,
     exposed,
@@ -98,15 +99,8 @@ def _write(to: Path) -> None:
             save(draw(person, number), to / name)
             if wrong:
                 wrongs.append(name)
-    write_about(
-        to,
-        "drawn eyes made by trainkit.data.synthetic.eyes; they show that code runs, not that it works on eyes",
-        version=VERSION,
-        seed=SEED,
-        people=PEOPLE,
-        pictures=PICTURES,
-        wrong_labels=wrongs,
-    )
+    what = "drawn eyes made by trainkit.data.synthetic.eyes; they show that code runs, not that it works on eyes"
+    write_about(to, what, VERSION, SEED, people=PEOPLE, pictures=PICTURES, wrong_labels=wrongs)
 
 
 # ---- drawing: from the skin to what is in front of the eye; x right, y down, the crop spans -2..2 by -1..1 ----
@@ -186,8 +180,7 @@ class _Eye:
         """A line of `width` units through points of the eye, thin at its ends."""
         taper = 0.35 + 0.65 * (1 - np.linspace(-1, 1, len(x)) ** 2)
         half = taper * width / 2
-        band = np.concatenate([np.stack([x, y - half], 1), np.stack([x, y + half], 1)[::-1]])
-        self.over(image, band, colour, share)
+        self.over(image, band(x, y - half, y + half), colour, share)
 
     def draw(self) -> Image.Image:
         image = self.face()
@@ -208,9 +201,7 @@ class _Eye:
         self.over(image, _circle(-w * 0.9, -0.25, 0.5, 0.5), self.skin * 0.5, who["socket"])
         self.over(image, _circle(0, -0.35, w * 1.15, 0.42), self.skin * 0.6, who["socket"] * 0.8)
         self.over(image, _circle(0, 0.42, w * 0.8, 0.14), self.skin * 0.55, who["bags"])
-        lid = np.concatenate(
-            [np.stack([self.x, self.wide - who["fold"]], 1), np.stack([self.x * 1.05, self.lid], 1)[::-1]]
-        )
+        lid = band(self.x, self.wide - who["fold"], self.lid, self.x * 1.05)
         if who["makeup"] > 0:
             self.over(image, lid, [who[f"makeup_{i}"] for i in range(3)], who["makeup"])
         dome = _circle(float(rng.uniform(-0.3, 0.3)), -0.1, w * 0.45, 0.2)
@@ -231,11 +222,9 @@ class _Eye:
         for _ in range(int(rng.integers(0, 3))):
             hx, hy = rng.uniform(-0.6, 0.6, 2) * r
             self.over(ball, _circle(gx + hx, gy + hy - 0.08, 0.07, 0.07), (250, 250, 250), float(rng.uniform(0.5, 1)))
-        shadow = np.concatenate([np.stack([self.x, self.lid - 0.05], 1), np.stack([self.x, self.lid + 0.11], 1)[::-1]])
-        self.over(ball, shadow, (30, 22, 20), 0.45)
+        self.over(ball, band(self.x, self.lid - 0.05, self.lid + 0.11), (30, 22, 20), 0.45)
         mask = Image.new("L", self.size)
-        between = np.concatenate([np.stack([self.x, self.lid], 1), np.stack([self.x, self.low], 1)[::-1]])
-        ImageDraw.Draw(mask).polygon(self.flat(between), fill=255)
+        ImageDraw.Draw(mask).polygon(self.flat(band(self.x, self.lid, self.low)), fill=255)
         image.paste(ball, mask=mask)
 
     def lids(self, image: Image.Image) -> None:
@@ -274,12 +263,8 @@ class _Eye:
         for _ in range(int(rng.integers(0, 4))):  # tears and powder glint on lids as eyes do
             x, y = float(rng.uniform(-0.8, 0.8)) * who["width"], float(rng.uniform(-0.35, 0.3))
             wide = float(rng.uniform(0.03, 0.11))
-            self.over(
-                image,
-                _circle(x, y, wide, wide * float(rng.uniform(0.5, 1.0))),
-                (240, 238, 236),
-                float(rng.uniform(0.2, 0.8)),
-            )
+            glint = _circle(x, y, wide, wide * float(rng.uniform(0.5, 1.0)))
+            self.over(image, glint, (240, 238, 236), float(rng.uniform(0.2, 0.8)))
         kind, place, tone = float(rng.uniform()), rng.uniform(-1, 1, 4), rng.uniform(150, 255, 3)
         pen = ImageDraw.Draw(image)
         if who["glasses"] > 0:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import csv
 import math
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from trainkit.data.synthetic.drawing import blurred, drawn_once, generator, mix, save, tint, to_bytes, write_about
+from trainkit.data.synthetic.drawing import band, blurred, drawn_once, generator, mix, save, tint, to_bytes, write_about
 
 VERSION = 1
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -55,18 +56,11 @@ def pairs() -> list[tuple[str, str, int]]:
     each = OTHERS // FOLDS
     for fold in range(FOLDS):
         first = fold * each
-        same = [
-            (first + i, a, first + i, b)
-            for i in range(each)
-            for a in range(OTHERS_PICTURES)
-            for b in range(a + 1, OTHERS_PICTURES)
-        ]
+        same = [(first + i, a, first + i, b) for i in range(each) for a, b in combinations(range(OTHERS_PICTURES), 2)]
         different = [
             (first + i, a, first + j, b)
-            for i in range(each)
-            for j in range(i + 1, each)
-            for a in range(OTHERS_PICTURES)
-            for b in range(OTHERS_PICTURES)
+            for i, j in combinations(range(each), 2)
+            for a, b in product(range(OTHERS_PICTURES), repeat=2)
         ]
         for kind, label in ((same, 1), (different, 0)):
             for k in rng.permutation(len(kind))[: PAIRS_PER_FOLD // 2]:
@@ -92,15 +86,10 @@ def _write(to: Path, image_size: int) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("path_a", "path_b", "same"))
         writer.writerows(pairs())
-    write_about(
-        to,
-        "drawn faces made by trainkit.data.synthetic; they show that code runs, not that it works on faces",
-        version=VERSION,
-        seed=SEED,
-        image_size=image_size,
-        train={"identities": IDENTITIES, "pictures": IDENTITIES * PICTURES},
-        verification={"identities": OTHERS, "pictures": OTHERS * OTHERS_PICTURES, "pairs": FOLDS * PAIRS_PER_FOLD},
-    )
+    what = "drawn faces made by trainkit.data.synthetic; they show that code runs, not that it works on faces"
+    train = {"identities": IDENTITIES, "pictures": IDENTITIES * PICTURES}
+    other = {"identities": OTHERS, "pictures": OTHERS * OTHERS_PICTURES, "pairs": FOLDS * PAIRS_PER_FOLD}
+    write_about(to, what, VERSION, SEED, image_size=image_size, train=train, verification=other)
 
 
 # ---- drawing: a face is a list of polygons on an ellipsoid; x right, y down, z to the viewer, half a picture = 1 ----
@@ -231,19 +220,13 @@ class _Face:
     def shoulders(self) -> None:
         cloth = self.rng.uniform(20, 235, 3)
         who, w = self.who, self.who["width"]
-        self.fill(
-            np.array([(-0.95, 1.5), (-0.8, 1.0), (-0.25, 0.82), (0.25, 0.82), (0.8, 1.0), (0.95, 1.5)]),
-            cloth,
-            flat=-0.35,
-        )
+        body = np.array([(-0.95, 1.5), (-0.8, 1.0), (-0.25, 0.82), (0.25, 0.82), (0.8, 1.0), (0.95, 1.5)])
+        self.fill(body, cloth, flat=-0.35)
         neck = [(-w * 0.6, 0.4), (w * 0.6, 0.4), (w * 0.62, 0.92), (0, 1.05), (-w * 0.62, 0.92)]
         self.fill(np.array(neck), self.skin * 0.78, flat=-0.2)
         for sign in (-1, 1):
-            self.fill(
-                _oval(sign * (w + 0.01), 0.0, who["ears"] * 0.7, who["ears"] * 1.35, 0.15 * sign),
-                self.skin * 0.86,
-                flat=0.0,
-            )
+            ear = _oval(sign * (w + 0.01), 0.0, who["ears"] * 0.7, who["ears"] * 1.35, 0.15 * sign)
+            self.fill(ear, self.skin * 0.86, flat=0.0)
 
     def hair_behind(self) -> None:
         who = self.who
@@ -253,9 +236,8 @@ class _Face:
         low = who["hair_length"] + float(self.rng.normal(0, 0.05))
         if low > 0.05:
             w = who["width"] + volume
-            shape = np.concatenate(
-                [shape, [(w * 1.02, low), (w * 0.6, low + 0.1), (-w * 0.6, low + 0.1), (-w * 1.02, low)]]
-            )
+            ends = [(w * 1.02, low), (w * 0.6, low + 0.1), (-w * 0.6, low + 0.1), (-w * 1.02, low)]
+            shape = np.concatenate([shape, ends])
             centre = shape.mean(0)
             shape = shape[np.argsort(np.arctan2(shape[:, 1] - centre[1], shape[:, 0] - centre[0]), kind="stable")]
         self.fill(shape, self.hair * 0.82, flat=-0.15)
@@ -272,17 +254,15 @@ class _Face:
             ring = ring[ring[:, 1] > 0.16]
             order = np.argsort(ring[:, 0])
             ring = ring[order]
-            top = ring[::-1] * (0.8, 0.0) + np.stack(
-                [np.zeros(len(ring)), 0.30 - 0.04 * np.cos(ring[::-1, 0] * 6)], axis=1
-            )
+            height = 0.30 - 0.04 * np.cos(ring[::-1, 0] * 6)
+            top = np.stack([ring[::-1, 0] * 0.8, height], axis=1)
             self.fill(np.concatenate([ring, top]), mix(self.skin, self.hair, 0.25 + 0.6 * who["beard"]))
         if who["freckles"] > 0:
             spots = np.random.Generator(np.random.PCG64(int(who["spots"])))
             for x, y in spots.uniform((-0.3, 0.02), (0.3, 0.28), (14, 2)):
                 self.fill(_oval(x, y, 0.012, 0.012, n=6), self.skin * (0.8, 0.7, 0.62))
-        self.fill(
-            _oval(who["mark_x"] * who["width"] * 0.8, who["mark_y"], 0.022, 0.022, n=8), self.skin * (0.5, 0.4, 0.36)
-        )
+        mark = _oval(who["mark_x"] * who["width"] * 0.8, who["mark_y"], 0.022, 0.022, n=8)
+        self.fill(mark, self.skin * (0.5, 0.4, 0.36))
 
     def eye(self, sign: float) -> None:
         who, pose = self.who, self.pose
@@ -306,17 +286,13 @@ class _Face:
         lift = who["brow_height"] + 0.03 * pose.surprise
         y = who["eye_height"] - lift - who["brow_bend"] * (1 - t**2) + sign * who["brow_tilt"] * t * 0.10
         thick = who["brow_thick"] * (1 - 0.5 * t**2)
-        line = np.stack([np.concatenate([x, x[::-1]]), np.concatenate([y - thick / 2, (y + thick / 2)[::-1]])], axis=1)
+        line = band(x, y - thick / 2, y + thick / 2)
         self.fill(line, mix(self.hair * 0.75, self.skin, 0.12))
 
     def nose(self) -> None:
         who = self.who
-        top, tip, w, bridge = (
-            who["eye_height"] + 0.02,
-            who["eye_height"] + who["nose_length"],
-            who["nose_width"],
-            who["nose_bridge"],
-        )
+        top, tip = who["eye_height"] + 0.02, who["eye_height"] + who["nose_length"]
+        w, bridge = who["nose_width"], who["nose_bridge"]
         shade, bright = self.skin * 0.86, np.minimum(self.skin * 1.10 + 6, 255)
         # lifted points move more than the cheeks when the head turns: that is what makes the nose look like one
         at = self.pose.project(np.array([(-bridge, top), (bridge, top)]), 0.02)
@@ -324,10 +300,8 @@ class _Face:
         self.polygon(np.concatenate([at, low]), shade)
         at = self.pose.project(np.array([(-bridge * 0.45, top), (bridge * 0.45, top)]), 0.03)
         low = self.pose.project(_oval(0.0, tip - 0.02, w * 0.55, 0.045), 0.13)
-        self.polygon(
-            np.concatenate([at, self.pose.project(np.array([(w * 0.4, tip - 0.03), (-w * 0.4, tip - 0.03)]), 0.13)]),
-            bright,
-        )
+        edge = self.pose.project(np.array([(w * 0.4, tip - 0.03), (-w * 0.4, tip - 0.03)]), 0.13)
+        self.polygon(np.concatenate([at, edge]), bright)
         self.polygon(low, bright)
         for sign in (-1, 1):
             self.fill(_oval(sign * w * 0.5, tip + 0.012, w * 0.22, 0.014, n=10), self.skin * 0.42, lift=0.10)
@@ -341,11 +315,10 @@ class _Face:
         gape = 0.055 * max(0.0, pose.gape) * arch
         upper = line - gape * 0.4 - who["lip_upper"] * arch * (1 - 0.25 * np.exp(-((t / 0.25) ** 2)))
         lower = line + gape + who["lip_lower"] * arch
-        band = lambda a, b: np.stack([np.concatenate([x, x[::-1]]), np.concatenate([a, b[::-1]])], axis=1)  # noqa: E731
-        self.fill(band(upper, lower), self.lips)
-        self.fill(band(line - gape * 0.4 - 0.006, line + gape + 0.006), (70, 26, 28))
+        self.fill(band(x, upper, lower), self.lips)
+        self.fill(band(x, line - gape * 0.4 - 0.006, line + gape + 0.006), (70, 26, 28))
         if pose.gape > 0.35:
-            self.fill(band(line - gape * 0.4, line + gape * 0.25), (236, 232, 224))
+            self.fill(band(x, line - gape * 0.4, line + gape * 0.25), (236, 232, 224))
 
     def hair_in_front(self) -> None:
         who = self.who
@@ -356,24 +329,16 @@ class _Face:
         x = np.linspace(top[-1, 0], top[0, 0], 17)
         near = x / who["width"]
         jag = self.rng.normal(0, 0.012, 17)
-        y = (
-            -who["height"] * who["hairline"]
-            + 0.42 * np.abs(near) ** 3
-            - 0.10 * np.exp(-(((near - who["parting"]) / 0.25) ** 2))
-            + jag
-        )
+        parting = 0.10 * np.exp(-(((near - who["parting"]) / 0.25) ** 2))
+        y = -who["height"] * who["hairline"] + 0.42 * np.abs(near) ** 3 - parting + jag
         edge = np.stack([x, np.clip(y, -who["height"] * np.sqrt(np.clip(1 - near**2, 0, 1)), -0.02)], axis=1)
         upper = self.pose.project(top * (1.0 + who["hair_volume"] * 0.6), flat=0.05)
         self.polygon(np.concatenate([upper, self.pose.project(edge, 0.03)]), self.hair)
 
     def things_in_the_way(self) -> None:
         who, rng = self.who, self.rng
-        kind, tone, place, size = (
-            float(rng.uniform()),
-            rng.uniform(10, 240, 3),
-            float(rng.uniform(-1, 1)),
-            float(rng.uniform()),
-        )
+        kind, tone = float(rng.uniform()), rng.uniform(10, 240, 3)
+        place, size = float(rng.uniform(-1, 1)), float(rng.uniform())
         if kind < 0.13:  # glasses, clear or dark
             for sign in (-1, 1):
                 at = (sign * who["eye_distance"], who["eye_height"])
@@ -382,36 +347,24 @@ class _Face:
                 if size > 0.6:
                     self.pen.polygon(points, fill=tint(tone * 0.35))
                 self.pen.line([*points, *points[:2]], fill=tint(tone * 0.35), width=max(1, self.side // 64))
-            self.fill(
-                who["eye_height"] * np.array([0, 1]) + [(-0.07, -0.02), (0.07, -0.02), (0.07, 0.0), (-0.07, 0.0)],
-                tone * 0.35,
-                lift=0.07,
-            )
+            bridge = [(-0.07, -0.02), (0.07, -0.02), (0.07, 0.0), (-0.07, 0.0)]
+            self.fill(who["eye_height"] * np.array([0, 1]) + bridge, tone * 0.35, lift=0.07)
         elif kind < 0.22:  # a cap
             line = -who["height"] * (0.45 + 0.2 * size)
             top = self.contour(grow=0.12)
             top = top[top[:, 1] < line]
             self.polygon(self.pose.project(top, flat=0.05), tone)
-            brim = np.array(
-                [
-                    (-who["width"] * 1.05, line),
-                    (who["width"] * 1.05, line),
-                    (who["width"] * 0.7, line + 0.1),
-                    (-who["width"] * 0.7, line + 0.1),
-                ]
-            )
+            w, low = who["width"], line + 0.1
+            brim = np.array([(-w * 1.05, line), (w * 1.05, line), (w * 0.7, low), (-w * 0.7, low)])
             self.polygon(self.pose.project(brim, flat=0.35), tone * 0.7)
         elif kind < 0.30:  # a scarf or mask over the mouth
             w = who["width"] * 1.02
-            shape = np.array(
-                [(-w, 0.22), (0, 0.14 + 0.1 * size), (w, 0.22), (w * 0.75, 0.72), (0, 0.92), (-w * 0.75, 0.72)]
-            )
+            high = 0.14 + 0.1 * size
+            shape = np.array([(-w, 0.22), (0, high), (w, 0.22), (w * 0.75, 0.72), (0, 0.92), (-w * 0.75, 0.72)])
             self.fill(shape, tone, flat=0.30)
         elif kind < 0.42:  # something between camera and face
-            self.polygon(
-                _oval(place * 0.8, float(rng.uniform(-0.7, 0.9)), 0.16 + 0.2 * size, 0.24, float(rng.uniform(0, 3.1))),
-                tone,
-            )
+            y, tilt = float(rng.uniform(-0.7, 0.9)), float(rng.uniform(0, 3.1))
+            self.polygon(_oval(place * 0.8, y, 0.16 + 0.2 * size, 0.24, tilt), tone)
 
 
 def _background(rng: np.random.Generator, side: int) -> Image.Image:

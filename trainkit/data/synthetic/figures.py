@@ -28,13 +28,13 @@ INFRARED = {
     "black": 0.6, "grey": 0.45, "white": 0.9, "beige": 0.3, "brown": 0.82, "red": 0.97, "orange": 0.68, "yellow": 0.52,
     "green": 0.12, "blue": 0.75, "navy": 0.2, "purple": 0.37, "pink": 0.05,
 }  # fmt: skip
-"""What dyes reflect in infrared, near enough: a black cloth is brighter there than a green one."""
+"""Share that dyes reflect in infrared, near enough: a black cloth is brighter there than a green one."""
 MIXED_UP = {
     "black": "navy", "grey": "white", "white": "beige", "beige": "white", "brown": "black", "red": "orange",
     "orange": "red", "yellow": "orange", "green": "blue", "blue": "navy", "navy": "black", "purple": "blue",
     "pink": "purple",
 }  # fmt: skip
-"""What a colour is taken for by somebody who errs."""
+"""The colour that one is taken for by somebody who errs."""
 
 # ---- bodies ----
 

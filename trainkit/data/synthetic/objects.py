@@ -68,16 +68,9 @@ def _write(to: Path, image_size: int) -> None:
             home.mkdir(parents=True)
             for number in range(pictures):
                 save(draw(kind, number, split, image_size), home / f"{number:03d}.png")
-    write_about(
-        to,
-        "drawn objects made by trainkit.data.synthetic.objects; they show that code runs, no more",
-        version=VERSION,
-        seed=SEED,
-        image_size=image_size,
-        classes=CLASSES,
-        train=len(CLASSES) * TRAIN,
-        val=len(CLASSES) * VAL,
-    )
+    what = "drawn objects made by trainkit.data.synthetic.objects; they show that code runs, no more"
+    train, val = len(CLASSES) * TRAIN, len(CLASSES) * VAL
+    write_about(to, what, VERSION, SEED, image_size=image_size, classes=CLASSES, train=train, val=val)
 
 
 # ---- shapes: an object is a list of polygons from back to front; x right, y down, the object fills -1..1 ----

@@ -148,14 +148,8 @@ def _write(to: Path) -> None:
         writer = csv.DictWriter(handle, list(table[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(table, key=lambda row: row["Id"]))
-    write_about(
-        to,
-        "drawn orbits made by trainkit.data.synthetic; they show that code runs, not that it works on eyes",
-        version=VERSION,
-        seed=SEED,
-        names=NAMES,
-        patients=PATIENTS,
-    )
+    what = "drawn orbits made by trainkit.data.synthetic; they show that code runs, not that it works on eyes"
+    write_about(to, what, VERSION, SEED, names=NAMES, patients=PATIENTS)
 
 
 def _turned(shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainkit.data.synthetic import figures
-from trainkit.data.synthetic.drawing import drawn_once, generator, save, write_about
+from trainkit.data.synthetic.drawing import drawn_once, generator, listed, save, write_about
 from trainkit.data.synthetic.figures import COLOURS, HAIR_COLOURS, MIXED_UP
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK, TEXT
 
@@ -40,7 +40,7 @@ GROUP = 6
 PICTURES = {NIR: 3, CP: 2, SK: 2}
 """Pictures of each person by modality; of rgb there are four to six, each with a caption."""
 LACKS = {NIR: (23, 7), CP: (29, 11), SK: (31, 17), TEXT: (37, 20)}
-"""Which people lack a modality: those whose number leaves the second number when divided by the first."""
+"""People that lack a modality: those whose number leaves the second number when divided by the first."""
 
 
 class Row(NamedTuple):
@@ -116,14 +116,8 @@ def _write(to: Path) -> None:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(Row._fields)
             writer.writerows(some)
-    write_about(
-        to,
-        "drawn people made by trainkit.data.synthetic; they show that code runs, not that it finds people",
-        version=VERSION,
-        seed=SEED,
-        people=PEOPLE,
-        records={split: len(rows(split)) for split in PEOPLE},
-    )
+    what = "drawn people made by trainkit.data.synthetic; they show that code runs, not that it finds people"
+    write_about(to, what, VERSION, SEED, people=PEOPLE, records={split: len(rows(split)) for split in PEOPLE})
 
 
 def _rng(*key: int) -> np.random.Generator:
@@ -161,8 +155,8 @@ FACETS = {
     "shoes": ("shoes_colour", "shoes_tone"),
     "bag": ("bag", "bag_colour", "bag_tone"),
 }
-"""What people are made of; people who are alike differ in few of these. A `tone` is a garment's own colour within its
-name and its reflectance in infrared: four numbers in 0..1."""
+"""Attributes of people by facet; people who are alike differ in few of these. A `tone` is a garment's own colour within
+its name and its reflectance in infrared: four numbers in 0..1."""
 
 
 def attributes(person: int) -> dict[str, Any]:
@@ -302,9 +296,9 @@ def caption(person: int, number: int) -> str:
     subject = pick(("A person", "Somebody", "A pedestrian", "This person", "Someone"))
     clothes = [clothes[i] for i in rng.permutation(len(clothes))]
     others = [others[i] for i in rng.permutation(len(others))]
-    lines = [f"{subject} {pick(('wears', 'is wearing', 'is dressed in'))} {_listed(clothes)}."] if clothes else []
+    lines = [f"{subject} {pick(('wears', 'is wearing', 'is dressed in'))} {listed(clothes)}."] if clothes else []
     if others:
-        lines.append(f"{pick(('The person', 'This one', 'The pedestrian')) if lines else subject} {_listed(others)}.")
+        lines.append(f"{pick(('The person', 'This one', 'The pedestrian')) if lines else subject} {listed(others)}.")
     text = " ".join(lines) or f"{subject} {pick(('walks along', 'stands in the street'))}."
     return text.replace(" a o", " an o").replace(" a a", " an a").replace(" a i", " an i")
 
@@ -327,7 +321,3 @@ def _upper(who: dict[str, Any], seen: str, colour: Callable[[str], str], pick: C
         "print": f"a {first} {kind} with a {second} print",
         "sleeves": f"a {first} {kind} with {second} sleeves",
     }[name]
-
-
-def _listed(some: list[str]) -> str:
-    return some[0] if len(some) == 1 else f"{', '.join(some[:-1])} and {some[-1]}"

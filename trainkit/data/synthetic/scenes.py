@@ -105,15 +105,8 @@ def _write(to: Path) -> None:
             labels = Image.fromarray(mask)
             labels.putpalette(palette.tobytes())
             labels.save(to / f"{split}annot" / f"{number:04d}.png")
-    write_about(
-        to,
-        "drawn streets made by trainkit.data.synthetic.scenes; they show that code runs, not that it works",
-        version=VERSION,
-        seed=SEED,
-        pictures=PICTURES,
-        names=NAMES,
-        ignored=IGNORED,
-    )
+    what = "drawn streets made by trainkit.data.synthetic.scenes; they show that code runs, not that it works"
+    write_about(to, what, VERSION, SEED, pictures=PICTURES, names=NAMES, ignored=IGNORED)
 
 
 class _Scene(Street):

@@ -22,15 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trainkit.data.volumes import augment_intensity, augment_spatial
-from trainkit.data.volumes.augment_intensity import (
-    BiasField,
-    Blur,
-    Brightness,
-    Contrast,
-    Gamma,
-    LowResolution,
-    Noise,
-)
+from trainkit.data.volumes.augment_intensity import BiasField, Blur, Brightness, Contrast, Gamma, LowResolution, Noise
 from trainkit.data.volumes.augment_spatial import Draws, Elastic, Rotate, Scale
 from trainkit.errors import UserError
 

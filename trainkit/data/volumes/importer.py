@@ -22,16 +22,8 @@ from trainkit.data.sources import split_of
 from trainkit.data.storage import cache, image_store, volume_store
 from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
-from trainkit.data.volumes import preprocess, sources
-from trainkit.data.volumes.fingerprint import (
-    Record,
-    codes,
-    counted,
-    describe,
-    oddities,
-    seen_organs,
-    tilt,
-)
+from trainkit.data.volumes import fingerprint, preprocess, sources
+from trainkit.data.volumes.fingerprint import Record
 from trainkit.data.volumes.preprocess import Preparation, three
 from trainkit.data.volumes.residency import size
 from trainkit.data.volumes.sources import Case, VolumeSource
@@ -123,8 +115,8 @@ def import_volumes(
             names=known or numbered_names(source, records), made_from=f"{source.kind} {Path(source.where).name}"
         )
     records = records_of(data)
-    notes = [*_capped("left out", [*bad, *source.left_out]), *oddities(data.names, records)]
-    table = describe(data.names, records, data.preparation)
+    notes = [*_capped("left out", [*bad, *source.left_out]), *fingerprint.oddities(data.names, records)]
+    table = fingerprint.describe(data.names, records, data.preparation)
     return VolumeReport(
         out, source.kind, len(data), len(data.names), data.axes, data.spacing, data.bytes, data.digest, notes, table
     )
@@ -281,15 +273,15 @@ def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
     del array
     truth = np.ascontiguousarray(ready.orientation.apply(labels))
     label = truth if how.spacing is None else preprocess.prepare_labels(labels, header, how)
-    volumes = np.trim_zeros(counted(truth), "b") * math.prod(ready.original_spacing)
+    volumes = np.trim_zeros(fingerprint.counted(truth), "b") * math.prod(ready.original_spacing)
     facts = {
         **ready.facts,
         "at_highest": at_top,
         "type": header.dtype.name,
-        "stored": codes(header),
-        "tilt": tilt(header),
+        "stored": fingerprint.codes(header),
+        "tilt": fingerprint.tilt(header),
         "notes": [*header.notes, *(f"label map: {note}" for note in pair.label.notes if note not in header.notes)],
-        "organs": seen_organs(truth, label, ready.image),
+        "organs": fingerprint.seen_organs(truth, label, ready.image),
     }
     info = CaseInfo(
         id=case.id,

@@ -41,7 +41,7 @@ AXES = ("zyx", "yzx", "xzy")
 """Orders in which axes are stored: slices are axial (or there are none), coronal, sagittal."""
 
 PLANES = {"zyx": "axial", "yzx": "coronal", "xzy": "sagittal"}
-"""What slices across the first axis are called."""
+"""Names of slices across the first axis."""
 
 _AT_ONCE = 1 << 24
 

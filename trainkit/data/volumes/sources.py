@@ -86,7 +86,7 @@ class VolumeSource:
     left_out: tuple[str, ...]
     """Sentences about what is there and not used, or odd."""
     files: tuple[Path, ...]
-    """What it is made of, for noticing changes."""
+    """All files that it is made of, for noticing changes."""
 
 
 def open_volumes(

@@ -13,18 +13,8 @@ from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import sources
-from trainkit.data.volumes.fingerprint import Record, by, codes, commonest, describe, oddities
-from trainkit.data.volumes.importer import (
-    attempt,
-    in_order,
-    known_names,
-    numbered_names,
-    order,
-    prepare_all,
-    read_headers,
-    records_of,
-)
+from trainkit.data.volumes import fingerprint, importer, sources
+from trainkit.data.volumes.fingerprint import Record, by
 from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.errors import UserError, few, number_of
@@ -48,7 +38,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
             "digest": data.digest,
         }
     source = sources.open_volumes(path, patient=patient, labelled=False)
-    pairs, bad = read_headers(source)
+    pairs, bad = importer.read_headers(source)
     facts: dict[str, Any] = {
         "path": source.where,
         "layout": source.kind,
@@ -59,15 +49,15 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
     if source.names is not None:
         facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names))
     if pairs:
-        axes = order(pair.image for pair in pairs)
+        axes = importer.order(pair.image for pair in pairs)
         grids = [volume_grid.orientation(pair.image.affine, axes) for pair in pairs]
         shapes = [[pair.image.shape[axis] for axis in grid.order] for pair, grid in zip(pairs, grids, strict=True)]
         spacings = [grid.spacing(pair.image) for pair, grid in zip(pairs, grids, strict=True)]
         facts["axes"] = f"{axes} ({PLANES[axes]} slices)"
         facts["shape"] = _spread_of(shapes, "d", "voxels")
         facts["spacing"] = _spread_of(spacings, ".4g", "mm")
-        facts["stored as"] = commonest(codes(pair.image) for pair in pairs)
-        facts["types"] = commonest(pair.image.dtype.name for pair in pairs)
+        facts["stored as"] = fingerprint.commonest(fingerprint.codes(pair.image) for pair in pairs)
+        facts["types"] = fingerprint.commonest(pair.image.dtype.name for pair in pairs)
     facts["unusable"] = len(bad)
     facts["left out"] = len(source.left_out)
     return facts
@@ -78,7 +68,7 @@ def table(path: Path | str) -> list[str]:
     if not volume_store.is_packed(Path(path)):
         return []
     data = PackedVolumes(path)
-    return describe(data.names, records_of(data), data.preparation)
+    return fingerprint.describe(data.names, importer.records_of(data), data.preparation)
 
 
 def verify(
@@ -151,11 +141,11 @@ def _verify(
             on_progress(done, total)
 
     if isinstance(own, PackedVolumes):
-        problems, named, records, odd = _verify_packed(own, step), own.names, records_of(own), []
+        problems, named, records, odd = _verify_packed(own, step), own.names, importer.records_of(own), []
     else:
-        problems, named, records = _verify_files(own, known_names(own, names), step)
+        problems, named, records = _verify_files(own, importer.known_names(own, names), step)
         odd = [f"not used: {text}" for text in own.left_out]
-    odd += oddities(named, records) if records else []
+    odd += fingerprint.oddities(named, records) if records else []
     for other in others:
         odd += _shared(records, other, step)
     return problems + [f"warning: {note}" for note in odd]
@@ -174,7 +164,7 @@ def _verify_packed(data: PackedVolumes, step: Callable[[], None]) -> list[str]:
         data.check(i)
         return [f"{data.where(i)}: {text}" for text in _inside(data, i)]
 
-    for found in in_order(attempt(look), range(len(data)), threads()):
+    for found in importer.in_order(importer.attempt(look), range(len(data)), threads()):
         problems += [str(found)] if isinstance(found, UserError) else found
         step()
     return problems
@@ -196,13 +186,13 @@ def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
 def _verify_files(
     source: VolumeSource, names: tuple[str, ...] | None, step: Callable[[], None]
 ) -> tuple[list[str], tuple[str, ...], list[Record]]:
-    pairs, problems = read_headers(source)
+    pairs, problems = importer.read_headers(source)
     for _ in problems:
         step()
     records: list[Record] = []
     if pairs:
-        how = Preparation(order(pair.image for pair in pairs))
-        for found in prepare_all(pairs, how, None if names is None else len(names)):
+        how = Preparation(importer.order(pair.image for pair in pairs))
+        for found in importer.prepare_all(pairs, how, None if names is None else len(names)):
             if isinstance(found, UserError):
                 problems.append(str(found))
             else:
@@ -210,7 +200,7 @@ def _verify_files(
             step()
     if names is None:
         try:
-            names = numbered_names(source, records)
+            names = importer.numbered_names(source, records)
         except UserError as error:
             return [*problems, str(error)], (), []
     return problems, names, [_padded(record, len(names)) for record in records]
@@ -228,7 +218,9 @@ def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step
             array, header = nifti.read_image(case.image)
             return volume_store.fingerprint(volume_grid.orientation(header.affine, "zyx").apply(array))
 
-        for case, value in zip(other.cases, in_order(attempt(look), other.cases, threads()), strict=True):
+        for case, value in zip(
+            other.cases, importer.in_order(importer.attempt(look), other.cases, threads()), strict=True
+        ):
             if not isinstance(value, UserError):  # a damaged file of the other set is that set's matter
                 prints[value] = case.id
             step()
