@@ -56,7 +56,7 @@ PHASES: dict[str, dict[str, Any]] = {
     "ending": {
         "at": [
             "trainkit.analysis.run_summary.write",
-            "trainkit.tracking.tracker.Tracker._end",
+            "trainkit.tracking.tracker.Tracker._write_end",
             "trainkit.tracking.tracker.Tracker.model",
         ]
     },
